@@ -20,7 +20,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKi
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Cap, Claim, NewStep, StepEnd
+from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, NewStep, StepEnd
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.engine.tables import metadata
@@ -114,7 +114,7 @@ async def _run_one(store: SqlStore) -> None:
     await store.register_owner(owner)
     await store.register_worker(worker)
     await store.open_session(session)
-    await store.set_caps([Cap(f"session:{session.id}", STEPS)])
+    await store.set_concurrency_limits([ConcurrencyLimit(f"session:{session.id}", STEPS)])
     task = make_task(session.id, *_layers())
     await store.create_task(task)
     claims = await _advance(store, worker.id, ())

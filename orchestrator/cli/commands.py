@@ -81,10 +81,10 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
         "doctor": CommandEntry("doctor", "Check this machine, the home and the service.", ("soong doctor --json",)),
         "worker": CommandEntry("worker", "Add a worker process to a service.", ("soong worker --slots 32",)),
         "workers": CommandEntry("workers", "List the workers and what each holds.", ("soong workers list",)),
-        "caps": CommandEntry(
+        "limits": CommandEntry(
             "limits",
             "Limit how much runs at once, by pool, model, agent definition or session.",
-            ("soong caps set pool:default 8", "soong caps list"),
+            ("soong limits set pool:default 8", "soong limits list"),
         ),
         "project": CommandEntry("project", "Mark a folder for workers that have it.", ("soong project .",)),
         "flower": CommandEntry("flower", "Open Flower on the running service."),

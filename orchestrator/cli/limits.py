@@ -1,6 +1,7 @@
-"""``soong caps``: limits on what runs at once, over all workers of the deployment (DIS-03).
+"""``soong limits``: limits on what runs at once, over all workers of the deployment (DIS-03).
 
-A cap counts live leases while its row is locked, so however many workers claim, it holds; what is beyond it waits.
+A concurrency limit counts live leases while its row is locked, so however many workers claim, it holds; what is
+beyond it waits.
 """
 
 import asyncio
@@ -10,13 +11,13 @@ import typer
 
 from soong.orchestrator.cli.console import emit, output, say
 from soong.orchestrator.cli.ids import open_store
-from soong.orchestrator.cli.workers import caps_text
-from soong.orchestrator.client.workers import cap_as_json
+from soong.orchestrator.cli.workers import limits_text
+from soong.orchestrator.client.workers import limit_as_json
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.tasks.functions import suggestion
-from soong.shared.engine.tasks.metrics import CapFigures
-from soong.shared.engine.tasks.step import CAP_KINDS, Cap
+from soong.shared.engine.tasks.metrics import LimitUsage
+from soong.shared.engine.tasks.step import LIMIT_KINDS, ConcurrencyLimit
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,11 +32,15 @@ def _group() -> None:
 @app.command("list")
 def list_command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
     """List the limits and how far each is used; of sessions, those of sessions with open tasks."""
-    caps = asyncio.run(_caps(load_settings()))
+    concurrency_limits = asyncio.run(_concurrency_limits(load_settings()))
     if is_json:
-        emit({"caps": [cap_as_json(cap) for cap in caps]})
+        emit({"limits": [limit_as_json(bound) for bound in concurrency_limits]})
     else:
-        output(caps_text(caps) if caps else "nothing is limited; `soong caps set pool:default 8` limits a pool")
+        output(
+            limits_text(concurrency_limits)
+            if concurrency_limits
+            else "nothing is limited; `soong limits set pool:default 8` limits a pool"
+        )
 
 
 @app.command("set")
@@ -44,44 +49,44 @@ def set_command(
     limit: int = typer.Argument(..., min=1, help="Most steps of it that are held at once."),
 ) -> None:
     """Set a limit, or change it. What runs beyond it already ends; the next claims keep to it."""
-    asyncio.run(_set(load_settings(), Cap(checked_scope(scope), limit)))
+    asyncio.run(_set(load_settings(), ConcurrencyLimit(checked_scope(scope), limit)))
     say(f"at most {limit} steps of {scope} at once")
 
 
 @app.command()
 def remove(scope: str = typer.Argument(..., help=SCOPE_HELP)) -> None:
     """Remove a limit."""
-    asyncio.run(_set(load_settings(), Cap(checked_scope(scope), 0)))
+    asyncio.run(_set(load_settings(), ConcurrencyLimit(checked_scope(scope), 0)))
     say(f"{scope} is not limited")
 
 
 def checked_scope(text: str) -> str:
     """Return a scope as it is stored. Raises: UsageError."""
     kind, separator, name = text.partition(":")
-    if kind not in CAP_KINDS or not separator or not name.strip():
-        remedy = suggestion(kind, frozenset(CAP_KINDS)) if kind not in CAP_KINDS else f"name one: {kind}:NAME"
-        raise UsageError(f"{text!r} is no scope of a cap; {remedy}; a scope is {SCOPE_HELP}")
+    if kind not in LIMIT_KINDS or not separator or not name.strip():
+        remedy = suggestion(kind, frozenset(LIMIT_KINDS)) if kind not in LIMIT_KINDS else f"name one: {kind}:NAME"
+        raise UsageError(f"{text!r} is no scope of a concurrency limit; {remedy}; a scope is {SCOPE_HELP}")
     return f"{kind}:{name.strip()}"
 
 
-async def _set(settings: Settings, cap: Cap) -> None:
+async def _set(settings: Settings, bound: ConcurrencyLimit) -> None:
     store = await open_store(settings)
     try:
-        kind, _, name = cap.scope.partition(":")
-        if kind == "session" and cap.limit:
+        kind, _, name = bound.scope.partition(":")
+        if kind == "session" and bound.limit:
             await store.session(name)  # a limit of a session that is none would wait for nobody
-        await store.set_caps([cap])
+        await store.set_concurrency_limits([bound])
     finally:
         await store.close()
 
 
-async def _caps(settings: Settings) -> Sequence[CapFigures]:
+async def _concurrency_limits(settings: Settings) -> Sequence[LimitUsage]:
     from soong.orchestrator.client.bootstrap import open_figures
 
     store = await open_store(settings)
     figures = open_figures(settings)
     try:
-        return await figures.caps()
+        return await figures.concurrency_limits()
     finally:
         await figures.close()
         await store.close()

@@ -12,7 +12,7 @@ from soong.orchestrator.client.workers import WorkersView, WorkerView, list_work
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.metrics import CapFigures
+from soong.shared.engine.tasks.metrics import LimitUsage
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -62,8 +62,8 @@ def text_of(view: WorkersView) -> str:
         for held in one.holds
     ]
     runs = [table(("run", "step", "title", "worker"), held)] if held else []
-    caps = [caps_text(view.caps)] if view.caps else []
-    return "\n\n".join([workers, *([pools] if view.pools else []), *caps, *runs, *_parked(view.parked)])
+    concurrency_limits = [limits_text(view.concurrency_limits)] if view.concurrency_limits else []
+    return "\n\n".join([workers, *([pools] if view.pools else []), *concurrency_limits, *runs, *_parked(view.parked)])
 
 
 def _parked(number: int) -> list[str]:
@@ -73,9 +73,9 @@ def _parked(number: int) -> list[str]:
     return [f"{runs} no slot while waiting for consent; see `soong approvals list`"]
 
 
-def caps_text(caps: Sequence[CapFigures]) -> str:
+def limits_text(concurrency_limits: Sequence[LimitUsage]) -> str:
     """Return the limits and how far each is used."""
-    return table(("cap", "used"), [(cap.scope, f"{cap.used}/{cap.limit}") for cap in caps])
+    return table(("limit", "used"), [(bound.scope, f"{bound.used}/{bound.limit}") for bound in concurrency_limits])
 
 
 def _row(one: WorkerView) -> tuple[str, ...]:

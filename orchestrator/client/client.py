@@ -20,7 +20,7 @@ from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import COMMAND_LIMIT_S, TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import ClaimMode, NewTask, Step, Task, session_cap
+from soong.shared.engine.tasks.step import ClaimMode, NewTask, Step, Task, session_limit
 from soong.shared.engine.tasks.totals import check_total
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.request import PermissionCallback, PermissionRequest
@@ -101,7 +101,7 @@ class Client:
         await self.store.open_session(session)
         limit = max_concurrent or self.settings.max_concurrent_children_per_session
         if limit:
-            await self.store.set_caps([session_cap(session.id, limit)])
+            await self.store.set_concurrency_limits([session_limit(session.id, limit)])
         await self.store.create_task(task)
 
     def attach(

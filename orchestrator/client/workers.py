@@ -10,7 +10,7 @@ from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.engine.tasks.metrics import CapFigures, FigureSource, WorkerLoad
+from soong.shared.engine.tasks.metrics import FigureSource, LimitUsage, WorkerLoad
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, labels
 from soong.shared.engine.wire.jobs import queue_of
@@ -88,7 +88,7 @@ class PoolView:
 class WorkersView:
     workers: tuple[WorkerView, ...]
     pools: tuple[PoolView, ...]
-    caps: tuple[CapFigures, ...] = ()
+    concurrency_limits: tuple[LimitUsage, ...] = ()
     parked: int = 0
     """Runs that wait for consent and hold no slot."""
 
@@ -96,19 +96,20 @@ class WorkersView:
         return {
             "workers": [worker.as_json() for worker in self.workers],
             "pools": [pool.as_json() for pool in self.pools],
-            "caps": [cap_as_json(cap) for cap in self.caps],
+            "limits": [limit_as_json(bound) for bound in self.concurrency_limits],
             "parked": self.parked,
         }
 
 
-def cap_as_json(cap: CapFigures) -> JsonObject:
-    return {"scope": cap.scope, "limit": cap.limit, "used": cap.used}
+def limit_as_json(bound: LimitUsage) -> JsonObject:
+    return {"scope": bound.scope, "limit": bound.limit, "used": bound.used}
 
 
 async def list_workers(tasks: TaskStore, sessions: SessionStore, figures: FigureSource) -> WorkersView:
     """Return the workers that are not gone and the pools that they serve or that something waits in.
 
-    ``waiting`` counts what could be claimed within the caps, as the dispatcher does. Raises: UnavailableError.
+    ``waiting`` counts what could be claimed within the concurrency limits, as the dispatcher does. Raises:
+    UnavailableError.
     """
     workers = await sessions.workers()
     held: dict[str, list[WorkerLoad]] = {}
@@ -119,7 +120,7 @@ async def list_workers(tasks: TaskStore, sessions: SessionStore, figures: Figure
     return WorkersView(
         tuple(WorkerView(worker, tuple(held.get(worker.id, ()))) for worker in workers),
         tuple(PoolView(pool, waiting.get(pool, 0), free_slots(workers, pool)) for pool in pools),
-        tuple(await figures.caps()),
+        tuple(await figures.concurrency_limits()),
         await figures.parked(),
     )
 

@@ -12,7 +12,7 @@ from fastapi import Request
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.http.authentication import Authenticator, Caller
-from soong.orchestrator.http.edge import CALLER, ConcurrencyLimit
+from soong.orchestrator.http.edge import CALLER, RequestLimiter
 from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.responder_leases import ResponderLeases
@@ -38,16 +38,16 @@ class Api:
     authenticator: Authenticator = field(init=False)
     subscriptions: SubscriptionPool = field(init=False)
     attending: ResponderLeases = field(init=False)
-    requests: ConcurrencyLimit = field(init=False)
-    streams: ConcurrencyLimit = field(init=False)
+    requests: RequestLimiter = field(init=False)
+    streams: RequestLimiter = field(init=False)
     large_plans: asyncio.Semaphore = field(init=False)
     _catalogue: "asyncio.Task[Catalogue] | None" = None
     _looked_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.authenticator = Authenticator(self.client.store, self.client.clock)
-        self.requests = ConcurrencyLimit(self.limits.requests, self.limits.requests)
-        self.streams = ConcurrencyLimit(self.limits.streams, self.limits.streams_each)
+        self.requests = RequestLimiter(self.limits.requests, self.limits.requests)
+        self.streams = RequestLimiter(self.limits.streams, self.limits.streams_each)
         self.large_plans = asyncio.Semaphore(self.limits.large_plans)
         self.subscriptions = SubscriptionPool(self.client.subscriber)
         self.attending = ResponderLeases(self.client)

@@ -49,7 +49,7 @@ HEADERS: Final = (
 
 
 @dataclass(slots=True)
-class ConcurrencyLimit:
+class RequestLimiter:
     """How much is held at once. What finds no room is told so at once: nothing waits in line unseen."""
 
     most: int
@@ -80,7 +80,7 @@ class EdgeMiddleware:
     authenticator: Authenticator
     peers: Peers
     limits: Limits
-    room: ConcurrencyLimit
+    room: RequestLimiter
     underway: set[asyncio.Timeout] = field(default_factory=set)
     ends_s: float | None = None
     """When what is under way ends, on the loop's clock; None while the server serves."""

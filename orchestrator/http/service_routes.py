@@ -23,7 +23,7 @@ class WorkersSchema(Schema):
 
     workers: list[AnyObject]
     pools: list[AnyObject]
-    caps: list[AnyObject]
+    limits: list[AnyObject]
     parked: int = Field(description="Runs that wait for consent and hold no slot.")
 
 

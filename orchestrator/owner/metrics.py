@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from soong.orchestrator.client.workers import free_slots
 from soong.shared.core.clock import Clock
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.metrics import CapFigures, FigureSource, Metrics, PoolFigures
+from soong.shared.engine.tasks.metrics import FigureSource, LimitUsage, Metrics, PoolFigures
 from soong.shared.storage.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -21,14 +21,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look. ``claimable`` is by pool what the caps leave of the ready steps: what more workers could take."""
+    """One look. ``claimable`` is by pool what the concurrency limits leave of the ready steps: what more workers
+    could take.
+    """
 
     figures: Metrics
     workers: Sequence[Worker]
     claimable: Mapping[str, int]
     owners: int
     now_us: int
-    caps: Sequence[CapFigures] = ()
+    concurrency_limits: Sequence[LimitUsage] = ()
 
     @property
     def pools(self) -> Sequence[str]:
@@ -47,8 +49,10 @@ async def collect(store: Store, source: FigureSource, clock: Clock) -> Snapshot:
     workers = await store.workers()
     claimable = (await store.backlog()).ready
     # Those of sessions come and go; a time series of each would outlive them all.
-    caps = [cap for cap in await source.caps() if not cap.scope.startswith("session:")]
-    return Snapshot(figures, workers, claimable, len(await store.owners()), clock.now_us(), caps)
+    concurrency_limits = [
+        bound for bound in await source.concurrency_limits() if not bound.scope.startswith("session:")
+    ]
+    return Snapshot(figures, workers, claimable, len(await store.owners()), clock.now_us(), concurrency_limits)
 
 
 def text(snapshot: Snapshot) -> bytes:
@@ -64,7 +68,7 @@ class _SnapshotCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from _pools(self.snapshot)
-        yield from _caps(self.snapshot)
+        yield from _concurrency_limits(self.snapshot)
         yield from _processes(self.snapshot)
         yield from _rows(self.snapshot)
 
@@ -72,7 +76,9 @@ class _SnapshotCollector(Collector):
 def _pools(snapshot: Snapshot) -> Iterator[Metric]:
     ready = GaugeMetricFamily("soong_steps_ready", "Steps that wait for a slot.", labels=["pool"])
     claimable = GaugeMetricFamily(
-        "soong_steps_claimable", "Ready steps that no cap holds back: what more slots would take.", labels=["pool"]
+        "soong_steps_claimable",
+        "Ready steps that no concurrency limit holds back: what more slots would take.",
+        labels=["pool"],
     )
     oldest = GaugeMetricFamily(
         "soong_steps_oldest_wait_seconds", "For how long the next step in line has waited.", labels=["pool"]
@@ -93,12 +99,16 @@ def _pools(snapshot: Snapshot) -> Iterator[Metric]:
     yield from (ready, claimable, oldest, pulled, running, slots)
 
 
-def _caps(snapshot: Snapshot) -> Iterator[Metric]:
-    limit = GaugeMetricFamily("soong_cap_limit", "Most steps of a scope that may be held at once.", labels=["scope"])
-    used = GaugeMetricFamily("soong_cap_used", "Steps of a capped scope that workers hold.", labels=["scope"])
-    for cap in snapshot.caps:
-        limit.add_metric([cap.scope], cap.limit)
-        used.add_metric([cap.scope], cap.used)
+def _concurrency_limits(snapshot: Snapshot) -> Iterator[Metric]:
+    limit = GaugeMetricFamily(
+        "soong_concurrency_limit_slots", "Most steps of a scope that may be held at once.", labels=["scope"]
+    )
+    used = GaugeMetricFamily(
+        "soong_concurrency_limit_used", "Steps of a limited scope that workers hold.", labels=["scope"]
+    )
+    for bound in snapshot.concurrency_limits:
+        limit.add_metric([bound.scope], bound.limit)
+        used.add_metric([bound.scope], bound.used)
     yield from (limit, used)
 
 

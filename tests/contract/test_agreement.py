@@ -34,8 +34,8 @@ from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
     Advance,
-    Cap,
     Claim,
+    ConcurrencyLimit,
     FailurePolicy,
     Interrupt,
     NewStep,
@@ -96,7 +96,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.claims: list[tuple[str, Claim]] = []
         self.both(lambda store: store.register_owner(make_owner("own_1")))
         self.both(lambda store: store.open_session(session))
-        self.both(lambda store: store.set_caps([Cap("definition:capped", 2)]))
+        self.both(lambda store: store.set_concurrency_limits([ConcurrencyLimit("definition:limited", 2)]))
 
     def teardown(self) -> None:
         try:
@@ -341,14 +341,14 @@ def _one(choices: Sequence[T], which: int) -> T:
 
 
 def _steps(plan: Plan, prefix: str = "s") -> list[NewStep]:
-    """Return steps that depend on earlier ones only; every third counts in a cap."""
+    """Return steps that depend on earlier ones only; every third counts in a concurrency limit."""
     steps = []
     for number, (kind, needed, priority) in enumerate(plan):
         depends_on = [f"{prefix}{parent}" for parent in sorted(needed) if parent < number]
         if kind is StepKind.MAP:
             steps.append(make_map(f"{prefix}{number}", depends_on=depends_on))
         else:
-            definition = "capped" if number % 3 == 0 else ""
+            definition = "limited" if number % 3 == 0 else ""
             name = f"{prefix}{number}"
             steps.append(make_step(name, depends_on=depends_on, priority=priority, definition=definition))
     return steps

@@ -7,7 +7,7 @@ import pytest
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Cap, Outcome, StepResult, WaitingSteps
+from soong.shared.engine.tasks.step import ConcurrencyLimit, Outcome, StepResult, WaitingSteps
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness, completed, step_ids
@@ -213,8 +213,8 @@ async def test_backlog_says_whom_the_waiting_steps_need(scene: ContractHarness) 
 
 
 @pytest.mark.spec("DIS-03")
-async def test_backlog_counts_no_more_than_the_caps_let_through(scene: ContractHarness) -> None:
-    await scene.store.set_caps([Cap("definition:x", 2)])
+async def test_backlog_counts_no_more_than_the_limits_let_through(scene: ContractHarness) -> None:
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("definition:x", 2)])
     await scene.task(*(make_step(f"x{number}", definition="x") for number in range(4)), "free")
     await scene.claim_one()
 

@@ -1,4 +1,6 @@
-"""A run takes a further step of its task beside its own: exclusive, leased, fenced, under the caps (DAG-03, CARD-2)."""
+"""A run takes a further step of its task beside its own: exclusive, leased, fenced, under the concurrency limits
+(DAG-03, CARD-2).
+"""
 
 import asyncio
 
@@ -11,7 +13,7 @@ from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.additional_claims import Refusal
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Cap, Claim, FailurePolicy, Interrupt
+from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, FailurePolicy, Interrupt
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pulled, puller, refused, taken, work
@@ -236,29 +238,29 @@ async def test_a_run_that_is_to_stop_and_one_of_a_worker_that_drains_get_nothing
 
 @pytest.mark.parametrize("kind", ["definition", "model", "pool"])
 @pytest.mark.spec("DIS-03", "DAG-03.e")
-async def test_a_cap_holds_for_further_claims(scene: ContractHarness, kind: str) -> None:
+async def test_a_limit_holds_for_further_claims(scene: ContractHarness, kind: str) -> None:
     own = await scene.start(work("own"), pulled("more", definition="x", model="x", pool="wide"))
     name = "wide" if kind == "pool" else "x"
     other = await scene.start(work("holder", definition="x", model="x", pool="default"))
-    await scene.store.set_caps([Cap(f"{kind}:{name}", 1)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 1)])
     if kind == "pool":
         await scene.task(work("filler", pool="wide"))
         await scene.advance(claim=1, pools=("wide",))
 
-    assert await refused(scene, own, "more", pools=("default", "wide")) is Refusal.CAP
+    assert await refused(scene, own, "more", pools=("default", "wide")) is Refusal.CONCURRENCY_LIMIT
 
-    await scene.store.set_caps([Cap(f"{kind}:{name}", 9)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 9)])
     assert isinstance(await further(scene, own, "more", pools=("wide",)), Claim)
     assert other.fence == 1
 
 
 @pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
 @pytest.mark.spec("DIS-03")
-async def test_a_run_that_fills_a_cap_by_itself_may_still_take_steps_under_it(
+async def test_a_run_that_fills_a_limit_by_itself_may_still_take_steps_under_it(
     scene: ContractHarness, kind: str
 ) -> None:
     name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
-    await scene.store.set_caps([Cap(f"{kind}:{name}", 1)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 1)])
     shared = {"definition": "x", "model": "x"}
     own = await scene.start(work("own", priority=1, **shared), pulled("more", **shared), work("third", **shared))
 
@@ -269,8 +271,8 @@ async def test_a_run_that_fills_a_cap_by_itself_may_still_take_steps_under_it(
 
 
 @pytest.mark.spec("DIS-03", "CARD-2")
-async def test_a_further_claim_counts_in_the_caps_of_others(scene: ContractHarness) -> None:
-    await scene.store.set_caps([Cap("model:x", 1)])
+async def test_a_further_claim_counts_in_the_limits_of_others(scene: ContractHarness) -> None:
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("model:x", 1)])
     own = await scene.start(work("own", priority=1), pulled("more", model="x"), work("third", model="x"))
     claim = await taken(scene, own, "more")
 
@@ -280,12 +282,14 @@ async def test_a_further_claim_counts_in_the_caps_of_others(scene: ContractHarne
 
 
 @pytest.mark.spec("DIS-03", "CARD-2")
-async def test_runs_that_ask_at_one_moment_fill_a_cap_exactly(scene: ContractHarness, open_another: OpenStore) -> None:
+async def test_runs_that_ask_at_one_moment_fill_a_limit_exactly(
+    scene: ContractHarness, open_another: OpenStore
+) -> None:
     await scene.task(
         *(work(f"w{number}", priority=1) for number in range(12)), *(pulled(f"p{n}", model="x") for n in range(12))
     )
     holders = await scene.claim(12)
-    await scene.store.set_caps([Cap("model:x", 5)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("model:x", 5)])
     stores: list[Store] = [await open_another() for _ in range(4)]
 
     answers = await asyncio.gather(
@@ -293,7 +297,7 @@ async def test_runs_that_ask_at_one_moment_fill_a_cap_exactly(scene: ContractHar
     )
 
     assert sum(isinstance(answer, Claim) for answer in answers) == 5
-    assert {answer.reason for answer in answers if not isinstance(answer, Claim)} == {Refusal.CAP}
+    assert {answer.reason for answer in answers if not isinstance(answer, Claim)} == {Refusal.CONCURRENCY_LIMIT}
 
 
 @pytest.mark.spec("DIS-10")

@@ -142,7 +142,7 @@ async def test_parking_twice_is_parking_once(scene: ContractHarness) -> None:
 
 
 @pytest.mark.spec("PER-13")
-async def test_cap_of_parked_runs_keeps_the_slots_of_those_beyond_it(scene: ContractHarness) -> None:
+async def test_limit_of_parked_runs_keeps_the_slots_of_those_beyond_it(scene: ContractHarness) -> None:
     await scene.task("a", "b", "c")
     claims = await scene.claim()
     asked = [await ask(scene, claim) for claim in claims]
@@ -154,14 +154,14 @@ async def test_cap_of_parked_runs_keeps_the_slots_of_those_beyond_it(scene: Cont
     assert await park(scene, claims[2], asked[2], max_parked=2)
 
 
-async def test_cap_of_none_parks_nothing(scene: ContractHarness) -> None:
+async def test_limit_of_none_parks_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     assert not await park(scene, claim, await ask(scene, claim), max_parked=0)
 
 
 @pytest.mark.spec("PER-13")
-async def test_cap_holds_when_all_park_at_once(scene: ContractHarness, open_another: OpenStore) -> None:
+async def test_limit_holds_when_all_park_at_once(scene: ContractHarness, open_another: OpenStore) -> None:
     await scene.task(*(f"s{number}" for number in range(6)))
     claims = await scene.claim()
     asked = [await ask(scene, claim) for claim in claims]
@@ -177,7 +177,7 @@ async def test_cap_holds_when_all_park_at_once(scene: ContractHarness, open_anot
     assert sum(outcomes) == 2
 
 
-async def test_cap_counts_one_session_only(scene: ContractHarness) -> None:
+async def test_limit_counts_one_session_only(scene: ContractHarness) -> None:
     await parked(scene)
     other = await scene.another_session()
     await scene.task("a", own=other)

@@ -27,7 +27,7 @@ from soong.orchestrator.client.workers import list_workers
 from soong.orchestrator.owner.metrics import collect
 from soong.orchestrator.owner.metrics import text as metrics_text
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.step import Cap
+from soong.shared.engine.tasks.step import ConcurrencyLimit
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.sql.claims.claiming import LANES, LIVE_LEASES
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
@@ -45,7 +45,7 @@ FIGURES = (
     *(LANES, LIVE_LEASES, sql_figures.NEXT_IN_LINE, sql_figures.QUESTIONS, sql_figures.LOST_LEASES),
     sql_figures.BESIDE,
 )
-WATCHED = (*FIGURES, sql_figures.HOLDINGS, sql_figures.SHOWN_CAPS)
+WATCHED = (*FIGURES, sql_figures.HOLDINGS, sql_figures.SHOWN_LIMITS)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -138,8 +138,10 @@ async def test_steps_to_pull_call_for_no_more_workers_and_take_no_slot(
     assert after["soong_steps_oldest_wait_seconds{default}"] == 0
 
 
-async def test_steps_that_a_cap_holds_back_call_for_no_more_workers(scene: ContractHarness, source: SqlFigures) -> None:
-    await scene.store.set_caps([Cap("pool:default", 2)])
+async def test_steps_that_a_limit_holds_back_call_for_no_more_workers(
+    scene: ContractHarness, source: SqlFigures
+) -> None:
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 2)])
     await scene.task(*(make_step(f"s{number}") for number in range(5)))
 
     seen = await watched(scene, source)
@@ -148,24 +150,33 @@ async def test_steps_that_a_cap_holds_back_call_for_no_more_workers(scene: Contr
 
 
 @pytest.mark.spec("DIS-03")
-async def test_a_cap_is_shown_with_how_far_it_is_used(scene: ContractHarness, source: SqlFigures) -> None:
+async def test_a_limit_is_shown_with_how_far_it_is_used(scene: ContractHarness, source: SqlFigures) -> None:
     of_session = f"session:{scene.own.session_id}"
     idle = await open_session(scene.store)
-    caps = [Cap("pool:default", 2), Cap("model:x", 5), Cap(of_session, 9), Cap(f"session:{idle.session_id}", 1)]
-    await scene.store.set_caps(caps)
+    concurrency_limits = [
+        ConcurrencyLimit("pool:default", 2),
+        ConcurrencyLimit("model:x", 5),
+        ConcurrencyLimit(of_session, 9),
+        ConcurrencyLimit(f"session:{idle.session_id}", 1),
+    ]
+    await scene.store.set_concurrency_limits(concurrency_limits)
     await scene.task("a", make_step("b", model="x"), "c")
     await scene.claim()
 
-    shown = await source.caps()
+    shown = await source.concurrency_limits()
     figures = await watched(scene, source)
     listed = text_of(await list_workers(scene.store, scene.store, source))
 
-    assert [(cap.scope, cap.used, cap.limit) for cap in shown] == [
+    assert [(bound.scope, bound.used, bound.limit) for bound in shown] == [
         ("model:x", 1, 5),
         ("pool:default", 2, 2),
         (of_session, 2, 9),
     ]
-    assert figures["soong_cap_limit{pool:default}"] == figures["soong_cap_used{pool:default}"] == 2
+    assert (
+        figures["soong_concurrency_limit_slots{pool:default}"]
+        == figures["soong_concurrency_limit_used{pool:default}"]
+        == 2
+    )
     assert not any("session:" in name for name in figures)
     assert "pool:default" in listed
 

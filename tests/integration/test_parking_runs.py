@@ -128,7 +128,7 @@ async def _has_parked(site: Site, times: int) -> bool:
 
 
 @pytest.mark.spec("PER-13")
-async def test_beyond_the_cap_a_run_keeps_its_slot_until_there_is_room(open_here: OpenSite) -> None:
+async def test_beyond_the_limit_a_run_keeps_its_slot_until_there_is_room(open_here: OpenSite) -> None:
     async with open_here(max_parked=1) as site:
         await site.submit(asking("one"), asking("two"))
         await site.start_worker(2)
@@ -151,7 +151,7 @@ async def _is_blocked(site: Site, step_key: str) -> bool:
     return (await site.store.step(step_key)).status is BLOCKED
 
 
-async def test_a_cap_of_none_keeps_every_slot(open_here: OpenSite) -> None:
+async def test_a_limit_of_none_keeps_every_slot(open_here: OpenSite) -> None:
     async with open_here(max_parked=0) as site:
         await site.submit(asking())
         await site.start_worker()

@@ -80,14 +80,14 @@ def urls(role_urls: RoleUrls) -> RoleUrls:
 
 @pytest.fixture
 async def at_work(urls: RoleUrls) -> AsyncIterator[RoleUrls]:
-    """A deployment in which a worker holds one step, and a cap stands."""
+    """A deployment in which a worker holds one step, and a concurrency limit stands."""
     store = SplitStore(
         await open_store(urls.worker, credential=CREDENTIAL), await open_store(urls.orchestrator)
     ).as_store()
     session, worker_id = await begin(store)  # type: ignore[arg-type]  # any store will do
     await claim_one(store, session, worker_id)  # type: ignore[arg-type]  # as above
     with psycopg.connect(plain(urls.admin), autocommit=True) as admin:
-        admin.execute("INSERT INTO caps (scope, cap) VALUES ('pool:default', 3)")
+        admin.execute("INSERT INTO concurrency_limits (scope, slots) VALUES ('pool:default', 3)")
         admin.execute(
             "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, body)"
             " SELECT 'req_1', id, session_id, 'call_1', '{}' FROM runs WHERE worker_id <> '' LIMIT 1"
@@ -187,8 +187,8 @@ FORBIDDEN = {
     "draw an edge": "INSERT INTO edges (child_key, parent_key) VALUES ('a', 'b')",
     "end a task": "UPDATE tasks SET status = 'completed'",
     "command an owner": "INSERT INTO commands (id, session_id, kind) VALUES ('cmd_x', 's', 'cancel')",
-    "lift a cap": "UPDATE caps SET cap = 1000",
-    "set a cap": "INSERT INTO caps (scope, cap) VALUES ('pool:x', 1)",
+    "lift a concurrency limit": "UPDATE concurrency_limits SET slots = 1000",
+    "set a concurrency limit": "INSERT INTO concurrency_limits (scope, slots) VALUES ('pool:x', 1)",
     "be an owner": "INSERT INTO owners (id) VALUES ('own_x')",
     "read who listens": "SELECT * FROM responders",
     "rewrite the log": "UPDATE events SET data = '{}'",
@@ -202,7 +202,7 @@ FORBIDDEN = {
     "change the schema's version": "UPDATE alembic_version SET version_num = '9999'",
     "make a table": "CREATE TABLE mine (x int)",
     "empty a table": "TRUNCATE consumptions",
-    "take the row checks away": "ALTER TABLE caps DISABLE ROW LEVEL SECURITY",
+    "take the row checks away": "ALTER TABLE concurrency_limits DISABLE ROW LEVEL SECURITY",
     "become the owner": f"SET ROLE {OWNER}",
     "become the orchestrator": f"SET ROLE {ORCHESTRATOR}",
     "read the server's files": "SELECT pg_read_file('/etc/passwd')",

@@ -20,9 +20,9 @@ from tests.integration.sql_stores import begin, claim_one, opened
 from tests.model.builders import make_worker
 from tests.model.clock import START_US
 
-ADD_CAP = Statement("add cap", "INSERT INTO caps (scope, cap) VALUES (:scope, 1)")
-BREAK = Statement("break", "INSERT INTO caps (scope, cap) VALUES (:scope, -1)")
-SCOPES = Statement("scopes", "SELECT scope FROM caps ORDER BY scope")
+ADD_LIMIT = Statement("add concurrency limit", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, 1)")
+BREAK = Statement("break", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, -1)")
+SCOPES = Statement("scopes", "SELECT scope FROM concurrency_limits ORDER BY scope")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -41,7 +41,7 @@ async def store(url: str) -> AsyncIterator[SqlStore]:
 
 def add(scope: str) -> Callable[[Transaction], str]:
     def write(tx: Transaction) -> str:
-        tx.count(ADD_CAP, scope=scope)
+        tx.count(ADD_LIMIT, scope=scope)
         return scope
 
     return write
@@ -49,7 +49,7 @@ def add(scope: str) -> Callable[[Transaction], str]:
 
 def add_and_fail(scope: str, error: Exception) -> Callable[[Transaction], None]:
     def write(tx: Transaction) -> None:
-        tx.count(ADD_CAP, scope=scope)
+        tx.count(ADD_LIMIT, scope=scope)
         raise error
 
     return write
@@ -206,10 +206,10 @@ async def test_a_connection_cut_in_the_middle_of_work_leaves_no_half(postgres_ur
         tries = []
 
         def cut_in_the_middle(tx: Transaction) -> None:
-            tries.append(tx.count(ADD_CAP, scope="a"))
+            tries.append(tx.count(ADD_LIMIT, scope="a"))
             if len(tries) == 1:
                 _cut_all(postgres_url)
-            tx.count(ADD_CAP, scope="b")
+            tx.count(ADD_LIMIT, scope="b")
 
         await store._database.write(cut_in_the_middle)
 
@@ -236,7 +236,7 @@ async def test_two_that_wait_for_each_other_both_get_through(postgres_url: str) 
     async with opened(postgres_url) as one, opened(postgres_url) as two:
         await one._database.write(add("a"))
         await one._database.write(add("b"))
-        lock = Statement("lock", "UPDATE caps SET cap = cap + 1 WHERE scope = :scope")
+        lock = Statement("lock", "UPDATE concurrency_limits SET slots = slots + 1 WHERE scope = :scope")
         meeting = threading.Barrier(2)
 
         def crosswise(first: str, second: str) -> Callable[[Transaction], None]:
@@ -252,8 +252,8 @@ async def test_two_that_wait_for_each_other_both_get_through(postgres_url: str) 
 
         await asyncio.gather(one._database.write(crosswise("a", "b")), two._database.write(crosswise("b", "a")))
 
-        caps = Statement("caps", "SELECT cap FROM caps ORDER BY scope")
-        assert await one._database.read(lambda tx: tx.rows(caps)) == [(3,), (3,)]
+        concurrency_limits = Statement("limits", "SELECT slots FROM concurrency_limits ORDER BY scope")
+        assert await one._database.read(lambda tx: tx.rows(concurrency_limits)) == [(3,), (3,)]
 
 
 async def test_what_is_not_there_is_named(store: SqlStore) -> None:

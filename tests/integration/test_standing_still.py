@@ -24,7 +24,7 @@ import asyncio, signal, sys, threading
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.store import open_store
 
-ADD = Statement("add a cap of one", "INSERT INTO caps (scope, cap) VALUES (:scope, 1)")
+ADD = Statement("add a slots of one", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, 1)")
 lives = []
 
 def write(tx):
@@ -43,10 +43,10 @@ async def main(url):
 asyncio.run(main(sys.argv[1]))
 """
 TAKE = Statement(
-    "set a cap of two",
-    "INSERT INTO caps (scope, cap) VALUES (:scope, 2) ON CONFLICT (scope) DO UPDATE SET cap = 2",
+    "set a concurrency limit of two",
+    "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, 2) ON CONFLICT (scope) DO UPDATE SET slots = 2",
 )
-CAPS = Statement("all caps", "SELECT scope, cap FROM caps ORDER BY scope")
+LIMITS = Statement("all concurrency limits", "SELECT scope, slots FROM concurrency_limits ORDER BY scope")
 
 
 async def test_sqlite_says_which_process_holds_it_and_goes_on_after_it(tmp_path: Path) -> None:
@@ -59,14 +59,18 @@ async def test_sqlite_says_which_process_holds_it_and_goes_on_after_it(tmp_path:
             assert f"process {process.pid} holds the database" in str(caught.value)
             assert f"it is stopped: let it go on (kill -CONT {process.pid}" in str(caught.value)
             async with asyncio.timeout(10), opened(url, migrate=False) as other:  # reading needs no lock
-                assert await _caps(other) == []
+                assert await _concurrency_limits(other) == []
 
             process.send_signal(signal.SIGCONT)
             assert process.communicate(timeout=20)[0] == "1\n"
 
         store._database.patience_s = 30
         await _take(store, "c")
-        assert dict(await _caps(store)) == {"a": 1, "b": 2, "c": 2}  # b: told as not known, and done after all
+        assert dict(await _concurrency_limits(store)) == {
+            "a": 1,
+            "b": 2,
+            "c": 2,
+        }  # b: told as not known, and done after all
 
 
 async def test_whoever_comes_after_somebody_has_waited_in_vain_is_told_at_once(tmp_path: Path) -> None:
@@ -101,7 +105,7 @@ async def test_sqlite_is_free_when_the_one_that_stands_still_is_ended(tmp_path: 
             process.kill()
             await _take(store, "b")
 
-        assert await _caps(store) == [("b", 2)]
+        assert await _concurrency_limits(store) == [("b", 2)]
 
 
 async def test_closing_does_not_wait_for_ever_for_a_process_that_stands_still(tmp_path: Path) -> None:
@@ -123,11 +127,11 @@ async def test_postgres_takes_its_rows_from_it_before_a_lease_has_ended(postgres
             await _take(store, "a")  # the very row that it has written and not committed
 
             assert time.monotonic() - since < 20
-            assert await _caps(store) == [("a", 2)]
+            assert await _concurrency_limits(store) == [("a", 2)]
             process.send_signal(signal.SIGCONT)
             assert process.wait(20) != 0  # it did the same again, and found the row of another
 
-        assert await _caps(store) == [("a", 2)]
+        assert await _concurrency_limits(store) == [("a", 2)]
 
 
 async def test_what_postgres_took_back_is_done_again(postgres_url: str) -> None:
@@ -144,7 +148,7 @@ async def test_what_postgres_took_back_is_done_again(postgres_url: str) -> None:
         await store._database.write(still_twice)
 
         assert len(lives) == 3
-        assert await _caps(store) == [("a", 2)]
+        assert await _concurrency_limits(store) == [("a", 2)]
 
 
 @contextmanager
@@ -169,5 +173,5 @@ async def _take(store: SqlStore, scope: str) -> None:
     await store._database.write(write)
 
 
-async def _caps(store: SqlStore) -> list[tuple[str, int]]:
-    return [(row[0], row[1]) for row in await store._database.read(lambda tx: tx.rows(CAPS))]
+async def _concurrency_limits(store: SqlStore) -> list[tuple[str, int]]:
+    return [(row[0], row[1]) for row in await store._database.read(lambda tx: tx.rows(LIMITS))]

@@ -77,7 +77,7 @@ def no_escape(commands: Commands, result: ToolResult) -> None:
     assert not any(escape in text_of(result) for escape in ("]52;", "]8;;", "[31m"))
 
 
-def capped(commands: Commands, result: ToolResult) -> None:
+def limited(commands: Commands, result: ToolResult) -> None:
     assert len(text_of(result)) <= 12_000
     assert sum(map(len, commands.bench.artifacts.stored)) < 8 * MB
 
@@ -142,13 +142,13 @@ ROWS = (
     ), expected="ok", check=says("PATH=")),
     Row("row-40-setsid", **script(LIVING_ON), expected="ok", check=everybody_is_gone),
     Row("row-40-fork-bomb", **python(BOMB), expected="timeout", check=everybody_is_gone, more=SHORT),
-    Row("row-40-yes", ["yes"], "timeout", capped, SHORT),
+    Row("row-40-yes", ["yes"], "timeout", limited, SHORT),
     Row("row-40-closed-output", **script(DEAF), expected="timeout", check=everybody_is_gone, more=SHORT),
     Row("row-41-stdin", ["cat"], "ok", says("no output")),
     Row("row-41-tty", **script("read word < /dev/tty || echo no terminal"), expected="ok", check=says("no terminal")),
     Row("row-41-password", **python("import getpass, sys\ntry: getpass.getpass()\nexcept EOFError: sys.exit(7)"),
         expected="execution_failed", check=says("exit code 7")),
-    Row("row-42-10-gb", ["head", "-c", "10000000000", "/dev/zero"], "timeout", capped, SHORT),
+    Row("row-42-10-gb", ["head", "-c", "10000000000", "/dev/zero"], "timeout", limited, SHORT),
     Row("row-42-binary", **python("import sys\nsys.stdout.buffer.write(bytes(range(256)) * 200)"), expected="ok",
         check=no_escape),
     Row("row-42-paint", **script(PAINT), expected="ok", check=no_escape),

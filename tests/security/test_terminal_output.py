@@ -152,7 +152,7 @@ def test_a_plan_of_a_hostile_name_writes_no_escapes(
         ("tools", "call", "code.read_file", f"path={ATTACK}"),
         ("permissions", "explain", "code.write_file", f"path={ATTACK}", "content=x"),
         ("tokens", "create", "--principal", ATTACK, "--right", "run"),
-        ("caps", "set", ATTACK, "1"),
+        ("limits", "set", ATTACK, "1"),
         ("completion", ATTACK),
     ],
     ids=lambda arguments: "-".join(arguments[:2] if len(arguments) > 1 else ("no", "command")).split("\x1b")[0],

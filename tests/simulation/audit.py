@@ -193,7 +193,9 @@ class Auditor:
             self.accepted.add(place)
 
     def _check_further(self, worker_id: str, holder: Lease, outcome: object, rows: Rows) -> None:
-        """A step is given to a run that holds its own, one at a time, in its own task, within every cap (DAG-03)."""
+        """A step is given to a run that holds its own, one at a time, in its own task, within every concurrency
+        limit (DAG-03).
+        """
         _promise(self._holds(worker_id, holder), f"{holder} asked for a step, and {worker_id} did not hold it")
         if not isinstance(outcome, Claim):
             return

@@ -1,5 +1,5 @@
 """Whether claims were just: in a session what was parked first and then by priority, in turn between sessions, within
-the caps (DIS-03, DIS-10, PER-13).
+the concurrency limits (DIS-03, DIS-10, PER-13).
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ class ClaimAuditor:
             return
         self.claims += len(claimed)
         leases = counted_leases(rows)
-        self._check_caps(rows, leases)
+        self._check_limits(rows, leases)
         for step in claimed:
             leases.subtract(scopes_of(step))
         waiting = [step for step in rows.steps.values() if _is_claimable(step, rows, wish)] + claimed
@@ -54,12 +54,12 @@ class ClaimAuditor:
         """Judge a claim of a run that goes on with its own step: it was its session's turn like any other."""
         self.furthers += 1
         self.passed[step.session_id] = 0
-        self._check_caps(rows, counted_leases(rows))
+        self._check_limits(rows, counted_leases(rows))
 
-    def _check_caps(self, rows: Rows, leases: Counter[str]) -> None:
-        over = {scope: leases[scope] for scope, limit in rows.caps.items() if leases[scope] > limit}
+    def _check_limits(self, rows: Rows, leases: Counter[str]) -> None:
+        over = {scope: leases[scope] for scope, limit in rows.concurrency_limits.items() if leases[scope] > limit}
         if over:
-            raise UnjustClaimError(f"leases beyond their caps {rows.caps}: {over}")
+            raise UnjustClaimError(f"leases beyond their concurrency limits {rows.concurrency_limits}: {over}")
 
     def _check_one(
         self,
@@ -72,7 +72,11 @@ class ClaimAuditor:
     ) -> None:
         if step.worker_id != worker_id or step.pool not in wish["pools"] or set(step.needs) - set(wish["capabilities"]):
             raise UnjustClaimError(f"{worker_id} with {wish} was given {step}")
-        able = [one for one in waiting if all(leases[name] < rows.caps.get(name, 1 << 30) for name in scopes_of(one))]
+        able = [
+            one
+            for one in waiting
+            if all(leases[name] < rows.concurrency_limits.get(name, 1 << 30) for name in scopes_of(one))
+        ]
         own = [one for one in able if one.session_id == step.session_id]
         better = [one for one in own if self._place(one) > self._place(step)]
         if better:

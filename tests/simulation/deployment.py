@@ -33,7 +33,7 @@ from tests.simulation.ending import check_end
 from tests.simulation.faults import Dice, Fault
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.messages import LossyBoard, Queues
-from tests.simulation.plans import LABEL, POOLS, random_caps, random_plan
+from tests.simulation.plans import LABEL, POOLS, random_limits, random_plan
 from tests.simulation.trace import Trace
 from tests.simulation.work import SimulationHarness
 
@@ -245,7 +245,7 @@ class Deployment:
         sessions = [
             make_session(f"sess_{number}", answer_mode=random.choice(modes)) for number in range(random.randint(1, 4))
         ]
-        await self.store.set_caps(random_caps(random, [session.id for session in sessions]))
+        await self.store.set_concurrency_limits(random_limits(random, [session.id for session in sessions]))
         for _ in range(random.choice((1, 1, 2, 3))):
             self._start_owner()
         for number in range(random.randint(1, 4)):

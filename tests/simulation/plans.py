@@ -1,4 +1,6 @@
-"""Random plans: chains, fans, diamonds and maps of scripted steps, with priorities, policies, retries, pools, caps."""
+"""Random plans: chains, fans, diamonds and maps of scripted steps, with priorities, policies, retries, pools,
+concurrency limits.
+"""
 
 from collections.abc import Sequence
 from random import Random
@@ -6,7 +8,7 @@ from random import Random
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.step import Cap
+from soong.shared.engine.tasks.step import ConcurrencyLimit
 
 POOLS = ("default", "gpu")
 LABEL = "big"
@@ -128,7 +130,7 @@ def _script(random: Random) -> dict[str, Json]:
     }
 
 
-def random_caps(random: Random, session_ids: Sequence[str]) -> list[Cap]:
+def random_limits(random: Random, session_ids: Sequence[str]) -> list[ConcurrencyLimit]:
     """Return a few limits of every kind, or none."""
     scopes = [
         *(f"session:{session_id}" for session_id in session_ids),
@@ -138,4 +140,4 @@ def random_caps(random: Random, session_ids: Sequence[str]) -> list[Cap]:
     ]
     if random.random() < 0.4:
         return []
-    return [Cap(scope, random.randint(1, 3)) for scope in scopes if random.random() < 0.3]
+    return [ConcurrencyLimit(scope, random.randint(1, 3)) for scope in scopes if random.random() < 0.3]

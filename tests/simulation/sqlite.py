@@ -135,7 +135,7 @@ def _read_rows(tx: Transaction, before: Rows) -> Rows:
         steps={step.key: step for step in found},
         settled=_keys(tx, "SELECT key FROM steps WHERE is_settled = 1"),
         runs={row.id: run_of(row) for row in tx.execute(_RUNS)},
-        caps=dict(tx.connection.execute(text("SELECT scope, cap FROM caps")).all()),
+        concurrency_limits=dict(tx.connection.execute(text("SELECT scope, slots FROM concurrency_limits")).all()),
         commands={row.id: command_of(row) for row in tx.execute(select(commands))},
         ended_commands=_keys(tx, "SELECT id FROM commands WHERE is_ended = 1"),
     )

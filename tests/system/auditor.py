@@ -45,7 +45,7 @@ class Tables:
     nodes: Mapping[str, Sequence[int]]
     workers: Sequence[Row]
     owners: Sequence[Row]
-    caps: Sequence[Row]
+    concurrency_limits: Sequence[Row]
     calls: Sequence[Row]
     requests: Sequence[Row]
     consumptions: Sequence[Row]
@@ -129,7 +129,7 @@ def _read(connection: Connection) -> Tables:
         nodes=nodes,
         workers=rows("SELECT id, pid, host, state FROM workers"),
         owners=rows("SELECT id, pid, host, state FROM owners"),
-        caps=rows("SELECT scope, cap FROM caps"),
+        concurrency_limits=rows("SELECT scope, slots FROM concurrency_limits"),
         calls=rows("SELECT run_id, tool_call_id, status, decision_id, is_write FROM calls"),
         requests=rows("SELECT id, run_id, state FROM permission_requests"),
         consumptions=rows("SELECT decision_id FROM consumptions"),
@@ -223,9 +223,9 @@ def _scopes(step: Row) -> set[str]:
 
 
 def check_leases(tables: Tables, report: Report) -> None:
-    """A lease is held by a worker that has not been declared gone, within every cap (DIS-03)."""
+    """A lease is held by a worker that has not been declared gone, within every concurrency limit (DIS-03)."""
     alive = {worker["id"] for worker in tables.workers if worker["state"] != "gone"}
-    caps = {cap["scope"]: cap["cap"] for cap in tables.caps}
+    concurrency_limits = {bound["scope"]: bound["slots"] for bound in tables.concurrency_limits}
     held: Counter[str] = Counter()
     leased = {step["run_id"]: step for step in tables.steps if step["status"] in LEASED}
     for step in leased.values():
@@ -233,8 +233,8 @@ def check_leases(tables: Tables, report: Report) -> None:
         holder = leased.get(step["holder_run_id"])
         # A step that a run holds beside its own is no further agent at work where that counts already.
         held.update(_scopes(step) - (_scopes(holder) if holder is not None else set()))
-    for scope, cap in caps.items():
-        report.expect(held[scope] <= cap, f"{held[scope]} leases in {scope}, which is capped at {cap}")
+    for scope, bound in concurrency_limits.items():
+        report.expect(held[scope] <= bound, f"{held[scope]} leases in {scope}, which is limited at {bound}")
     report.counts["leases held"] = sum(step["status"] in LEASED for step in tables.steps)
 
 

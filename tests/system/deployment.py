@@ -25,7 +25,7 @@ from soong.shared.engine.sessions.session import AnswerMode, Command, CommandKin
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
-from soong.shared.engine.tasks.step import Step, Task, session_cap
+from soong.shared.engine.tasks.step import Step, Task, session_limit
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.sandbox.marked_project import project_id
@@ -241,7 +241,7 @@ class Deployment:
         if callback is not None:
             self.attach(session.id, callback)
         if max_concurrent:
-            await self.store.set_caps([session_cap(session.id, max_concurrent)])
+            await self.store.set_concurrency_limits([session_limit(session.id, max_concurrent)])
         await self.store.create_task(task)
         await self._wake(session.id)
         return await self.store.task(task.id)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.step import Cap
+from soong.shared.engine.tasks.step import ConcurrencyLimit
 from tests.system.auditor import read_effects
 from tests.system.deployment import Deployment
 from tests.system.faults.scene import begun, effects_file, prove, start_workers
@@ -54,17 +54,17 @@ def most_at_once(service: Deployment) -> int:
     ],
     ids=["session", "definition", "model", "pool"],
 )
-async def test_two_worker_processes_fill_a_cap_and_never_exceed_it(
+async def test_two_worker_processes_fill_a_limit_and_never_exceed_it(
     service: Deployment, kind: str, scope: str, is_agent: bool
 ) -> None:
     if scope:
-        await service.store.set_caps([Cap(scope, LIMIT)])
+        await service.store.set_concurrency_limits([ConcurrencyLimit(scope, LIMIT)])
     await start_workers(service, 2, slots=8, SOONG_POOLS="default,big", SOONG_TOOLS=TOOL)
-    capped = await service.submit(
+    limited = await service.submit(
         plan(is_agent=is_agent, pool="big" if kind == "pool" else "default"), max_concurrent=0 if scope else LIMIT
     )
 
-    await prove(service, capped)
+    await prove(service, limited)
 
     processes = {effect["pid"] for effect in read_effects(effects_file(service))}
     assert begun(service) == STEPS

@@ -29,7 +29,7 @@ class Refusal(StrEnum):
     PAUSED = "paused"
     ONE_AT_A_TIME = "one_at_a_time"
     LIMIT = "limit"
-    CAP = "cap"
+    CONCURRENCY_LIMIT = "concurrency_limit"
     INCAPABLE = "incapable"
     STOPPING = "stopping"
 
@@ -87,7 +87,7 @@ def refusal(
     pools: Collection[str],
     capabilities: Collection[str],
 ) -> ClaimRefusal | None:
-    """Return why the run may not have the step; None when only the caps are left to say no."""
+    """Return why the run may not have the step; None when only the concurrency limits are left to say no."""
     refused = _by_seeker(seeker)
     if refused is not None:
         return refused
@@ -101,11 +101,11 @@ def unknown(asked: str) -> ClaimRefusal:
     return ClaimRefusal(Refusal.UNKNOWN, f"your task has no step {asked[:80]!r}", _ANOTHER)
 
 
-def capped(step_id: str, scope: str) -> ClaimRefusal:
-    """Return the refusal of a step for which a cap has no room."""
+def limited(step_id: str, scope: str) -> ClaimRefusal:
+    """Return the refusal of a step for which a concurrency limit has no room."""
     return ClaimRefusal(
-        Refusal.CAP,
-        f"step {step_id!r} must wait: the cap of {scope} is reached",
+        Refusal.CONCURRENCY_LIMIT,
+        f"step {step_id!r} must wait: the concurrency limit of {scope} is reached",
         "take another step, or go on with yours and ask again later",
     )
 

@@ -46,7 +46,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class CapFigures:
+class LimitUsage:
     """A limit on live leases, and how many there are of its scope."""
 
     scope: str
@@ -69,7 +69,7 @@ class FigureSource(Protocol):
         """Return what is held, by worker, oldest first. Raises: UnavailableError."""
         ...
 
-    async def caps(self) -> Sequence[CapFigures]:
+    async def concurrency_limits(self) -> Sequence[LimitUsage]:
         """Return the limits as they stand; of sessions, those of sessions with open tasks. Raises: UnavailableError."""
         ...
 

@@ -1,8 +1,8 @@
 """Pullers: runs that take the steps of a task which are to be pulled, dispatched by its owner (DAG-03).
 
-A puller is a step beside the plan, so that leases, fences, caps, hand-back and expiry hold for it as for any other; it
-is no work of the plan: nothing depends on it, no drawing shows it, and its failure fails nothing. What may be asked for
-is checked here as a plan's step is.
+A puller is a step beside the plan, so that leases, fences, concurrency limits, hand-back and expiry hold for it as
+for any other; it is no work of the plan: nothing depends on it, no drawing shows it, and its failure fails nothing.
+What may be asked for is checked here as a plan's step is.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, St
 
 SOURCE: Final = "dispatch"
 MAX_PULLERS: Final = 1000
-"""Most pullers of one dispatch; what a session may run at once, its caps say."""
+"""Most pullers of one dispatch; what a session may run at once, its concurrency limits say."""
 
 SAYS_WHAT_TO_DO: Final = frozenset({"agent", "instructions", "allowed_tools", "script"})
 """The fields of a dispatch by which its author, and not the plan, says what the pullers do and with what."""

@@ -263,7 +263,8 @@ class Advance:
 
     ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions
     whose owner has something to do (a map to expand, a failure to settle, a task that may be finished). ``ready_left``
-    says that claimable work is left for others; it may be said of work that only a cap holds back, never missed.
+    says that claimable work is left for others; it may be said of work that only a concurrency limit holds back,
+    never missed.
     """
 
     claims: tuple[Claim, ...] = ()
@@ -310,7 +311,7 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
-class Cap:
+class ConcurrencyLimit:
     """A limit on live leases (DIS-03).
 
     ``scope`` is ``session:<id>``, ``definition:<name>``, ``model:<name>`` or ``pool:<name>``; the definition of a
@@ -321,13 +322,13 @@ class Cap:
     limit: int
 
 
-CAP_KINDS: Final = ("session", "definition", "model", "pool")
-"""What a cap may be of, in the order in which caps are locked."""
+LIMIT_KINDS: Final = ("session", "definition", "model", "pool")
+"""What a concurrency limit may be of, in the order in which concurrency limits are locked."""
 
 
-def session_cap(session_id: str, limit: int) -> Cap:
+def session_limit(session_id: str, limit: int) -> ConcurrencyLimit:
     """Return the limit on what one session has running at once (max_concurrent_children_per_session)."""
-    return Cap(f"session:{session_id}", limit)
+    return ConcurrencyLimit(f"session:{session_id}", limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The port for tasks and steps: where claims, fences, readiness and caps are decided.
+"""The port for tasks and steps: where claims, fences, readiness and concurrency limits are decided.
 
 Every adapter passes tests/contract. Each method is one transaction. A worker's methods name their ``worker_id`` and
 carry fences; an owner's methods carry their :class:`Ownership` and raise NotOwnerError when its epoch is stale or the
@@ -24,8 +24,8 @@ from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,
     BadWorker,
-    Cap,
     Claim,
+    ConcurrencyLimit,
     FailurePolicy,
     Interrupt,
     Lease,
@@ -77,8 +77,8 @@ class TaskStore(Protocol):
 
     async def counts(self, task_id: str) -> TaskCounts: ...
 
-    async def set_caps(self, caps: Sequence[Cap]) -> None:
-        """Set limits by scope; a limit below 1 removes the cap."""
+    async def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
+        """Set limits by scope; a limit below 1 removes the concurrency limit."""
         ...
 
     # -- a worker's side
@@ -105,11 +105,11 @@ class TaskStore(Protocol):
 
         Claims: only ready steps of running tasks that are assigned, not pulled, of ``pools``, whose ``needs`` are
         within ``capabilities``; fair among sessions (least recently claimed first, one step each in turn, also within
-        one batch), then what was parked, then by priority (higher first), then oldest; never beyond a cap, counted in
-        live leases while its row is locked; at most ceil(ready / live_workers) so that one worker does not take all.
-        Claiming sets the fence to one more than ever issued for the step, makes it running in one go, starts the run
-        and appends step_claimed and run_started (or run_resumed). A worker that is not live (draining, gone, unknown)
-        claims nothing.
+        one batch), then what was parked, then by priority (higher first), then oldest; never beyond a concurrency
+        limit, counted in live leases while its row is locked; at most ceil(ready / live_workers) so that one worker
+        does not take all. Claiming sets the fence to one more than ever issued for the step, makes it running in one
+        go, starts the run and appends step_claimed and run_started (or run_resumed). A worker that is not live
+        (draining, gone, unknown) claims nothing.
         """
         ...
 
@@ -125,12 +125,12 @@ class TaskStore(Protocol):
     ) -> Claim | ClaimRefusal:
         """Claim a further ready step of the holder's task for the holder's run (DAG-03), whatever its claim mode.
 
-        As ``advance`` claims: the worker must be live and fit, no cap may be passed, the session has had its turn, the
-        fence is one more than ever issued. A cap counts agents at work: the step counts where its holder does not. The
-        step's own run is started; its step_claimed event says which run holds it (``claimed_by``). The lease is the
-        worker's: it ends with an end, a hand-back or the worker like any other. A run holds one further step at a time,
-        and no more than its own step's limit in all. Of a step that is not given
-        :class:`soong.shared.engine.tasks.additional_claims.ClaimRefusal` says why.
+        As ``advance`` claims: the worker must be live and fit, no concurrency limit may be passed, the session has
+        had its turn, the fence is one more than ever issued. A concurrency limit counts agents at work: the step
+        counts where its holder does not. The step's own run is started; its step_claimed event says which run holds
+        it (``claimed_by``). The lease is the worker's: it ends with an end, a hand-back or the worker like any
+        other. A run holds one further step at a time, and no more than its own step's limit in all. Of a
+        step that is not given :class:`soong.shared.engine.tasks.additional_claims.ClaimRefusal` says why.
 
         Raises: LeaseLostError when the holder does not hold its own step (any more).
         """
@@ -173,7 +173,7 @@ class TaskStore(Protocol):
 
     # -- the owner's side; a ``command_id`` is that of a client's command, which has ended with the transaction
     async def backlog(self, *, limit: int = 1000) -> Backlog:
-        """Count the steps that could be claimed now, within the caps as they stand.
+        """Count the steps that could be claimed now, within the concurrency limits as they stand.
 
         Whether a worker lives that is able to is not asked: ``waiting`` says whom they need.
         """

@@ -223,7 +223,7 @@ async def test_a_closed_session_without_tasks_goes_with_its_limits(place: Place)
 
     assert done.sessions == 1
     assert place.tables()["sessions"] == []
-    assert [row for row in place.tables()["caps"] if "session:" in repr(row)] == []
+    assert [row for row in place.tables()["concurrency_limits"] if "session:" in repr(row)] == []
 
 
 async def test_a_role_that_may_not_remove_rows_is_answered_in_a_sentence(

@@ -16,13 +16,15 @@ from tests.model.memory.rows import Rows
 
 
 def scopes_of(step: Step) -> tuple[str, ...]:
-    """Return the cap scopes that a lease of the step counts in."""
+    """Return the concurrency limit scopes that a lease of the step counts in."""
     named = (("session", step.session_id), ("definition", step.definition), ("model", step.model), ("pool", step.pool))
     return tuple(f"{kind}:{name}" for kind, name in named if name)
 
 
 def counted_leases(rows: Rows) -> Counter[str]:
-    """Return how many live leases each cap scope has; a step held beside another counts where that does not."""
+    """Return how many live leases each concurrency limit scope has; a step held beside another counts where that
+    does not.
+    """
     leases: Counter[str] = Counter()
     for step in rows.steps.values():
         if step.status.is_leased:
@@ -33,7 +35,7 @@ def counted_leases(rows: Rows) -> Counter[str]:
 
 
 def claimable(rows: Rows, pools: Sequence[str], capabilities: Sequence[str]) -> list[Step]:
-    """Return the ready steps that such a worker may run, whatever the caps say, oldest first."""
+    """Return the ready steps that such a worker may run, whatever the concurrency limits say, oldest first."""
     return [
         step
         for step in rows.steps.values()
@@ -46,7 +48,9 @@ def claimable(rows: Rows, pools: Sequence[str], capabilities: Sequence[str]) -> 
 
 
 def choose(rows: Rows, ready: Iterable[Step], quota: int) -> tuple[list[Step], bool]:
-    """Choose at most ``quota`` steps by fairness, priority and age, within the caps; say whether more could go."""
+    """Choose at most ``quota`` steps by fairness, priority and age, within the concurrency limits; say whether more
+    could go.
+    """
     waiting = list(ready)
     leases = counted_leases(rows)
     chosen: list[Step] = []
@@ -67,7 +71,9 @@ def _place(rows: Rows, step: Step) -> tuple[int, bool, int]:
 
 
 def _fits(rows: Rows, step: Step, leases: Counter[str]) -> bool:
-    return all(leases[scope] < rows.caps[scope] for scope in scopes_of(step) if scope in rows.caps)
+    return all(
+        leases[scope] < rows.concurrency_limits[scope] for scope in scopes_of(step) if scope in rows.concurrency_limits
+    )
 
 
 def claim_steps(

@@ -10,8 +10,8 @@ from soong.shared.engine.tasks.additional_claims import (
     ClaimingRun,
     ClaimRefusal,
     RequestedStep,
-    capped,
     limit_of,
+    limited,
     refusal,
 )
 from soong.shared.engine.tasks.status import TaskStatus
@@ -42,7 +42,7 @@ class MemoryFurther:
         sought = self._sought(self.rows.steps[key]) if key in self.rows.steps else None
         refused = refusal(self._seeker(worker_id, own), step_id, sought, pools=pools, capabilities=capabilities)
         if refused is None:
-            refused = self._over_a_cap(self.rows.step(key), own)
+            refused = self._over_a_limit(self.rows.step(key), own)
         if refused is not None:
             return refused
         self.rows.last_claimed[own.session_id] = max(self.rows.last_claimed.values(), default=0) + 1
@@ -77,9 +77,13 @@ class MemoryFurther:
             has_begun=has_run and step.claim_mode is ClaimMode.ASSIGNED,
         )
 
-    def _over_a_cap(self, step: Step, own: Step) -> ClaimRefusal | None:
+    def _over_a_limit(self, step: Step, own: Step) -> ClaimRefusal | None:
         leases = counted_leases(self.rows)
         for scope in scopes_of(step):
-            if scope not in scopes_of(own) and scope in self.rows.caps and leases[scope] >= self.rows.caps[scope]:
-                return capped(step.step_id, scope)
+            if (
+                scope not in scopes_of(own)
+                and scope in self.rows.concurrency_limits
+                and leases[scope] >= self.rows.concurrency_limits[scope]
+            ):
+                return limited(step.step_id, scope)
         return None

@@ -51,7 +51,7 @@ class Rows:
     """How often each map step was begun to be expanded since it opened."""
     unparked: set[str] = field(default_factory=set)
     """Steps that were parked and may go on: claimed before what has not begun."""
-    caps: dict[str, int] = field(default_factory=dict)
+    concurrency_limits: dict[str, int] = field(default_factory=dict)
     last_claimed: dict[str, int] = field(default_factory=dict)
     """By session: the number of its last claim, counted over all sessions."""
     runs: dict[str, Run] = field(default_factory=dict)

@@ -15,8 +15,8 @@ from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,
     BadWorker,
-    Cap,
     ClaimMode,
+    ConcurrencyLimit,
     Interrupt,
     Lease,
     NewTask,
@@ -92,12 +92,12 @@ class MemorySteps:
         return TaskCounts(dict(Counter(step.status for step in self.rows.steps_of(task_id))))
 
     @transaction
-    def set_caps(self, caps: Sequence[Cap]) -> None:
-        for cap in caps:
-            if cap.limit < 1:
-                self.rows.caps.pop(cap.scope, None)
+    def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
+        for bound in concurrency_limits:
+            if bound.limit < 1:
+                self.rows.concurrency_limits.pop(bound.scope, None)
             else:
-                self.rows.caps[cap.scope] = cap.limit
+                self.rows.concurrency_limits[bound.scope] = bound.limit
 
     @transaction
     def advance(
@@ -199,7 +199,7 @@ class MemorySteps:
             and self.rows.task(step.task_id).status is TaskStatus.RUNNING
         ]
         waiting = frozenset(WaitingSteps(step.session_id, step.pool, step.needs) for step in ready)
-        if self.rows.caps:
+        if self.rows.concurrency_limits:
             # Nobody is served by looking: the turns stay as they are.
             turns = dict(self.rows.last_claimed)
             ready, _ = choose(self.rows, ready, len(ready))

@@ -1,4 +1,4 @@
-"""Who gets the next steps: turns between sessions, priority and age within one, caps above all."""
+"""Who gets the next steps: turns between sessions, priority and age within one, concurrency limits above all."""
 
 import pytest
 
@@ -54,16 +54,16 @@ def test_lanes_of_one_session_share_its_turn() -> None:
 
 
 @pytest.mark.spec("DIS-03")
-def test_a_cap_ends_the_claims_of_its_lanes_only() -> None:
-    lanes = [make_lane("capped", scope="model:m", head=(0, 0, 1)), make_lane("free", head=(0, 0, 2))]
+def test_a_limit_ends_the_claims_of_its_lanes_only() -> None:
+    lanes = [make_lane("limited", scope="model:m", head=(0, 0, 1)), make_lane("free", head=(0, 0, 2))]
 
     turns = share_out(lanes, 5, {"model:m": 2}, last_turn=0)
 
-    assert sorted(turns.order) == ["capped", "capped", "free", "free", "free"]
+    assert sorted(turns.order) == ["free", "free", "free", "limited", "limited"]
 
 
-def test_what_a_cap_holds_back_is_not_claimable_work_left_over() -> None:
-    lane = make_lane("capped", scope="model:m")
+def test_what_a_limit_holds_back_is_not_claimable_work_left_over() -> None:
+    lane = make_lane("limited", scope="model:m")
 
     assert not share_out([lane], 5, {"model:m": 2}, last_turn=0).is_left
     assert share_out([make_lane("free", ready=3)], 2, {}, last_turn=0).is_left

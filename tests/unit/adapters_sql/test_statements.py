@@ -30,10 +30,10 @@ def test_a_list_named_twice_is_packed_once() -> None:
 
 
 def test_what_postgres_needs_besides_is_a_comment_to_sqlite() -> None:
-    statement = Statement("s", "SELECT 1 FROM caps /*pg FOR UPDATE */")
+    statement = Statement("s", "SELECT 1 FROM concurrency_limits /*pg FOR UPDATE */")
 
     assert statement.sqlite.endswith("/*pg FOR UPDATE */")
-    assert statement.postgres.endswith("FROM caps FOR UPDATE ")
+    assert statement.postgres.endswith("FROM concurrency_limits FOR UPDATE ")
 
 
 def test_casts_are_not_taken_for_parameters() -> None:

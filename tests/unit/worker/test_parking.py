@@ -172,7 +172,7 @@ async def test_a_run_that_cannot_park_goes_on_waiting_and_tries_again(refusal: b
             assert await made.is_stopped()
 
 
-async def test_a_cap_of_none_asks_the_rows_for_nothing() -> None:
+async def test_a_limit_of_none_asks_the_rows_for_nothing() -> None:
     async with scene(max_parked=0) as made:
         with made.parking.call(), made.parking.waiting("req_1"):
             assert not await made.is_stopped()

@@ -1,7 +1,9 @@
-"""Further claims: a run takes a step of its task beside its own, under the caps and in its session's turn (DAG-03).
+"""Further claims: a run takes a step of its task beside its own, under the concurrency limits and in its session's
+turn (DAG-03).
 
 The statement is the pump's, for one step that is named. Locks are taken in the order of a worker's other transactions:
-the worker, the step that it holds, the caps, and last the step that it wants, which is passed by when it is locked.
+the worker, the step that it holds, the concurrency limits, and last the step that it wants, which is passed by when
+it is locked.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,8 +17,8 @@ from soong.shared.engine.tasks.additional_claims import (
     ClaimingRun,
     ClaimRefusal,
     RequestedStep,
-    capped,
     limit_of,
+    limited,
     refusal,
     taken_meanwhile,
 )
@@ -27,7 +29,7 @@ from soong.shared.storage.sql.claims.claiming import (
     LIVE_WORKER,
     TURNS,
     ReadyGroup,
-    caps_of,
+    concurrency_limits_of,
     lock_room,
     next_turn,
     scopes_of,
@@ -118,7 +120,7 @@ def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | ClaimRefus
     sought = _sought(rows[0]) if rows else None
     refused = refusal(seeker, ask.step_id, sought, pools=ask.pools, capabilities=ask.capabilities)
     if refused is None:
-        refused = _over_a_cap(tx, ask.step_id, rows[0], counted)
+        refused = _over_a_limit(tx, ask.step_id, rows[0], counted)
     if refused is not None:
         return refused
     taken = tx.rows(CLAIM_FURTHER, key=key, worker_id=ask.worker_id, holder_run_id=ask.holder.run_id, now_us=ask.now_us)
@@ -126,7 +128,7 @@ def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | ClaimRefus
 
 
 def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, str, tuple[str, ...]]:
-    """Return who asks, the task, and the cap scopes that it counts in already. Raises: LeaseLostError."""
+    """Return who asks, the task, and the concurrency limit scopes that it counts in already. Raises: LeaseLostError."""
     held = ask.holder
     rows = tx.rows(HOLDER, key=held.step_key, run_id=held.run_id, fence=held.fence, worker_id=ask.worker_id)
     if not rows:
@@ -154,14 +156,16 @@ def _sought(row: Row) -> RequestedStep:
     )
 
 
-def _over_a_cap(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...]) -> ClaimRefusal | None:
-    """Count the live leases of the scopes in which the run does not count yet, while their caps are locked."""
+def _over_a_limit(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...]) -> ClaimRefusal | None:
+    """Count the live leases of the scopes in which the run does not count yet, while their concurrency limits are
+    locked.
+    """
     session_id, definition, model, pool = row[9], row[10], row[11], row[4]
     scopes = tuple(scope for scope in scopes_of(session_id, definition, model, pool) if scope not in counted)
     lane = ReadyGroup("", session_id, scopes, ready=1, last_claimed=0, heads=[(0, 0, 0)], pool=pool)
-    room = lock_room(tx, [lane], frozenset(caps_of(tx, [lane])))
+    room = lock_room(tx, [lane], frozenset(concurrency_limits_of(tx, [lane])))
     full = [scope for scope in scopes if room.get(scope, 1) <= 0]
-    return capped(step_id, full[0]) if full else None
+    return limited(step_id, full[0]) if full else None
 
 
 def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, row: Any) -> Claim:

@@ -86,7 +86,7 @@ def _turns(tx: Transaction, wish: ClaimRequest, seen: ClaimScan, claim: int) -> 
     want = min(claim, -(-sum(lane.ready for lane in lanes) // max(wish.live_workers, 1)))
     if want > 0:
         know_heads(tx, lanes, want)
-    return share_out(lanes, want, lock_room(tx, lanes, seen.capped), seen.last_turn)
+    return share_out(lanes, want, lock_room(tx, lanes, seen.limited), seen.last_turn)
 
 
 def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, wish: ClaimRequest, turns: Turns) -> Taken:

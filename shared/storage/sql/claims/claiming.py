@@ -1,8 +1,8 @@
 """Claiming: which steps a worker gets, decided on rows.
 
 Ready steps stand in **lanes**: steps of one lane have session, pool, needs, definition and model in common, so
-whether a worker may take them and which caps they count in is decided once a lane. A claim lists the lanes that have
-ready work, shares itself out among their sessions in turn, and takes each lane's first steps.
+whether a worker may take them and which concurrency limits they count in is decided once a lane. A claim lists the
+lanes that have ready work, shares itself out among their sessions in turn, and takes each lane's first steps.
 """
 
 from collections import Counter
@@ -58,25 +58,25 @@ HEADS: Final = Statement(
     """,
 )
 
-CAPS: Final = Statement(
-    "caps: the limits that may concern lanes: the deployment's, and those of the lanes' own sessions alone",
+LIMITS: Final = Statement(
+    "concurrency limits that may concern lanes: the deployment's, and those of the lanes' own sessions alone",
     """
-    SELECT scope, cap FROM caps WHERE substr(scope, 1, 8) <> 'session:'
-    UNION ALL SELECT scope, cap FROM caps WHERE scope IN @scopes
+    SELECT scope, slots FROM concurrency_limits WHERE substr(scope, 1, 8) <> 'session:'
+    UNION ALL SELECT scope, slots FROM concurrency_limits WHERE scope IN @scopes
     """,
 )
 
-LOCK_CAPS: Final = Statement(
-    "lock caps: one claim at a time for each scope, locked in one order by all",
+LOCK_LIMITS: Final = Statement(
+    "lock concurrency limits: one claim at a time for each scope, locked in one order by all",
     """
-    SELECT scope, cap FROM caps WHERE scope IN @scopes
+    SELECT scope, slots FROM concurrency_limits WHERE scope IN @scopes
     ORDER BY CASE substr(scope, 1, 5) WHEN 'sessi' THEN 1 WHEN 'defin' THEN 2 WHEN 'model' THEN 3 ELSE 4 END, scope
     /*pg FOR UPDATE */
     """,
 )
 
 LIVE_LEASES: Final = Statement(
-    "live leases: counted after the caps are locked, by lane; a step that a run holds beside its own is taken off "
+    "live leases: counted after the limits are locked, by lane; a step that a run holds beside its own is taken off "
     "again in what it has in common with that: it is no further agent at work",
     """
     SELECT head.session_id, head.definition, head.model, head.pool, leased.number
@@ -166,11 +166,11 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class ClaimScan:
-    """What a claim is decided on: whether the worker lives, lanes with ready work, capped scopes, the last turn."""
+    """What a claim is decided on: whether the worker lives, lanes with ready work, limited scopes, the last turn."""
 
     is_live: bool
     lanes: Sequence[ReadyGroup]
-    capped: frozenset[str]
+    limited: frozenset[str]
     last_turn: int
 
 
@@ -178,13 +178,13 @@ def scan(tx: Transaction, wish: ClaimRequest) -> ClaimScan:
     """Look at the rows that a claim is decided on; the worker cannot be declared gone until we have committed."""
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=wish.worker_id))
     lanes, last_turn = read_lanes(tx, most_ready(wish))
-    return ClaimScan(is_live, lanes, frozenset(caps_of(tx, lanes)), last_turn)
+    return ClaimScan(is_live, lanes, frozenset(concurrency_limits_of(tx, lanes)), last_turn)
 
 
-def caps_of(tx: Transaction, lanes: Sequence[ReadyGroup]) -> dict[str, int]:
+def concurrency_limits_of(tx: Transaction, lanes: Sequence[ReadyGroup]) -> dict[str, int]:
     """Return the limits, by scope, that may concern these lanes."""
     sessions = sorted({f"session:{lane.session_id}" for lane in lanes})
-    return dict(tx.rows(CAPS, scopes=sessions)) if lanes else {}
+    return dict(tx.rows(LIMITS, scopes=sessions)) if lanes else {}
 
 
 def most_ready(wish: ClaimRequest) -> int:
@@ -221,22 +221,22 @@ def _lane_of_row(row: Row) -> ReadyGroup:
 
 
 def scopes_of(session_id: str, definition: str, model: str, pool: str) -> tuple[str, ...]:
-    """Return the cap scopes that a lease of such a step counts in."""
+    """Return the concurrency limit scopes that a lease of such a step counts in."""
     named = (("session", session_id), ("definition", definition), ("model", model), ("pool", pool))
     return tuple(f"{kind}:{name}" for kind, name in named if name)
 
 
-def lock_room(tx: Transaction, lanes: Sequence[ReadyGroup], capped: frozenset[str]) -> dict[str, int]:
-    """Return how many more leases each capped scope of these lanes allows; its cap stays locked until commit."""
-    scopes = capped.intersection(scope for lane in lanes for scope in lane.scopes) if capped else ()
+def lock_room(tx: Transaction, lanes: Sequence[ReadyGroup], limited: frozenset[str]) -> dict[str, int]:
+    """Return how many more leases each limited scope of these lanes allows; its limit stays locked until commit."""
+    scopes = limited.intersection(scope for lane in lanes for scope in lane.scopes) if limited else ()
     if not scopes:
         return {}
-    return room_left(dict(tx.rows(LOCK_CAPS, scopes=sorted(scopes))), tx.rows(LIVE_LEASES))
+    return room_left(dict(tx.rows(LOCK_LIMITS, scopes=sorted(scopes))), tx.rows(LIVE_LEASES))
 
 
-def room_left(caps: Mapping[str, int], leases: Sequence[Row]) -> dict[str, int]:
-    """Return what the live leases leave of each cap."""
-    room = dict(caps)
+def room_left(concurrency_limits: Mapping[str, int], leases: Sequence[Row]) -> dict[str, int]:
+    """Return what the live leases leave of each concurrency limit."""
+    room = dict(concurrency_limits)
     for session_id, definition, model, pool, number in leases:
         for scope in scopes_of(session_id, definition, model, pool):
             if scope in room:

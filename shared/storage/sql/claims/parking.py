@@ -13,7 +13,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 LOCK_PARKING: Final = Statement(
-    "lock parking: the runs of a session park one after another, so that their cap is counted by one at a time; says "
+    "lock parking: the runs of a session park one after another, so that their limit is counted by one at a time; says "
     "whether this one is parked already, and the answer was lost",
     """
     SELECT session_id, CASE WHEN status = 'blocked' AND fence = :fence THEN 1 ELSE 0 END
@@ -22,7 +22,7 @@ LOCK_PARKING: Final = Statement(
     """,
 )
 PARKED: Final = Statement(
-    "parked: how many steps of a session are, counted to its cap; read after the lock",
+    "parked: how many steps of a session are, counted to its limit; read after the lock",
     """
     SELECT count(*) FROM (
         SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'blocked' LIMIT :most

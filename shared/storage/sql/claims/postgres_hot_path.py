@@ -95,7 +95,7 @@ END_AND_UNLOCK: Final = Statement(
 )
 
 LOOK: Final = Statement(
-    "look: whether the worker lives (held), caps, what the owners of the ended steps' tasks have to do, the lanes",
+    "scan: whether the worker lives (held), limits, what the owners of the ended steps' tasks have to do, the lanes",
     """
     WITH RECURSIVE lane(lane) AS (
         SELECT min(lane) FROM steps WHERE status = 'ready' AND is_paused = 0
@@ -106,12 +106,12 @@ LOOK: Final = Statement(
     touched AS (SELECT DISTINCT task_id, session_id FROM steps WHERE key IN @keys)
     SELECT 'live', NULL::json FROM live
     UNION ALL
-    SELECT 'cap', to_json(scope) FROM caps WHERE substr(scope, 1, 8) <> 'session:'
+    SELECT 'limit', to_json(scope) FROM concurrency_limits WHERE substr(scope, 1, 8) <> 'session:'
     UNION ALL
-    SELECT 'cap', to_json(caps.scope) FROM lane AS l CROSS JOIN LATERAL (
+    SELECT 'limit', to_json(concurrency_limits.scope) FROM lane AS l CROSS JOIN LATERAL (
         SELECT s.session_id FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
         ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
-    ) AS head JOIN caps ON caps.scope = 'session:' || head.session_id
+    ) AS head JOIN concurrency_limits ON concurrency_limits.scope = 'session:' || head.session_id
     UNION ALL
     SELECT 'task', json_build_array(t.task_id,
         (SELECT 1 FROM steps
@@ -238,7 +238,7 @@ def _scan(rows: Any) -> ClaimScan:
     return ClaimScan(
         is_live=any(kind == "live" for kind, _ in rows),
         lanes=lanes_of_rows(lanes),
-        capped=frozenset(fields for kind, fields in rows if kind == "cap"),
+        limited=frozenset(fields for kind, fields in rows if kind == "limit"),
         last_turn=int(lanes[0][LAST_TURN] or 0) if lanes else 0,
     )
 

@@ -78,7 +78,9 @@ def plain(text: str) -> str:
 def lane_of(
     session_id: str, pool: str, needs: Sequence[str], definition: str, model: str, mode: ClaimMode = ClaimMode.ASSIGNED
 ) -> str:
-    """Return the lane of a step: steps of one lane are claimable by the same workers and count in the same caps."""
+    """Return the lane of a step: steps of one lane are claimable by the same workers and count in the same
+    concurrency limits.
+    """
     told: list[object] = [pool, sorted(set(needs)), definition, model]
     if mode is not ClaimMode.ASSIGNED:
         told.append(mode.value)

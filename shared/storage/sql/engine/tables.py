@@ -308,13 +308,13 @@ edges = Table(
     sqlite_with_rowid=False,
 )
 
-caps = Table(
-    "caps",
+concurrency_limits = Table(
+    "concurrency_limits",
     metadata,
     Column("scope", Text, primary_key=True),
-    Column("cap", _Big, nullable=False),
-    CheckConstraint("cap >= 1", name="cap"),
-    # The caps of sessions stay with them: what has ended is not to be read by every claim.
+    Column("slots", _Big, nullable=False),
+    CheckConstraint("slots >= 1", name="slots"),
+    # The concurrency limits of sessions stay with them: what has ended is not to be read by every claim.
     Index("ix_caps_standing", "scope", **_where("substr(scope, 1, 8) <> 'session:'")),
 )
 

@@ -153,7 +153,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     ),
     "edges": WorkerRight(reads=True, never=("child_key", "parent_key", "position")),
     # Locked while it is counted, never changed.
-    "caps": WorkerRight(reads=True, updates=("cap",), never=("scope",), changed="false"),
+    "concurrency_limits": WorkerRight(reads=True, updates=("slots",), never=("scope",), changed="false"),
     # -- runs
     "runs": WorkerRight(
         reads=True,
@@ -277,7 +277,7 @@ CHANGED: Final = frozenset(
             "workers",
             "tasks",
             "steps",
-            "caps",
+            "concurrency_limits",
             "runs",
             "calls",
             "waits",
@@ -289,7 +289,7 @@ CHANGED: Final = frozenset(
 )
 """Tables in which an orchestrator also updates rows."""
 
-EMPTIED: Final = frozenset({"responders", "caps", "steps"})
+EMPTIED: Final = frozenset({"responders", "concurrency_limits", "steps"})
 """Tables from which it also takes rows away; of steps, the items of a map step that is expanded anew."""
 
 CLIENT_ADDS: Final = frozenset(

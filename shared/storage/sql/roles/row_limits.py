@@ -54,7 +54,7 @@ LIMITS: Final[Mapping[str, Mapping[str, str]]] = {
         "error": _or_null(_json("object", MAX_TEXT_CHARS)),
         "output": _or_null(_any_json()),
     },
-    "caps": {"cap": _NUMBER},
+    "concurrency_limits": {"slots": _NUMBER},
     "runs": {
         **dict.fromkeys(("status", "end_reason"), _ONE_OF),
         **dict.fromkeys(("fence", "last_seq", "last_node", "started_us", "ended_us"), _NUMBER),

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from sqlalchemy import URL
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.tasks.metrics import CapFigures, Metrics, PoolFigures, WorkerLoad
+from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, PoolFigures, WorkerLoad
 from soong.shared.engine.tasks.step import ClaimMode
 from soong.shared.storage.sql.claims.claiming import LIVE_LEASES, read_lanes, room_left
 from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors
@@ -95,13 +95,13 @@ HOLDINGS: Final = Statement(
     """,
 )
 
-SHOWN_CAPS: Final = Statement(
-    "shown caps: those of a deployment, and those of sessions with open tasks",
+SHOWN_LIMITS: Final = Statement(
+    "shown concurrency limits: those of a deployment, and those of sessions with open tasks",
     """
-    SELECT scope, cap FROM caps WHERE substr(scope, 1, 8) <> 'session:'
+    SELECT scope, slots FROM concurrency_limits WHERE substr(scope, 1, 8) <> 'session:'
     UNION
-    SELECT caps.scope, caps.cap FROM tasks JOIN caps ON caps.scope = 'session:' || tasks.session_id
-    WHERE tasks.status IN ('running', 'paused')
+    SELECT concurrency_limits.scope, concurrency_limits.slots FROM tasks JOIN concurrency_limits ON
+    concurrency_limits.scope = 'session:' || tasks.session_id WHERE tasks.status IN ('running', 'paused')
     """,
 )
 
@@ -123,8 +123,8 @@ class SqlFigures:
     async def holdings(self) -> Sequence[WorkerLoad]:
         return await asyncio.to_thread(self._read, lambda tx: [WorkerLoad(*row) for row in tx.rows(HOLDINGS)])
 
-    async def caps(self) -> Sequence[CapFigures]:
-        return await asyncio.to_thread(self._read, _caps)
+    async def concurrency_limits(self) -> Sequence[LimitUsage]:
+        return await asyncio.to_thread(self._read, _concurrency_limits)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._engine.dispose)
@@ -163,7 +163,10 @@ def _figures(tx: Transaction) -> Metrics:
     return Metrics(pools, questions, oldest_question, int(lost), open_tasks)
 
 
-def _caps(tx: Transaction) -> list[CapFigures]:
-    caps: dict[str, int] = dict(tx.rows(SHOWN_CAPS))
-    room = room_left(caps, tx.rows(LIVE_LEASES))
-    return [CapFigures(scope, caps[scope], caps[scope] - room[scope]) for scope in sorted(caps)]
+def _concurrency_limits(tx: Transaction) -> list[LimitUsage]:
+    concurrency_limits: dict[str, int] = dict(tx.rows(SHOWN_LIMITS))
+    room = room_left(concurrency_limits, tx.rows(LIVE_LEASES))
+    return [
+        LimitUsage(scope, concurrency_limits[scope], concurrency_limits[scope] - room[scope])
+        for scope in sorted(concurrency_limits)
+    ]

@@ -121,7 +121,7 @@ CLOSE_SESSIONS: Final = Statement(
     "UPDATE sessions SET is_closed = 1 WHERE id IN @session_ids",
 )
 SESSION_ROWS: Final = (
-    Statement("remove limits: of sessions that go", "DELETE FROM caps WHERE scope IN @scopes"),
+    Statement("remove limits: of sessions that go", "DELETE FROM concurrency_limits WHERE scope IN @scopes"),
     Statement("remove commands: of sessions that go", "DELETE FROM commands WHERE session_id IN @session_ids"),
     Statement("remove sessions", "DELETE FROM sessions WHERE id IN @session_ids"),
 )

@@ -13,7 +13,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,
-    Cap,
+    ConcurrencyLimit,
     Interrupt,
     Lease,
     NewTask,
@@ -26,7 +26,13 @@ from soong.shared.engine.tasks.step import (
 )
 from soong.shared.storage.sql.claims.advance import advance
 from soong.shared.storage.sql.claims.claim_context import Contexts, result_of
-from soong.shared.storage.sql.claims.claiming import LIVE_LEASES, caps_of, read_lanes, room_left, share_out
+from soong.shared.storage.sql.claims.claiming import (
+    LIVE_LEASES,
+    concurrency_limits_of,
+    read_lanes,
+    room_left,
+    share_out,
+)
 from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.claims.parking import park
 from soong.shared.storage.sql.engine.database import Database
@@ -34,7 +40,7 @@ from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import pack, plain, step_of, task_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
-from soong.shared.storage.sql.engine.tables import caps as caps_table
+from soong.shared.storage.sql.engine.tables import concurrency_limits as limits_table
 from soong.shared.storage.sql.engine.tables import edges, steps, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.upsert import upsert
@@ -111,8 +117,8 @@ class SqlTasks:
         )
         await self._database.write(lambda tx: _create(tx, task, rows))
 
-    async def set_caps(self, caps: Sequence[Cap]) -> None:
-        await self._database.write(lambda tx: _set_caps(tx, caps))
+    async def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
+        await self._database.write(lambda tx: _set_concurrency_limits(tx, concurrency_limits))
 
     # -- reading
     async def task(self, task_id: str) -> Task:
@@ -249,19 +255,19 @@ def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
         tx.put(ready)
 
 
-def _set_caps(tx: Transaction, caps: Sequence[Cap]) -> None:
-    for cap in sorted(caps, key=lambda cap: cap.scope):
-        if cap.limit < 1:
-            tx.execute(caps_table.delete().where(caps_table.c.scope == cap.scope))
+def _set_concurrency_limits(tx: Transaction, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
+    for bound in sorted(concurrency_limits, key=lambda bound: bound.scope):
+        if bound.limit < 1:
+            tx.execute(limits_table.delete().where(limits_table.c.scope == bound.scope))
             continue
-        new = upsert(tx, caps_table).values(scope=cap.scope, cap=cap.limit)
-        tx.execute(new.on_conflict_do_update(index_elements=["scope"], set_={"cap": cap.limit}))
+        new = upsert(tx, limits_table).values(scope=bound.scope, slots=bound.limit)
+        tx.execute(new.on_conflict_do_update(index_elements=["scope"], set_={"slots": bound.limit}))
 
 
 def _backlog(tx: Transaction, limit: int) -> Backlog:
-    """Count what could be claimed now, lane by lane, within the caps as they are."""
+    """Count what could be claimed now, lane by lane, within the concurrency limits as they are."""
     lanes, last_turn = read_lanes(tx, most=limit)
-    room = room_left(caps_of(tx, lanes), tx.rows(LIVE_LEASES)) if lanes else {}
+    room = room_left(concurrency_limits_of(tx, lanes), tx.rows(LIVE_LEASES)) if lanes else {}
     ready: dict[str, int] = {}
     if not any(scope in room for lane in lanes for scope in lane.scopes):
         for lane in lanes:

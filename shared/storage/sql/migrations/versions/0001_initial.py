@@ -43,7 +43,7 @@ _TABLES = (
     "tasks",
     "steps",
     "edges",
-    "caps",
+    "concurrency_limits",
     "runs",
     "taints",
     "surfaces",
@@ -317,10 +317,10 @@ def _make_tasks() -> None:
         sqlite_with_rowid=False,
     )
     op.create_table(
-        "caps",
+        "concurrency_limits",
         Column("scope", Text, primary_key=True),
-        Column("cap", _Big, nullable=False),
-        CheckConstraint("cap >= 1", name="cap"),
+        Column("slots", _Big, nullable=False),
+        CheckConstraint("slots >= 1", name="slots"),
         Index("ix_caps_standing", "scope", **_where("substr(scope, 1, 8) <> 'session:'")),
     )
 

@@ -16,15 +16,15 @@ async def test_a_limit_is_set_changed_listed_and_removed(tmp_path: Path) -> None
     home = await deployed(tmp_path, make_worker())
 
     done = [
-        soong("caps", *words, home=home)
+        soong("limits", *words, home=home)
         for words in (("set", "pool:default", "4"), ("set", "model:openai:gpt", "2"), ("set", "pool:default", "3"))
     ]
-    listed = json.loads(soong("caps", "list", "--json", home=home).stdout)
-    removed = soong("caps", "remove", "pool:default", home=home)
-    shown = soong("caps", "list", home=home)
+    listed = json.loads(soong("limits", "list", "--json", home=home).stdout)
+    removed = soong("limits", "remove", "pool:default", home=home)
+    shown = soong("limits", "list", home=home)
 
     assert [one.returncode for one in done] == [0, 0, 0], done
-    assert listed["caps"] == [
+    assert listed["limits"] == [
         {"scope": "model:openai:gpt", "limit": 2, "used": 0},
         {"scope": "pool:default", "limit": 3, "used": 0},
     ]
@@ -36,7 +36,7 @@ async def test_a_limit_is_set_changed_listed_and_removed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("set", "queue:default", "4"), "is no scope of a cap"),
+        (("set", "queue:default", "4"), "is no scope of a concurrency limit"),
         (("set", "pol:default", "4"), "did you mean 'pool'?"),
         (("set", "pool:", "4"), "pool:NAME"),
         (("set", "session:sess_none", "4"), "there is no session 'sess_none'"),
@@ -47,14 +47,14 @@ async def test_a_limit_is_set_changed_listed_and_removed(tmp_path: Path) -> None
 async def test_a_wrong_limit_is_refused_by_name(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     home = await deployed(tmp_path)
 
-    done = soong("caps", *words, home=home)
+    done = soong("limits", *words, home=home)
 
     assert done.returncode == 2
     assert said in done.stderr
 
 
 async def test_no_limit_says_how_to_set_one(tmp_path: Path) -> None:
-    done = soong("caps", "list", home=await deployed(tmp_path))
+    done = soong("limits", "list", home=await deployed(tmp_path))
 
     assert done.returncode == 0
-    assert "soong caps set" in done.stdout
+    assert "soong limits set" in done.stdout

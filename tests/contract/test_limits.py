@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from soong.shared.engine.tasks.step import Cap, NewStep
+from soong.shared.engine.tasks.step import ConcurrencyLimit, NewStep
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness, completed, held
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.spec("DIS-03")
 
 @pytest.mark.spec("DIS-03.b", "DIS-03.d", "DIS-10.c")
 @pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
-async def test_cap_limits_live_leases_of_its_scope(scene: ContractHarness, kind: str) -> None:
+async def test_limit_limits_live_leases_of_its_scope(scene: ContractHarness, kind: str) -> None:
     name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
-    await scene.store.set_caps([Cap(f"{kind}:{name}", 2)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 2)])
     await scene.task(*(make_step(f"s{number}", definition="x", model="x") for number in range(5)))
 
     first = await scene.claim()
@@ -38,16 +38,16 @@ async def test_cap_limits_live_leases_of_its_scope(scene: ContractHarness, kind:
     ],
     ids=["session", "definition", "model", "pool"],
 )
-async def test_cap_of_another_scope_does_not_limit(scene: ContractHarness, scope: str, step: NewStep) -> None:
-    await scene.store.set_caps([Cap(scope, 1)])
+async def test_limit_of_another_scope_does_not_limit(scene: ContractHarness, scope: str, step: NewStep) -> None:
+    await scene.store.set_concurrency_limits([ConcurrencyLimit(scope, 1)])
     await scene.task(step)
     await scene.task(step)
 
     assert len(await scene.claim()) == 2
 
 
-async def test_the_narrowest_of_several_caps_counts(scene: ContractHarness) -> None:
-    await scene.store.set_caps([Cap("pool:default", 4), Cap("definition:x", 1)])
+async def test_the_narrowest_of_several_limits_counts(scene: ContractHarness) -> None:
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 4), ConcurrencyLimit("definition:x", 1)])
     await scene.task(*(make_step(f"x{number}", definition="x") for number in range(3)))
     await scene.task(*(make_step(f"y{number}", definition="y") for number in range(5)))
 
@@ -58,7 +58,7 @@ async def test_the_narrowest_of_several_caps_counts(scene: ContractHarness) -> N
 
 
 async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: ContractHarness) -> None:
-    await scene.store.set_caps([Cap("model:slow", 1)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("model:slow", 1)])
     await scene.task(*(make_step(f"slow{number}", model="slow", priority=9) for number in range(3)), "quick")
 
     claims = [await scene.claim(1) for _ in range(3)]
@@ -66,11 +66,11 @@ async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: ContractHar
     assert [len(claim) for claim in claims] == [1, 1, 0]
 
 
-async def test_a_lowered_cap_ends_nothing_and_lets_nothing_begin_until_it_is_kept(scene: ContractHarness) -> None:
-    await scene.store.set_caps([Cap("pool:default", 3)])
+async def test_a_lowered_limit_ends_nothing_and_lets_nothing_begin_until_it_is_kept(scene: ContractHarness) -> None:
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 3)])
     await scene.task(*(f"s{number}" for number in range(6)))
     first = await scene.claim()
-    await scene.store.set_caps([Cap("pool:default", 1)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
 
     begun = [len((await scene.advance([completed(claim)], claim=5)).claims) for claim in first]
 
@@ -78,10 +78,10 @@ async def test_a_lowered_cap_ends_nothing_and_lets_nothing_begin_until_it_is_kep
 
 
 @pytest.mark.spec("DIS-03.b")
-async def test_caps_of_many_sessions_each_limit_their_own(scene: ContractHarness) -> None:
+async def test_limits_of_many_sessions_each_limit_their_own(scene: ContractHarness) -> None:
     others = [await open_session(scene.store) for _ in range(3)]
     for number, own in enumerate(others):
-        await scene.store.set_caps([Cap(f"session:{own.session_id}", number + 1)])
+        await scene.store.set_concurrency_limits([ConcurrencyLimit(f"session:{own.session_id}", number + 1)])
         await scene.store.create_task(make_task(own.session_id, *(make_step(f"s{step}") for step in range(5))))
 
     claims = await scene.claim(50)
@@ -90,9 +90,9 @@ async def test_caps_of_many_sessions_each_limit_their_own(scene: ContractHarness
     assert held_of == [1, 2, 3]
 
 
-async def test_limit_below_one_removes_the_cap(scene: ContractHarness) -> None:
-    await scene.store.set_caps([Cap("pool:default", 1)])
-    await scene.store.set_caps([Cap("pool:default", 0)])
+async def test_limit_below_one_removes_the_limit(scene: ContractHarness) -> None:
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 0)])
     await scene.task("a", "b")
 
     assert len(await scene.claim()) == 2
@@ -100,7 +100,7 @@ async def test_limit_below_one_removes_the_cap(scene: ContractHarness) -> None:
 
 @pytest.mark.spec("DIS-10.e")
 async def test_lease_that_ends_in_whatever_way_frees_its_place(scene: ContractHarness) -> None:
-    await scene.store.set_caps([Cap("pool:default", 1)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
     claim = await scene.start("a", "b")
 
     await scene.release(claim)
@@ -146,9 +146,9 @@ class Crowd:
 
 
 @pytest.mark.spec("CARD-2.c")
-async def test_sixteen_claimers_never_exceed_a_cap_of_five(scene: ContractHarness, open_another: OpenStore) -> None:
+async def test_sixteen_claimers_never_exceed_a_limit_of_five(scene: ContractHarness, open_another: OpenStore) -> None:
     total = 40
-    await scene.store.set_caps([Cap(f"session:{scene.own.session_id}", 5)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"session:{scene.own.session_id}", 5)])
     await scene.task(*(f"s{number}" for number in range(total)))
     stores: Sequence[Store] = [await open_another() for _ in range(4)]
     workers = [await scene.another_worker() for _ in range(16)]
@@ -164,10 +164,10 @@ async def test_sixteen_claimers_never_exceed_a_cap_of_five(scene: ContractHarnes
 
 
 @pytest.mark.spec("CARD-2")
-async def test_sixteen_claims_at_one_moment_fill_a_cap_of_five_exactly(
+async def test_sixteen_claims_at_one_moment_fill_a_limit_of_five_exactly(
     scene: ContractHarness, open_another: OpenStore
 ) -> None:
-    await scene.store.set_caps([Cap("pool:default", 5)])
+    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 5)])
     await scene.task(*(f"s{number}" for number in range(40)))
     stores = [await open_another() for _ in range(4)]
     workers = [await scene.another_worker() for _ in range(16)]

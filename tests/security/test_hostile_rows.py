@@ -139,7 +139,7 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
 """A row of each table as a worker may insert it, column by column: one of them at a time is exchanged."""
 UPDATES: Final[Mapping[str, str]] = {
     "sessions": "true",
-    "limits": "true",
+    "concurrency_limits": "true",
     "steps": "key = %(own_step)s",
     "runs": "id = %(own)s",
     "workers": "id = %(own_worker)s",

@@ -35,7 +35,7 @@ async def find_task(store: Store, text: str) -> Task:
     try:
         return await store.task(text)
     except NotFoundError:
-        found = [task for task in await store.tasks(limit=MANY) if fits(task.id, text)]
+        found = [task for task in await store.list_tasks(limit=MANY) if fits(task.id, text)]
         if not found:
             raise
     if len(found) > 1:
@@ -45,7 +45,7 @@ async def find_task(store: Store, text: str) -> Task:
 
 async def newest_open_task(store: Store) -> Task:
     """Return the newest task that has not completed. Raises: UsageError when every task has."""
-    for task in await store.tasks(limit=MANY):
+    for task in await store.list_tasks(limit=MANY):
         if task.status is not TaskStatus.COMPLETED:
             return task
     raise UsageError("every task has completed; name one to look at: soong tasks list")
@@ -63,7 +63,7 @@ async def find_run(store: Store, text: str) -> Run:
     except NotFoundError:
         if "/" in text:
             return await store.run((await store.step(text)).run_id)
-        found = [run for run in await store.runs(limit=100_000) if fits(run.id, text)]
+        found = [run for run in await store.list_runs(limit=100_000) if fits(run.id, text)]
         if not found:
             raise
     if len(found) > 1:

@@ -59,7 +59,7 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
     store = await open_store(load_settings())
     try:
         task_id = (await find_task(store, task)).id if task else ""
-        runs = (await store.runs(task_id=task_id, limit=100_000))[-limit:][::-1]
+        runs = (await store.list_runs(task_id=task_id, limit=100_000))[-limit:][::-1]
     finally:
         await store.close()
     if is_json:

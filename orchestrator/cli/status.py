@@ -97,7 +97,7 @@ async def status_of(settings: Settings) -> Status:
     figures = open_figures(settings)
     try:
         workers = await store.workers()
-        tasks = [task for task in await store.tasks(limit=100) if not task.status.is_terminal]
+        tasks = [task for task in await store.list_tasks(limit=100) if not task.status.is_terminal]
         owners = await store.owners()
         return Status(service, str(settings.home), workers, len(owners), await figures.figures(), tasks)
     finally:

@@ -174,7 +174,7 @@ async def _list(limit: int, *, is_json: bool) -> None:
 
     store = await open_store(load_settings())
     try:
-        tasks = await store.tasks(limit=limit)
+        tasks = await store.list_tasks(limit=limit)
         counts = [await store.counts(task.id) for task in tasks]
     finally:
         await store.close()

@@ -204,7 +204,7 @@ class Watch:
 
     async def _close_session(self, outcome: TaskOutcome) -> None:
         """A session whose one task is complete has nothing left to be owned for."""
-        others = await self.client.store.tasks(session_id=outcome.view.task.session_id)
+        others = await self.client.store.list_tasks(session_id=outcome.view.task.session_id)
         if all(task.status is TaskStatus.COMPLETED for task in others):
             with suppress(UnavailableError):  # asked for, and then done by the next owner
                 await self.client.command(CommandKind.CLOSE, outcome.view.task, limit_s=2.0)

@@ -17,7 +17,9 @@ async def entries(
 ) -> AsyncIterator[AuditEntry]:
     """Yield the entries that are asked for, oldest first."""
     after = 0
-    while page := await store.audit(after=after, session_id=session_id, kinds=kinds, since_us=since_us, limit=PAGE):
+    while page := await store.audit_entries(
+        after=after, session_id=session_id, kinds=kinds, since_us=since_us, limit=PAGE
+    ):
         for entry in page:
             yield entry
         after = page[-1].ordinal
@@ -51,7 +53,7 @@ async def verify(store: AuditStore, keys: KeyStore, *, seen: Collection[str] = (
     """Check every chain to its first broken entry, then every use of a decision."""
     verifier, after = Verifier(), 0
     broken: Break | None = None
-    while broken is None and (page := await store.audit(after=after, limit=PAGE)):
+    while broken is None and (page := await store.audit_entries(after=after, limit=PAGE)):
         broken = verifier.check(page)
         after = page[-1].ordinal
     heads = {chain: digest for chain, (_, digest) in sorted(verifier.heads.items())}

@@ -65,7 +65,7 @@ async def session_frames(api: Api, session_id: str) -> AsyncGenerator[str]:
 async def _standing(api: Api, session_id: str) -> dict[str, Json]:
     store = api.client.store
     session = await store.session(session_id)
-    tasks = await store.tasks(session_id=session_id, limit=TASKS_TOLD)
+    tasks = await store.list_tasks(session_id=session_id, limit=TASKS_TOLD)
     told: list[Json] = [
         {
             "id": task.id,

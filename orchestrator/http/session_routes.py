@@ -42,7 +42,7 @@ async def show_session(request: Request, session_id: SessionId) -> Response:
     detail = SessionDetail(
         **SessionSchema.of(session).model_dump(),
         policy=dict(session.policy),
-        tasks=[task.id for task in await store.tasks(session_id=session_id, limit=TASKS_TOLD)],
+        tasks=[task.id for task in await store.list_tasks(session_id=session_id, limit=TASKS_TOLD)],
         approvals=[question.request.id for question in waiting if question.answer is None],
     )
     return respond(detail)

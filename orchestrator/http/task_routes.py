@@ -161,7 +161,7 @@ async def validate_plan(request: Request, body: PlanBody) -> Response:
 async def list_tasks(request: Request, session: InSession = "", cursor: Cursor = "", limit: Limit = 50) -> Response:
     """List tasks, newest first, with how many steps stand in which status."""
     api = api_of(request)
-    found = await api.client.store.tasks(session_id=session, before=cursor, limit=limit)
+    found = await api.client.store.list_tasks(session_id=session, before=cursor, limit=limit)
     return respond(page_of([await _shape(api, task) for task in found], limit, found[-1].id if found else ""))
 
 

@@ -122,7 +122,7 @@ class RunArchive:
     async def _write_runs(self, task_id: str) -> bool:
         """Write the folder of each run that has one; return whether all of them could be written."""
         is_whole = True
-        for run in await self.runs.runs(task_id=task_id, limit=100_000):
+        for run in await self.runs.list_runs(task_id=task_id, limit=100_000):
             if run.usage.tool_calls or (run.started_us is not None and run.status is not RunStatus.COMPLETED):
                 try:
                     await self._write_run(run)

@@ -138,7 +138,7 @@ class Orchestrator:
         async with self._reconciling:
             await self._adopt()
         for session_id in await self._busy():
-            open_tasks = await self.parts.store.tasks(session_id=session_id)
+            open_tasks = await self.parts.store.list_tasks(session_id=session_id)
             if any(task.status is TaskStatus.RUNNING for task in open_tasks):
                 return True
         return False

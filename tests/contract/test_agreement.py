@@ -302,10 +302,10 @@ class StoresAgree(RuleBasedStateMachine):
     @invariant()
     def rows_are_alike(self) -> None:
         session_id = self.own.session_id
-        self.both(lambda store: store.tasks(session_id=session_id))
+        self.both(lambda store: store.list_tasks(session_id=session_id))
         for task in self.tasks:
             self.both(lambda store, task_id=task.id: store.steps(task_id))  # type: ignore[misc]
-        self.both(lambda store: store.runs(session_id=session_id))
+        self.both(lambda store: store.list_runs(session_id=session_id))
         self.both(lambda store: store.failures(self.own))
         self.both(lambda store: store.backlog())
 

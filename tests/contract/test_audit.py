@@ -32,7 +32,7 @@ async def decide(scene: ContractHarness, request: PermissionRequest, choice: Cho
 
 
 async def told(store: Store, *kinds: AuditKind) -> list[AuditEntry]:
-    return list(await store.audit(kinds=kinds))
+    return list(await store.audit_entries(kinds=kinds))
 
 
 @pytest.mark.spec("PER-19")
@@ -42,7 +42,7 @@ async def test_a_session_is_told_with_the_rules_that_nobody_will_be_asked_about(
     await scene.store.open_session(session)
     await scene.store.open_session(session)
 
-    (entry,) = await scene.store.audit(session_id=session.id)
+    (entry,) = await scene.store.audit_entries(session_id=session.id)
     assert (entry.kind, entry.time_us) == (AuditKind.SESSION_OPENED, session.created_us)
     assert entry.data["policy"] == session.policy
     assert entry.data["principal"] == session.principal
@@ -275,12 +275,12 @@ async def test_entries_come_in_order_by_page_by_session_and_since_an_instant(sce
         await scene.store.note([note], now_us=1000 + number)
     kinds = [AuditKind.SECURITY]
 
-    first = await scene.store.audit(kinds=kinds, limit=2)
-    rest = await scene.store.audit(kinds=kinds, after=first[-1].ordinal)
+    first = await scene.store.audit_entries(kinds=kinds, limit=2)
+    rest = await scene.store.audit_entries(kinds=kinds, after=first[-1].ordinal)
 
     assert [entry.data["number"] for entry in (*first, *rest)] == [0, 1, 2, 3, 4]
-    assert [entry.data["number"] for entry in await scene.store.audit(session_id="sess_1")] == [1, 3]
-    assert [entry.data["number"] for entry in await scene.store.audit(kinds=kinds, since_us=1003)] == [3, 4]
+    assert [entry.data["number"] for entry in await scene.store.audit_entries(session_id="sess_1")] == [1, 3]
+    assert [entry.data["number"] for entry in await scene.store.audit_entries(kinds=kinds, since_us=1003)] == [3, 4]
 
 
 async def test_processes_that_write_at_once_make_a_log_that_holds(
@@ -295,7 +295,7 @@ async def test_processes_that_write_at_once_make_a_log_that_holds(
     await asyncio.gather(*(write(store, place) for place, store in enumerate(stores)))
 
     verifier = Verifier()
-    assert verifier.check(await scene.store.audit()) is None
+    assert verifier.check(await scene.store.audit_entries()) is None
     noted = [entry.data for entry in await told(scene.store, AuditKind.SECURITY)]
     assert sorted((data["place"], data["number"]) for data in noted) == [
         (place, number) for place in range(3) for number in range(20)

@@ -57,7 +57,7 @@ async def test_each_step_has_its_run_with_lineage_before_any_worker_looks(scene:
     new = make_task(scene.own.session_id, "a", "b")
     await scene.store.create_task(new)
 
-    runs = {run.id: run for run in await scene.store.runs(session_id=scene.own.session_id)}
+    runs = {run.id: run for run in await scene.store.list_runs(session_id=scene.own.session_id)}
 
     for step in new.steps:
         assert step.run is not None
@@ -103,8 +103,8 @@ async def test_tasks_are_listed_newest_first_and_by_session(scene: ContractHarne
     first, second = await scene.task("a"), await scene.task("a")
     foreign = await scene.task("a", own=other)
 
-    assert [task.id for task in await scene.store.tasks(session_id=scene.own.session_id)] == [second, first]
-    assert [task.id for task in await scene.store.tasks(limit=2)] == [foreign, second]
+    assert [task.id for task in await scene.store.list_tasks(session_id=scene.own.session_id)] == [second, first]
+    assert [task.id for task in await scene.store.list_tasks(limit=2)] == [foreign, second]
 
 
 @pytest.mark.spec("DAG-01")
@@ -130,8 +130,8 @@ async def test_task_of_an_unknown_session_leaves_nothing(store: Store) -> None:
     with pytest.raises(NotFoundError, match="session 'sess_none'"):
         await store.create_task(new)
 
-    assert await store.tasks() == []
-    assert await store.runs() == []
+    assert await store.list_tasks() == []
+    assert await store.list_runs() == []
 
 
 async def test_a_session_and_a_task_that_are_written_again_stand_once(scene: ContractHarness) -> None:
@@ -142,7 +142,7 @@ async def test_a_session_and_a_task_that_are_written_again_stand_once(scene: Con
         await scene.store.open_session(session)
         await scene.store.create_task(new)
 
-    assert [task.id for task in await scene.store.tasks(session_id=session.id)] == [new.id]
+    assert [task.id for task in await scene.store.list_tasks(session_id=session.id)] == [new.id]
     assert [step.step_id for step in await scene.store.steps(new.id)] == ["a", "b"]
     assert await scene.event_types(new.root_run.identity.run_id) == ["run_created", "task_created"]
 

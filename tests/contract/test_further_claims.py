@@ -363,7 +363,7 @@ async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: Contr
 async def test_a_step_that_its_holders_died_of_is_poisoned(scene: ContractHarness) -> None:
     for _ in range(3):
         await scene.task(puller(), pulled("more"))
-    task_id = (await scene.store.tasks())[-1].id
+    task_id = (await scene.store.list_tasks())[-1].id
     for _ in range(3):
         own = next(claim for claim in await scene.claim() if claim.identity.task_id == task_id)
         await taken(scene, own, "more")

@@ -62,7 +62,7 @@ async def test_only_the_first_key_is_published_as_the_first(scene: ContractHarne
 
     assert (is_first, again) == (True, [False, False])
     assert [(key.id, key.public_key) for key in await scene.store.signing_keys()] == [("key_a", b"a" * 32)]
-    assert len(await scene.store.audit(kinds=[AuditKind.KEY_PUBLISHED])) == 1
+    assert len(await scene.store.audit_entries(kinds=[AuditKind.KEY_PUBLISHED])) == 1
 
 
 async def test_a_key_ends_once(scene: ContractHarness) -> None:
@@ -74,7 +74,7 @@ async def test_a_key_ends_once(scene: ContractHarness) -> None:
     key = await scene.store.signing_key("key_a")
     assert key is not None
     assert key.retired_us == 5
-    assert [entry.data["at_us"] for entry in await scene.store.audit(kinds=[AuditKind.KEY_RETIRED])] == [5]
+    assert [entry.data["at_us"] for entry in await scene.store.audit_entries(kinds=[AuditKind.KEY_RETIRED])] == [5]
 
 
 async def test_a_key_that_is_not_there_cannot_end(scene: ContractHarness) -> None:
@@ -123,7 +123,7 @@ async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(sce
     assert states == [RequestState.EXPIRED, RequestState.DECIDED, RequestState.DECIDED]
     events = [event for event in await scene.store.events(run_id) if event.type == EventType.PERMISSION_EXPIRED]
     assert [event.data["request_id"] for event in events] == [unused.id]
-    (entry,) = await scene.store.audit(kinds=[AuditKind.EXPIRED])
+    (entry,) = await scene.store.audit_entries(kinds=[AuditKind.EXPIRED])
     assert (entry.data["request"], entry.data["key"]) == (unused.id, "key_a")
 
 
@@ -147,7 +147,7 @@ async def test_a_key_is_told_when_it_is_published_and_when_it_ends(scene: Contra
     await retire(scene.store, "key_a", is_revoked=True)
 
     kinds = [AuditKind.KEY_PUBLISHED, AuditKind.KEY_RETIRED]
-    published, ended = await scene.store.audit(kinds=kinds)
+    published, ended = await scene.store.audit_entries(kinds=kinds)
 
     assert published.data == {"key": "key_a", "public_key": "00" * 32, "principal": "ada", "reason": "a new host"}
     assert ended.data["principal"] == "ada"

@@ -129,12 +129,12 @@ async def test_runs_are_listed_by_session_and_by_task(scene: ContractHarness) ->
     other = await scene.another_session()
     await scene.task("a", own=other)
 
-    of_task = await scene.store.runs(task_id=task_id)
-    of_session = await scene.store.runs(session_id=scene.own.session_id)
+    of_task = await scene.store.list_runs(task_id=task_id)
+    of_session = await scene.store.list_runs(session_id=scene.own.session_id)
 
     assert [run.identity.step_key for run in of_task] == ["", f"{task_id}/a", f"{task_id}/b"], "the root run first"
     assert len(of_session) == 3
-    assert len(await scene.store.runs(limit=2)) == 2
+    assert len(await scene.store.list_runs(limit=2)) == 2
 
 
 # -- calls

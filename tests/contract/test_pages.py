@@ -39,10 +39,10 @@ async def test_sessions_are_read_from_the_newest_on(store: Store) -> None:
 
 async def test_a_task_that_comes_meanwhile_moves_no_page(scene: ContractHarness) -> None:
     made = [await scene.task("a") for _ in range(3)]
-    first = await scene.store.tasks(limit=2)
+    first = await scene.store.list_tasks(limit=2)
     await scene.task("a")
 
-    second = await scene.store.tasks(before=first[-1].id, limit=2)
+    second = await scene.store.list_tasks(before=first[-1].id, limit=2)
 
     assert [task.id for task in (*first, *second)] == made[::-1]
 
@@ -54,10 +54,10 @@ async def test_runs_are_read_from_the_newest_on_and_by_task(scene: ContractHarne
 
     ids = await read_all(lambda before: store.run_page(task_id=task, before=before, limit=2))
 
-    assert ids == [run.id for run in reversed(await store.runs(task_id=task))]
+    assert ids == [run.id for run in reversed(await store.list_runs(task_id=task))]
     assert len(ids) == 4
     whole = await store.run_page(session_id=scene.own.session_id)
-    assert [run.id for run in whole] == [run.id for run in reversed(await store.runs())]
+    assert [run.id for run in whole] == [run.id for run in reversed(await store.list_runs())]
 
 
 async def test_nodes_go_on_after_a_number(scene: ContractHarness) -> None:

@@ -47,9 +47,9 @@ async def test_sessions_are_listed_by_owner_and_without_the_closed(store: Store)
         await store.open_session(session)
     await store.close_session(closed.ownership)
 
-    assert {session.id for session in await store.sessions()} == {mine.id, free.id}
-    assert {session.id for session in await store.sessions(owner_id="own_1")} == {mine.id}
-    assert len(await store.sessions(include_closed=True)) == 3
+    assert {session.id for session in await store.list_sessions()} == {mine.id, free.id}
+    assert {session.id for session in await store.list_sessions(owner_id="own_1")} == {mine.id}
+    assert len(await store.list_sessions(include_closed=True)) == 3
 
 
 # -- owners
@@ -229,7 +229,7 @@ async def picture(scene: ContractHarness, claim: Claim) -> list[object]:
         await scene.store.session(scene.own.session_id),
         await scene.store.task(task_id),
         await scene.store.steps(task_id),
-        await scene.store.runs(session_id=scene.own.session_id),
+        await scene.store.list_runs(session_id=scene.own.session_id),
         await scene.store.pending(scene.own.session_id),
     ]
 

@@ -348,7 +348,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         assert {request.id for request in self.do(self.store.pending(self.session.id))} == self.model.waiting()
 
     def check_logs(self) -> None:
-        for run in self.do(self.store.runs(session_id=self.session.id)):
+        for run in self.do(self.store.list_runs(session_id=self.session.id)):
             numbers = [event.seq for event in self.do(self.store.events(run.id))]
             assert numbers == list(range(1, run.last_seq + 1))
 

@@ -309,7 +309,7 @@ async def test_a_question_of_its_own_that_is_not_proven_is_shown_to_nobody_and_t
     assert not callback_of(bench).shown
     events = await bench.store.events(deployment.own.identity.run_id)
     assert [event.data["what"] for event in events if event.type == EventType.SECURITY] == ["forged_request"]
-    (entry,) = await bench.store.audit(kinds=[AuditKind.SECURITY])
+    (entry,) = await bench.store.audit_entries(kinds=[AuditKind.SECURITY])
     assert (entry.data["what"], entry.data["run"]) == ("forged_request", deployment.own.identity.run_id)
 
 
@@ -345,7 +345,7 @@ async def test_a_row_that_is_no_question_is_shown_to_nobody_told_and_holds_nobod
     assert verdict.is_allowed
     assert [shown.identity for shown in callback_of(bench).shown] == [deployment.victim.identity]
     assert await bench.store.pending(bench.session_id) == []
-    entries = await bench.store.audit(kinds=[AuditKind.SECURITY])
+    entries = await bench.store.audit_entries(kinds=[AuditKind.SECURITY])
     assert [entry.data["what"] for entry in entries] == ["malformed_request"] * len(MALFORMED)
 
 
@@ -368,7 +368,7 @@ async def test_a_flood_of_questions_shows_a_bounded_number_and_holds_nobody_back
     assert verdict.is_allowed
     of_flood = [one for one in callback_of(bench).shown if one.identity == deployment.own.identity]
     assert len(of_flood) <= shown
-    told = [entry.data for entry in await bench.store.audit(kinds=[AuditKind.SECURITY])]
+    told = [entry.data for entry in await bench.store.audit_entries(kinds=[AuditKind.SECURITY])]
     assert sum(int(str(data["closed"])) for data in told if data["what"] == "question_flood") == count - shown
 
 

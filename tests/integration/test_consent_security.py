@@ -36,7 +36,7 @@ async def security(bench: ConsentHarness, claim: Claim) -> tuple[list[str], list
     """Return what security events there are: in the run's log, and in the audit log after the owner's sweep."""
     await bench.store.take_reports(bench.ownership.owner_id, now_us=bench.clock.now_us())
     logged = [str(event.data["what"]) for event in await bench.events(claim) if event.type == EventType.SECURITY]
-    told = [str(entry.data["what"]) for entry in await bench.store.audit(kinds=[AuditKind.SECURITY])]
+    told = [str(entry.data["what"]) for entry in await bench.store.audit_entries(kinds=[AuditKind.SECURITY])]
     return logged, told
 
 
@@ -261,7 +261,7 @@ async def test_a_key_file_that_is_taken_away_goes_on_signing_and_a_new_one_leave
 
 async def key_events(bench: ConsentHarness) -> list[tuple[str, str]]:
     """Return what the audit log says of keys that were refused: which, and why."""
-    entries = await bench.store.audit(kinds=["security"])
+    entries = await bench.store.audit_entries(kinds=["security"])
     return [
         (str(entry.data["key"]), str(entry.data["problem"]))
         for entry in entries
@@ -320,7 +320,7 @@ async def test_a_key_from_a_secret_store_signs_once_an_operator_has_adopted_it(
         after, is_allowed = await key_of_decision(bench, "call_3", claim, worker)
 
         assert (before, after, adopted, is_allowed) == (first, new.key_id, new.key_id, True)
-        entries = await bench.store.audit(kinds=["key_published"])
+        entries = await bench.store.audit_entries(kinds=["key_published"])
         assert entries[-1].data["key"] == new.key_id
         assert (entries[-1].data["principal"], entries[-1].data["reason"]) == ("ada", "from the vault")
 

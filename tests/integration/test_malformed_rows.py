@@ -69,7 +69,7 @@ def reaper(deployment: Deployment) -> Reaper:
 
 
 async def told(deployment: Deployment, what: str = "malformed_row") -> list[dict[str, Any]]:
-    entries = await deployment.bench.store.audit(kinds=[AuditKind.SECURITY])
+    entries = await deployment.bench.store.audit_entries(kinds=[AuditKind.SECURITY])
     return [dict(entry.data) for entry in entries if entry.data["what"] == what]
 
 

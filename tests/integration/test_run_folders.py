@@ -178,11 +178,11 @@ class AwayStore(MemoryStore):
 
     away = 0
 
-    async def runs(self, **wanted: object) -> Sequence[Run]:
+    async def list_runs(self, **wanted: object) -> Sequence[Run]:
         if self.away:
             self.away -= 1
             raise UnavailableError("the database does not answer")
-        found: Sequence[Run] = await super().runs(**wanted)  # type: ignore[arg-type,unused-ignore]  # passed on
+        found: Sequence[Run] = await super().list_runs(**wanted)  # type: ignore[arg-type,unused-ignore]  # passed on
         return found
 
 
@@ -247,7 +247,7 @@ async def test_folders_that_cannot_be_written_are_left_to_another_owner(tmp_path
 
 async def security(store: MemoryStore, run_id: str) -> list[str]:
     """Return what the audit log says was found among a run's files."""
-    entries = await store.audit(kinds=["security"])
+    entries = await store.audit_entries(kinds=["security"])
     return [str(entry.data["what"]) for entry in entries if entry.data.get("run") == run_id and entry.session_id]
 
 

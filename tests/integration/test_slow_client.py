@@ -137,5 +137,5 @@ def _cpu_gaps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def _counted(store: SqlStore) -> int:
-    tasks = await store.tasks()
+    tasks = await store.list_tasks()
     return sum([sum((await store.counts(task.id)).by_status.values()) for task in tasks])

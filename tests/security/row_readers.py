@@ -98,7 +98,7 @@ async def read_runs(deployment: Deployment, limit: int) -> None:
 async def read_tasks(deployment: Deployment, limit: int, folder: Path) -> None:
     """Do what ``tasks show`` and the API's task do, and what dependents are told of each step."""
     store = deployment.bench.store
-    for task in await store.tasks(limit=limit):
+    for task in await store.list_tasks(limit=limit):
         async with while_reading(f"task {task.id}"):
             view = await snapshot_of(store, task.id)
             dump((await outcome_of(store, view, folder)).as_json())

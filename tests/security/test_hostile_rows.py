@@ -303,12 +303,12 @@ class Attack:
             events = await store.events(run.id, limit=10_000)
             told = [event for event in events if event.type == EventType.SECURITY]
             self.malformed["event"] += sum(event.data.get("what") == "malformed_row" for event in told)
-        for task in await store.tasks(limit=10_000):
+        for task in await store.list_tasks(limit=10_000):
             steps = await store.steps(task.id)
             self.malformed["step"] += sum(
                 step.error is not None and step.error.type == "malformed_row" for step in steps
             )
-        for entry in await store.audit(kinds=[AuditKind.SECURITY], limit=10_000):
+        for entry in await store.audit_entries(kinds=[AuditKind.SECURITY], limit=10_000):
             if entry.data.get("what") == "malformed_row":
                 self.malformed[str(entry.data.get("row", ""))] += 1
 

@@ -89,7 +89,7 @@ class ClientActor(Actor):
             default_model="sim:small",
             now_us=self.clock.now_us(),
         )
-        if self._session.id not in {known.id for known in await self.store.sessions()}:
+        if self._session.id not in {known.id for known in await self.store.list_sessions()}:
             await self.store.open_session(self._session)
         await self.store.create_task(task)
         await self.notifier.notify_owners([self._session.id])
@@ -104,7 +104,7 @@ class ClientActor(Actor):
         await self._client.tasks.ask(CommandKind.DISPATCH, task, detail, limit_s=5.0)
 
     async def _order(self) -> None:
-        tasks = await self.store.tasks(session_id=self._session.id)
+        tasks = await self.store.list_tasks(session_id=self._session.id)
         if not tasks:
             return
         task = self._random.choice(list(tasks))

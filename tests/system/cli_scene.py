@@ -130,7 +130,7 @@ class CliHarness:
         async def read() -> tuple[Task, Sequence[Step]] | None:
             store = await open_store(f"sqlite:///{self.home}/soong.db", migrate=False)
             try:
-                tasks = await store.tasks(limit=1)
+                tasks = await store.list_tasks(limit=1)
                 return (tasks[0], await store.steps(tasks[0].id)) if tasks else None
             finally:
                 await store.close()

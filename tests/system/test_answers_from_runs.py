@@ -167,7 +167,7 @@ async def answers_about(home: Path, folder: Path) -> list[dict[str, Any]]:
     try:
         questions = await store.questions(include_closed=True)
         about = {one.request.id for one in questions if one.request.shown.startswith(str(folder))}
-        entries = await store.audit(limit=10_000, kinds=["answer"])
+        entries = await store.audit_entries(limit=10_000, kinds=["answer"])
         return [dict(entry.data) for entry in entries if entry.data["request"] in about]
     finally:
         await store.close()

@@ -64,7 +64,7 @@ async def writers(service: Deployment, task: Task) -> list[Step]:
 
 async def events_of(service: Deployment, task: Task) -> list[tuple[str, str]]:
     """Return (type, error or reason) of every event of the task's runs."""
-    runs = await service.store.runs(task_id=task.id)
+    runs = await service.store.list_runs(task_id=task.id)
     events = [event for run in runs for event in await service.store.events(run.id)]
     return [(event.type, str(event.data.get("error") or event.data.get("reason") or "")) for event in events]
 
@@ -94,7 +94,7 @@ async def test_allow_once_asks_for_each_and_says_who_asks_from_rows(service: Dep
 
     task = await run(service, folder, person, workers=2)
 
-    runs = {each.id: each.identity for each in await service.store.runs(task_id=task.id)}
+    runs = {each.id: each.identity for each in await service.store.list_runs(task_id=task.id)}
     root = runs[task.root_run_id]
     assert len(person.asked) == 2
     assert len({request.identity.run_id for request in person.asked}) == 2

@@ -276,7 +276,7 @@ async def test_a_callback_in_a_client_is_asked_once_however_many_owners_die(bare
             async with asyncio.timeout(60):
                 outcome = await running
 
-        (task,) = await service.store.tasks()
+        (task,) = await service.store.list_tasks()
         assert outcome.status is TaskStatus.COMPLETED
         assert await story_of(service, task, lambda _run_id: len(asked)) == ONCE
         check_rows(service, 1)

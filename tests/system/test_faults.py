@@ -46,7 +46,7 @@ def fan(width: int, seconds: float) -> dict[str, Json]:
 async def completions(service: Deployment, task: Task) -> dict[str, int]:
     """Return how often each step's completion was accepted, over all of its runs."""
     counts: dict[str, int] = {}
-    for run in await service.store.runs(task_id=task.id):
+    for run in await service.store.list_runs(task_id=task.id):
         for event in await service.store.events(run.id):
             if event.type == EventType.STEP_COMPLETED:
                 counts[run.identity.step_key] = counts.get(run.identity.step_key, 0) + 1

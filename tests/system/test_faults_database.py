@@ -137,7 +137,7 @@ async def test_a_submission_that_was_told_as_an_error_is_made_once(no_owner: Dep
 
         await prove(service, await service.store.task(task.id))
         assert lost == [0, 2, 4]
-        assert [one.id for one in await service.store.tasks()] == [task.id]
+        assert [one.id for one in await service.store.list_tasks()] == [task.id]
 
 
 def lose_answers(client: Client, *numbers: int) -> list[int]:

@@ -172,7 +172,7 @@ async def test_flower_counts_what_agents_run_into_and_tells_no_secret(
         return {key: counted.get(key) for key in expected} == expected
 
     await service.until(all_counted, within_s=20)
-    runs = await service.store.runs(task_id=ended.id)
+    runs = await service.store.list_runs(task_id=ended.id)
     shown = "".join(map(flower.page, ("/api/tasks", "/api/workers", "/metrics", "/tasks", "/workers")))
     shown += "".join(flower.page(f"/task/{run.identity.run_id}") for run in runs)
     shown += service.logs() + (tmp_path / "flower.log").read_text()
@@ -191,7 +191,7 @@ async def test_a_run_is_shown_in_its_own_state_whatever_was_counted_of_it(
     project.mkdir()
 
     ended = await service.finished(await service.submit(TROUBLED, project=project))
-    by_step = {run.identity.step_key.rpartition("/")[2]: run for run in await service.store.runs(task_id=ended.id)}
+    by_step = {run.identity.step_key.rpartition("/")[2]: run for run in await service.store.list_runs(task_id=ended.id)}
 
     async def has_ended(step: str, state: str) -> bool:
         page = await asyncio.to_thread(flower.page, f"/api/task/info/{by_step[step].identity.run_id}")

@@ -102,7 +102,7 @@ class Recording:
 async def recorded(service: Deployment, task: Task) -> Recording:
     store = service.store
     steps = await store.steps(task.id)
-    runs = {run.id: run for run in await store.runs(task_id=task.id)}
+    runs = {run.id: run for run in await store.list_runs(task_id=task.id)}
     return Recording(
         await store.session(task.session_id),
         await store.task(task.id),

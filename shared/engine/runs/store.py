@@ -68,7 +68,7 @@ class RunStore(Protocol):
         """Raises: NotFoundError."""
         ...
 
-    async def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
+    async def list_runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
         """Return runs in order of creation."""
         ...
 

@@ -61,7 +61,7 @@ class TaskStore(Protocol):
         """Raises: NotFoundError."""
         ...
 
-    async def tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
+    async def list_tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
         """Return tasks, newest first; ``before`` is the id of the last one of the page before this one."""
         ...
 

@@ -12,7 +12,7 @@ class AuditStore(Protocol):
         """Add entries of their own, for what has no other transaction that they could be part of."""
         ...
 
-    async def audit(
+    async def audit_entries(
         self, *, after: int = 0, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0, limit: int = 1000
     ) -> Sequence[AuditEntry]:
         """Return entries in the order of their insertion, those with a higher ordinal than ``after``."""

@@ -177,7 +177,7 @@ class PlanningTools:
 
     async def _list(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         limit = int(str(call_input.get("limit", 20)))
-        tasks = await self.service.store.tasks(session_id=context.identity.session_id, limit=limit)
+        tasks = await self.service.store.list_tasks(session_id=context.identity.session_id, limit=limit)
         shown: list[Json] = [task_facts(task, await self.service.store.counts(task.id)) for task in tasks]
         return {"tasks": shown}
 

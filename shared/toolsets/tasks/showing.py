@@ -82,7 +82,7 @@ async def task_named(store: TaskStore, context: ToolContext, call_input: JsonObj
     Raises: ToolError.
     """
     session_id, asked = context.identity.session_id, str(call_input.get("task_id", ""))
-    tasks = await store.tasks(session_id=session_id, limit=1000)
+    tasks = await store.list_tasks(session_id=session_id, limit=1000)
     if not asked:
         tasks = [task for task in tasks if not task.status.is_terminal] or tasks[:1]
         if len(tasks) == 1:

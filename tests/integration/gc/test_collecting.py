@@ -36,7 +36,7 @@ SEEDS = 12
 async def test_an_ended_task_goes_with_all_its_rows_and_folders(place: Place) -> None:
     before = place.tables()
     task_id = await place.ended_task(events=(NewEvent("tool_completed", {"x": 1}),))
-    runs = await place.store.runs(task_id=task_id)
+    runs = await place.store.list_runs(task_id=task_id)
     for run in runs:
         (place.home / "runs" / run.id / "logs").mkdir(parents=True)
 
@@ -59,7 +59,7 @@ async def test_age_is_counted_from_the_end(place: Place) -> None:
     done = await place.collector.collect(RetentionLimits(place.scene.now_us - 30 * DAY_US))
 
     assert done.tasks == 1
-    assert [task.id for task in await place.store.tasks()] == [young]
+    assert [task.id for task in await place.store.list_tasks()] == [young]
     assert old != young
 
 
@@ -103,7 +103,7 @@ async def test_a_collection_amid_any_history_changes_no_row_of_open_work(place: 
     await place.collector.collect(place.all_ended)
 
     assert _rows_of(place.tables(), open_ids) == before
-    assert {task.id for task in await place.store.tasks()} == open_ids
+    assert {task.id for task in await place.store.list_tasks()} == open_ids
 
 
 @pytest.mark.spec("OPS-10.d")
@@ -128,7 +128,7 @@ async def test_a_killed_collection_is_finished_by_the_next_one(place: Place) -> 
     done = await place.collector.collect(place.all_ended)
 
     assert (done.tasks, done.steps) == (0, 2)
-    assert await place.store.runs(task_id=task_id) == []
+    assert await place.store.list_runs(task_id=task_id) == []
 
 
 @pytest.mark.spec("OPS-10.c")
@@ -156,7 +156,7 @@ async def test_size_removes_the_oldest_until_enough_is_free(place: Place) -> Non
 
     done = await place.collector.collect(RetentionLimits(0, keep_bytes=used - 1_000_000, grace_s=-60 * DAY_US))
 
-    left = [task.id for task in await place.store.tasks() if task.status is TaskStatus.COMPLETED]
+    left = [task.id for task in await place.store.list_tasks() if task.status is TaskStatus.COMPLETED]
     assert 0 < done.tasks < 8
     assert left == list(reversed(list(sizes)))[: len(left)], "the newest stay"
     assert {one.digest for one in place.artifacts.stored()} == {sizes[task_id] for task_id in left}
@@ -201,7 +201,7 @@ async def test_an_artifact_that_is_written_again_counts_as_young(tmp_path: Path)
 @pytest.mark.spec("OPS-10")
 async def test_a_link_among_the_run_folders_is_neither_followed_nor_emptied(place: Place) -> None:
     task_id = await place.ended_task()
-    run = (await place.store.runs(task_id=task_id))[0]
+    run = (await place.store.list_runs(task_id=task_id))[0]
     elsewhere = place.home / "precious"
     elsewhere.mkdir()
     (elsewhere / "file").write_text("keep")

@@ -131,7 +131,7 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
 
     @rule(is_recorded=st.booleans())
     def settle(self, *, is_recorded: bool) -> None:
-        for task in self.do(self.store.tasks()):
+        for task in self.do(self.store.list_tasks()):
             for step in self.do(self.store.steps(task.id)):
                 if step.status == "failed":
                     policy = FailurePolicy.SKIP_DEPENDENTS
@@ -142,7 +142,7 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
 
     @rule(which=ANY)
     def retry(self, which: int) -> None:
-        tasks = [task for task in self.do(self.store.tasks()) if task.status.is_terminal]
+        tasks = [task for task in self.do(self.store.list_tasks()) if task.status.is_terminal]
         if not tasks:
             return
         task = tasks[which % len(tasks)]
@@ -205,7 +205,7 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
     # -- what holds
     @invariant()
     def open_steps_have_what_they_need(self) -> None:
-        for task in self.do(self.store.tasks()):
+        for task in self.do(self.store.list_tasks()):
             if task.status.is_terminal:
                 continue
             self.do(self.store.run(task.root_run_id))
@@ -223,12 +223,12 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
     def needed_by_agents(self) -> set[str]:
         """Return the tasks that an agent planned which goes on."""
         running = {claim.identity.run_id for claim in self.claims}
-        roots = {task.id: self.do(self.store.run(task.root_run_id)) for task in self.do(self.store.tasks())}
+        roots = {task.id: self.do(self.store.run(task.root_run_id)) for task in self.do(self.store.list_tasks())}
         return {task_id for task_id, root in roots.items() if root.identity.parent_run_id in running}
 
     def open_rows(self) -> dict[str, list[Any]]:
         """Return every row that names a task which goes on, or a run of one or of an agent in one."""
-        tasks = [task for task in self.do(self.store.tasks()) if not task.status.is_terminal]
+        tasks = [task for task in self.do(self.store.list_tasks()) if not task.status.is_terminal]
         with connected(self.url, is_writer=False) as connection:
             tables = {
                 name: connection.execute(text(f"SELECT * FROM {name}")).all()  # our own tables
@@ -253,7 +253,7 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
                 self.do(self.scene.complete(self.claims.pop()))
             self.settle(is_recorded=True)
             self.claim()
-        for task in self.do(self.store.tasks()):
+        for task in self.do(self.store.list_tasks()):
             statuses = {step.status for step in self.do(self.store.steps(task.id))}
             assert statuses <= STEP_ENDS, (task.id, statuses)
 

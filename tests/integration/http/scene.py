@@ -207,5 +207,5 @@ async def _carry_out(bench: ConsentHarness) -> None:
     while True:
         await subscription.wait(0.2)
         await bench.store.adopt_sessions(bench.ownership.owner_id)
-        for session in await bench.store.sessions(owner_id=bench.ownership.owner_id):
+        for session in await bench.store.list_sessions(owner_id=bench.ownership.owner_id):
             await commands.carry_out(session.ownership)

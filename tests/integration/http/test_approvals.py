@@ -113,7 +113,7 @@ async def test_the_second_answer_is_told_who_was_first_and_when(scene: HttpHarne
             assert code_of(response) == "already_decided"
             assert (told["by"], told["channel"], told["at"]) == (winner["principal"], "http", winner["answered"])
             assert told["choice"] == "allow_once"
-    late = [e for e in await scene.bench.store.audit() if e.kind == AuditKind.SECURITY]
+    late = [e for e in await scene.bench.store.audit_entries() if e.kind == AuditKind.SECURITY]
     assert len(late) == 3
 
 

@@ -83,7 +83,7 @@ async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpHarne
     assert (other.status_code, code_of(other)) == (422, "idempotency_key_reused")
     assert (others.status_code, others.json()["session"]["principal"]) == (201, BOB)
     assert (code_of(wrong), wrong.json()["errors"][0]["place"]) == ("invalid_input", "header.Idempotency-Key")
-    assert len(await scene.bench.store.tasks()) == 2
+    assert len(await scene.bench.store.list_tasks()) == 2
 
 
 async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpHarness, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpHarness, tm
     assert code_of(checked) == code_of(sent) == "invalid_plan"
     assert len(checked.json()["errors"]) >= 3
     assert all(error["place"] and error["problem"] and error["remedy"] for error in checked.json()["errors"])
-    assert await scene.bench.store.tasks() == []
+    assert await scene.bench.store.list_tasks() == []
 
 
 async def test_a_missing_input_writes_nothing(scene: HttpHarness, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_a_missing_input_writes_nothing(scene: HttpHarness, tmp_path: Path
 
     assert response.status_code == 422
     assert "name" in response.text
-    assert await scene.bench.store.tasks() == []
+    assert await scene.bench.store.list_tasks() == []
 
 
 async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpHarness) -> None:
@@ -112,7 +112,7 @@ async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpHarn
     assert told["title"] == "From a file"
     assert [step["id"] for step in told["steps"]] == ["only"]
     assert told["mermaid"].startswith("flowchart")
-    assert await scene.bench.store.tasks() == []
+    assert await scene.bench.store.list_tasks() == []
 
 
 async def test_a_task_is_drawn_as_it_stands(scene: HttpHarness, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class MemoryAudit:
         add_notes(self.rows, notes, now_us)
 
     @transaction
-    def audit(
+    def audit_entries(
         self, *, after: int = 0, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0, limit: int = 1000
     ) -> Sequence[AuditEntry]:
         found = [

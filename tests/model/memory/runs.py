@@ -26,7 +26,7 @@ class MemoryRuns:
         return self.rows.run(run_id)
 
     @transaction
-    def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
+    def list_runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
         found = [
             run
             for run in self.rows.runs.values()

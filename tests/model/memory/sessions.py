@@ -78,7 +78,7 @@ class MemorySessions:
         return self.rows.session(session_id)
 
     @transaction
-    def sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]:
+    def list_sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]:
         return [
             session
             for session in self.rows.sessions.values()

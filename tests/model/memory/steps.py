@@ -71,7 +71,7 @@ class MemorySteps:
         return self.rows.task(task_id)
 
     @transaction
-    def tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
+    def list_tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
         found = page_before(self.rows.tasks, before)
         return [task for task in found if session_id in {"", task.session_id}][:limit]
 

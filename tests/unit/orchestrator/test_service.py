@@ -104,7 +104,7 @@ async def test_a_failed_step_is_tried_again_with_a_new_run(service: OneLoop) -> 
 
     task = await service.run(plan({**flaky, "backoff_s": 0.01}))
 
-    runs = await service.store.runs(task_id=task.id)
+    runs = await service.store.list_runs(task_id=task.id)
     attempts = [run for run in runs if run.identity.step_key]
     assert task.status is TaskStatus.COMPLETED
     assert [run.attempt for run in attempts] == [1, 2, 3]

@@ -117,7 +117,7 @@ async def test_what_is_tried_again_by_itself_stays_with_who_asked_for_it(service
     await service_of(service, "root").retry(task)
     await service.finished(task.id)
 
-    runs = [run for run in await service.store.runs(task_id=task.id) if run.identity.step_key]
+    runs = [run for run in await service.store.list_runs(task_id=task.id) if run.identity.step_key]
     assert [run.identity.origin.is_foreign for run in sorted(runs, key=lambda run: run.attempt)] == [
         *(False, False),
         *(True, True),

@@ -106,4 +106,4 @@ async def test_nothing_is_written_of_a_plan_that_is_too_large() -> None:
     with pytest.raises(LimitExceededError):
         await tasks.create(session.id, plan_from_json({"title": "t", "steps": steps(MOST + 1)}), {})
 
-    assert await store.tasks() == []
+    assert await store.list_tasks() == []

@@ -221,7 +221,7 @@ async def test_a_wrong_plan_is_refused_by_name_and_nothing_is_made(
     assert result.error is not None
     assert result.error.type is ErrorType.INVALID_INPUT
     assert named in result.error.message
-    assert len(await planning.service.store.tasks()) == 1
+    assert len(await planning.service.store.list_tasks()) == 1
 
 
 # -- failures wait for the agent

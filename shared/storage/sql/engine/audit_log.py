@@ -97,7 +97,7 @@ class SqlAudit:
     async def note(self, notes: Sequence[AuditNote], *, now_us: int) -> None:
         await self._database.write(lambda tx: self._trail.note(tx, notes, now_us))
 
-    async def audit(
+    async def audit_entries(
         self, *, after: int = 0, session_id: str = "", kinds: Collection[str] = (), since_us: int = 0, limit: int = 1000
     ) -> Sequence[AuditEntry]:
         wanted = select(audit).where(audit.c.ordinal > after).order_by(audit.c.ordinal).limit(limit)

@@ -106,7 +106,7 @@ class SqlRuns:
             raise NotFoundError("run", run_id)
         return run_of(row)
 
-    async def runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
+    async def list_runs(self, *, session_id: str = "", task_id: str = "", limit: int = 1000) -> Sequence[Run]:
         wanted = WHOLE_RUNS.order_by(runs.c.ordinal).limit(limit)
         if session_id:
             wanted = wanted.where(runs.c.session_id == session_id)

@@ -155,7 +155,7 @@ class SqlSessions:
             raise NotFoundError("session", session_id)
         return session_of(row)
 
-    async def sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]:
+    async def list_sessions(self, *, owner_id: str | None = None, include_closed: bool = False) -> Sequence[Session]:
         wanted = select(sessions).order_by(sessions.c.ordinal)
         if owner_id is not None:
             wanted = wanted.where(sessions.c.owner_id == owner_id)

@@ -124,7 +124,7 @@ class SqlTasks:
     async def task(self, task_id: str) -> Task:
         return await self._database.read(lambda tx: read_task(tx, task_id))
 
-    async def tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
+    async def list_tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
         wanted = select(tasks).order_by(tasks.c.ordinal.desc()).limit(limit)
         if before:
             wanted = wanted.where(tasks.c.ordinal < ordinal_of(tasks, before))

@@ -63,11 +63,12 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
 	deploy/test-compose.sh
 
-lint: env ## ruff, mypy --strict, import contracts
+lint: env ## ruff, mypy --strict, import contracts, plain English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	PYTHONPATH=. $(BIN)/python -P -m tests.architecture.language
 
 # Without a network. Diagrams are drawn where `npm ci --prefix tests/npm` has installed mermaid, and are text elsewhere.
 docs: env ## Build the documentation site into site/, strictly

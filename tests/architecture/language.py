@@ -1,0 +1,229 @@
+"""The words that public text avoids, and where they are found; ``make lint`` runs it as a program.
+
+Public text is the hand-written part of every document, the comments of examples and deployment files, and, in product
+code, docstrings and string literals of more than one word (help, errors, log messages). Code in a document (fenced or
+between backticks), SQL and parts made from code are not prose and are skipped.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.spec_document import ROOT
+
+_UNITS = "step|turn|run|hop|process|session|task|call|claim|slot|worker|second|minute|hour|day|decision|question|row"
+_NUMBER = r"(?:\d(?:[\d,.]*\d)?|two|three|four|five|ten|hundreds|thousands|dozens)"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One pattern that public text avoids, and the words to use in its place."""
+
+    pattern: re.Pattern[str]
+    instead: str
+
+
+def _rule(pattern: str, instead: str) -> Rule:
+    return Rule(re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE), instead)
+
+
+RULES: tuple[Rule, ...] = (
+    _rule(r"\banew\b", "again"),
+    _rule(r"\bmend(?:s|ed|ing)?\b", "fix"),
+    _rule(r"\boffen[cs]es?\b", "problem"),
+    _rule(r"(?<!there\s)\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|later\b)\w+", "is not a …"),
+    _rule(rf"\b{_NUMBER} (?!of\b|in\b|for\b|to\b|on\b|at\b|is\b|are\b)\w+ an? (?:{_UNITS})\b", "per step, per second"),
+    _rule(rf"\bone \w*[^s\W] an? (?:{_UNITS})\b", "one … per step"),
+    _rule(r"\btold\b", "notified, given, or name who reports it"),
+    _rule(r"\bstands?\b(?! for\b|-alone|-in\b)", "is, is stored, is listed"),
+    _rule(r"\bwhoever\b", "the user or process that"),
+    _rule(r"\bfurther(?:more)?\b", "additional, more"),
+    _rule(r"(?<!\bas\sa\s)\bwhole\b", "full, entire, all"),
+    _rule(r"\bcomer-back\b", "a worker that comes back"),
+    _rule(r"\bhow-manieth\b", "the number of"),
+    _rule(r"\bforebears?\b", "callers, ancestors"),
+    _rule(r"\bwish(?:es|ed)?\b", "request"),
+    _rule(r"\bbeside\b", "next to, in addition to"),
+    _rule(r"\b(?:go|goes|went|gone|going) on\b", "continue"),
+    _rule(r"\bin vain\b", "without success"),
+    _rule(r"\bwhat (?:\w+ )?(?:came|comes) (?:of|to)\b", "the result, the outcome"),
+    _rule(r"\b(?:told|asked|said) of\b", "name who reports or asks"),
+    _rule(r"\b(?:file|page|row|column|document|docstring|field|setting)s? says?\b", "contains, states, shows"),
+)
+
+ALLOWED: tuple[tuple[str, str, str], ...] = ()
+"""Exact exceptions: the file, the phrase, and why that phrase is right."""
+
+UNCOVERED: tuple[str, ...] = (
+    ".github/pull_request_template.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "deploy/alerts.yaml",
+    "deploy/kubernetes/api.yaml",
+    "deploy/kubernetes/config.yaml",
+    "deploy/kubernetes/worker.yaml",
+    "deploy/redis-users.acl",
+    "deploy/test-compose.sh",
+    "docs/api.md",
+    "docs/approvals.md",
+    "docs/architecture.md",
+    "docs/commands.md",
+    "docs/decisions/0002-order-of-layers.md",
+    "docs/decisions/0003-redis-rings-rows-decide.md",
+    "docs/decisions/0004-clients-write-wishes.md",
+    "docs/decisions/0005-a-dispatch-wakes-a-process.md",
+    "docs/decisions/0006-sql-with-group-commit.md",
+    "docs/decisions/0007-roles-by-columns-and-row-checks.md",
+    "docs/decisions/0008-a-credential-for-each-worker-process.md",
+    "docs/decisions/0009-the-api-is-a-client.md",
+    "docs/decisions/0010-a-puller-is-a-step.md",
+    "docs/decisions/0012-what-decides-and-what-workers-write-are-apart.md",
+    "docs/decisions/0013-a-worker-writes-where-it-holds.md",
+    "docs/decisions/0014-a-workers-rows-are-strangers.md",
+    "docs/decisions/0015-one-installed-package.md",
+    "docs/decisions/0016-rooms-point-down.md",
+    "docs/decisions/README.md",
+    "docs/decisions/template.md",
+    "docs/declarative.md",
+    "docs/doctor.md",
+    "docs/extending.md",
+    "docs/glossary.md",
+    "docs/hooks.md",
+    "docs/operations.md",
+    "docs/permissions.md",
+    "docs/plans.md",
+    "docs/proofs/chaos.md",
+    "docs/proofs/consent.md",
+    "docs/proofs/history.md",
+    "docs/proofs/scale.md",
+    "docs/proofs/simulation.md",
+    "docs/reliability.md",
+    "docs/security.md",
+    "docs/skills.md",
+    "docs/spec.md",
+    "docs/tools.md",
+    "docs/tutorial.md",
+    "examples/README.md",
+    "examples/pull.yaml",
+    "orchestrator/approvals",
+    "orchestrator/cli",
+    "orchestrator/client",
+    "orchestrator/direct",
+    "orchestrator/embedded",
+    "orchestrator/http",
+    "orchestrator/owner",
+    "orchestrator/retention",
+    "orchestrator/sdk.py",
+    "shared/agents",
+    "shared/core",
+    "shared/engine",
+    "shared/permissions",
+    "shared/sandbox",
+    "shared/storage",
+    "shared/tools",
+    "shared/toolsets",
+    "worker",
+)
+"""Paths whose text is still to be rewritten. Take a path out once its text passes; none is added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A banned word in public text."""
+
+    path: str
+    line: int
+    found: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.found!r}: write {self.instead}"
+
+
+Block = tuple[int, str]
+"""A piece of prose and the line it begins on."""
+
+
+def problems_in(path: str, blocks: Iterable[Block]) -> list[Problem]:
+    """Return, in the order of lines, what the rules find in the prose of ``path``, in phrases that are not allowed."""
+    found: list[Problem] = []
+    allowed = [phrase for where, phrase, _ in ALLOWED if where == path]
+    for first, text in blocks:
+        judged = text
+        for phrase in allowed:
+            judged = judged.replace(phrase, "x" * len(phrase))
+        for rule in RULES:
+            for match in rule.pattern.finditer(judged):
+                line = first + text.count("\n", 0, match.start())
+                found.append(Problem(path, line, " ".join(match.group().split()), rule.instead))
+    return sorted(found, key=lambda problem: problem.line)
+
+
+_SKIPPED = re.compile(
+    r"^(?P<f> *```).*?^(?P=f) *$|<!-- made from code: ([a-z-]+) -->.*?<!-- end: \2 -->", re.DOTALL | re.MULTILINE
+)
+_INLINE = re.compile(r"``[^`]*``|`[^`]*`")
+
+
+def prose_of_markdown(text: str) -> Iterator[Block]:
+    """Yield a document without its code, line for line, and without the parts that are made from code."""
+    blanked = _SKIPPED.sub(_lines_of, text)
+    yield 1, _INLINE.sub(lambda match: "x" + _lines_of(match), blanked)
+
+
+def _lines_of(match: re.Match[str]) -> str:
+    return "\n" * match.group().count("\n")
+
+
+_COMMENT = re.compile(r"(?:^|\s)(?:#+|--)\s(.*)|^\s*(?:description|summary): (.*)")
+
+
+def prose_of_comments(text: str) -> Iterator[Block]:
+    """Yield the comments of YAML, shell, SQL and configuration files, and the descriptions in examples."""
+    found = (_COMMENT.search(line) for line in text.splitlines())
+    yield 1, "\n".join((match[1] or match[2] or "") if match else "" for match in found)
+
+
+_SQL = re.compile(r"\s*(?:/\*|--|(?:SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|GRANT)\b)")
+
+
+def prose_of_python(source: str) -> Iterator[Block]:
+    """Yield docstrings and string literals of more than one word; SQL is left out."""
+    for node in ast.walk(ast.parse(source)):
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        if " " in text and not _SQL.match(text):
+            yield node.lineno, _INLINE.sub(lambda match: "x" + _lines_of(match), text)
+
+
+_READERS: Mapping[str, Callable[[str], Iterator[Block]]] = {".md": prose_of_markdown, ".py": prose_of_python}
+_PLACES = (
+    "*.md", "docs/**/*.md", ".github/**/*.md", "examples/**/*.md", "examples/**/*.yaml", "examples/**/*.py",
+    "deploy/**/*", "orchestrator/**/*.py", "shared/**/*.py", "worker/**/*.py", "soong/*.py",
+)  # fmt: skip
+
+
+def public_files(uncovered: tuple[str, ...] = UNCOVERED) -> list[str]:
+    """Return the files whose text is public, without those that are still to be rewritten."""
+    found = {str(path.relative_to(ROOT)) for place in _PLACES for path in ROOT.glob(place) if path.is_file()}
+    return sorted(path for path in found if not any(path == left or path.startswith(f"{left}/") for left in uncovered))
+
+
+def problems_of(path: str) -> list[Problem]:
+    """Return the banned words in the public text of the file ``path`` of the repository."""
+    reader = _READERS.get(Path(path).suffix, prose_of_comments)
+    return problems_in(path, reader((ROOT / path).read_text(encoding="utf-8")))
+
+
+def main(paths: list[str]) -> int:
+    """Print each banned word in ``paths`` (or in all covered files); return 1 when there is one."""
+    chosen = [path for path in public_files(()) if path.startswith(tuple(paths))] if paths else public_files()
+    found = [problem for path in chosen for problem in problems_of(path)]
+    sys.stdout.writelines(f"{problem}\n" for problem in found)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""Public text is plain technical English: documents, help, errors, log messages and docstrings."""
+
+import pytest
+
+from tests.architecture.language import (
+    ALLOWED,
+    RULES,
+    UNCOVERED,
+    problems_in,
+    problems_of,
+    prose_of_comments,
+    prose_of_markdown,
+    prose_of_python,
+    public_files,
+)
+from tests.spec_document import ROOT
+
+BAD = (
+    "The worker registers anew.",
+    "The message says how to mend it.",
+    "The file has one offence.",
+    "The value is no number.",
+    "It takes 1.4 ms a step.",
+    "The store writes one transaction a hop.",
+    "It makes 330 steps a second.",
+    "The owner is told when a run ends.",
+    "The row stands in the table.",
+    "It wakes whoever waits.",
+    "The run claims a further step.",
+    "The whole input is shown.",
+    "A comer-back never reuses its ID.",
+    "The how-manieth run this is.",
+    "The command lists the forebears of a run.",
+    "A client writes a wish.",
+    "A file lies beside the plan.",
+    "The run goes on.",
+    "The worker asks in vain.",
+    "The page shows what came of it.",
+    "Each step that is asked of.",
+    "The row says which run it is.",
+)
+GOOD = (
+    "The worker registers again, and there is no second row for it.",
+    "The value is not a number: 'x'; expected an integer.",
+    "It takes 1.4 ms per step, and a run is no longer than an hour.",
+    "One process owns a session; two workers claim steps of a task.",
+    "DAG stands for directed acyclic graph; the release as a whole is signed.",
+    "A stand-alone worker keeps one run of a step per slot.",
+    "Continue the run in addition to the current step.",
+)
+
+
+@pytest.mark.parametrize("path", public_files())
+def test_public_text_has_no_banned_words(path: str) -> None:
+    assert [str(problem) for problem in problems_of(path)] == []
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_bad_sentence_is_found(sentence: str) -> None:
+    assert [problem.path for problem in problems_in("page.md", [(1, sentence)])] == ["page.md"]
+
+
+def test_each_rule_finds_one_of_the_bad_sentences() -> None:
+    idle = [rule.pattern.pattern for rule in RULES if not any(rule.pattern.search(sentence) for sentence in BAD)]
+
+    assert idle == []
+
+
+@pytest.mark.parametrize("sentence", GOOD)
+def test_good_sentence_passes(sentence: str) -> None:
+    assert problems_in("page.md", [(1, sentence)]) == []
+
+
+def test_words_broken_over_two_lines_are_found_where_they_begin() -> None:
+    [problem] = problems_in("page.md", [(5, "First line.\nThen the run goes\non.")])
+
+    assert str(problem) == "page.md:6: 'goes on': write continue"
+
+
+def test_code_and_generated_parts_of_a_document_are_skipped() -> None:
+    code = "Use `--whole`.\n```\nthe whole log\n```\n"
+    generated = "<!-- made from code: x -->\ntold\n<!-- end: x -->\n"
+
+    assert [
+        problem.line for problem in problems_in("page.md", prose_of_markdown(f"{code}{generated}It registers anew.\n"))
+    ] == [8]
+
+
+def test_comments_of_configuration_are_read_and_its_values_are_not() -> None:
+    text = "whole: told # registers anew\n-- stands\nname: offence\ndescription: beside it\n"
+
+    assert [problem.line for problem in problems_in("a.yaml", prose_of_comments(text))] == [1, 2, 4]
+
+
+def test_docstrings_and_messages_of_code_are_read_and_sql_and_single_words_are_not() -> None:
+    code = '"""Registers anew."""\nkey = "whole"\nsql = "SELECT told FROM wish"\nmessage = f"{key} is no name"\n'
+
+    assert [problem.line for problem in problems_in("a.py", prose_of_python(code))] == [1, 4]
+
+
+def test_each_exception_and_each_uncovered_path_exists() -> None:
+    unused = [phrase for path, phrase, _ in ALLOWED if phrase not in (ROOT / path).read_text(encoding="utf-8")]
+    gone = [path for path in UNCOVERED if not (ROOT / path).exists()]
+
+    assert unused == []
+    assert gone == []

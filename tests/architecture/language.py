@@ -193,9 +193,10 @@ _SQL = re.compile(r"\s*(?:/\*|--|(?:SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTE
 def prose_of_python(source: str) -> Iterator[Block]:
     """Yield docstrings and string literals of more than one word; SQL is left out."""
     for node in ast.walk(ast.parse(source)):
-        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-        if " " in text and not _SQL.match(text):
-            yield node.lineno, _INLINE.sub(lambda match: "x" + _lines_of(match), text)
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        if " " in node.value and not _SQL.match(node.value):
+            yield node.lineno, _INLINE.sub(lambda match: "x" + _lines_of(match), node.value)
 
 
 _READERS: Mapping[str, Callable[[str], Iterator[Block]]] = {".md": prose_of_markdown, ".py": prose_of_python}

@@ -1,6 +1,6 @@
-"""What runs of this process hold beside their own steps: one further step each, from its claim to its end (DAG-03).
+"""Tracks the one additional step that each run in this process may hold, from its claim to its end (DAG-03).
 
-The rows decide who holds what; this table only says what a run was given here. Its lease is the worker's like every
+The rows decide who holds what; this table only records what a run was given here. Its lease is the worker's like every
 other, so a worker that dies loses both. A run that stops lets go of it in the same breath: completed, the step gets its
 answer if it fits; failed, it fails; in every other case somebody else takes the step.
 """

@@ -1,7 +1,7 @@
 """An incarnation: one registration of this process as a worker, and what follows when it is lost.
 
-A process whose incarnation was declared gone drops everything it held and registers anew: a comer-back never writes
-under an old name.
+A process whose incarnation was declared gone drops everything it held and registers again: a worker that comes
+back never reuses its old ID.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Who is told what happens inside runs, for telemetry: never waited for, never heard to fail."""
+"""Observers of run events, for telemetry. Calls do not block and their errors are ignored."""
 
 from typing import Protocol
 

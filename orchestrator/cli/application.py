@@ -49,7 +49,8 @@ def build(arguments: Sequence[str]) -> TyperGroup:
     app = typer.Typer(
         name="soong",
         cls=CommandLine,
-        help="Durable task DAGs of agents on Celery workers, with one voice that grants permission.",
+        help="Run DAGs of AI agents on Celery workers. Every step is durable; "
+        "every permission request goes to one approver.",
         epilog=_FOOTER,
         no_args_is_help=True,
         add_completion=False,

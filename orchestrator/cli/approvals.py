@@ -29,7 +29,7 @@ SHOWN = 50
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _ID = typer.Argument(..., metavar="ID", help="The question's id, or enough of its end or beginning to be the only one.")
 _REASON = typer.Option("", "--reason", help="Why; the agent is told.")
-_WAIT = typer.Option(5.0, "--wait", min=0, help="Seconds to wait for what the owner makes of it.")
+_WAIT = typer.Option(5.0, "--wait", min=0, help="Seconds to wait for the decision to take effect.")
 
 
 @app.callback()

@@ -50,7 +50,11 @@ def adopt(*, reason: str = _REASON) -> None:
 def retire(
     key: str = typer.Argument(..., help="The key's id, or enough of its beginning."),
     *,
-    revoke: bool = typer.Option(False, "--revoke", help="Void every unused decision by it, as after a theft."),
+    revoke: bool = typer.Option(
+        False,
+        "--revoke",
+        help="Revoke immediately (compromised key): unused decisions it signed become invalid and are requested again.",
+    ),
     reason: str = _REASON,
 ) -> None:
     """End a key. One that signs here is exchanged first."""

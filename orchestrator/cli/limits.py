@@ -46,7 +46,7 @@ def list_command(*, is_json: bool = typer.Option(False, "--json", help="Print on
 @app.command("set")
 def set_command(
     scope: str = typer.Argument(..., help=SCOPE_HELP),
-    limit: int = typer.Argument(..., min=1, help="Most steps of it that are held at once."),
+    limit: int = typer.Argument(..., min=1, help="Maximum number of steps running at once."),
 ) -> None:
     """Set a limit, or change it. What runs beyond it already ends; the next claims keep to it."""
     asyncio.run(_set(load_settings(), ConcurrencyLimit(checked_scope(scope), limit)))

@@ -68,7 +68,9 @@ def explain(
     explainer = Explainer(catalogue, paths, project, allow=tuple(allow), is_tainted=is_tainted)
     if task:
         if allow:
-            raise UsageError("--allow is of a new session, and --task names one that there is; take one of them away")
+            raise UsageError(
+                "--allow and --task cannot be combined: --allow describes a new session, --task an existing one"
+            )
         explainer = asyncio.run(_in_session(explainer, task))
     effective = explainer.effective()
     if name is None:

@@ -48,7 +48,7 @@ def command(
         False, "--preview", help="Show what the steps will ask for; take one answer per step."
     ),
     allowed_steps: list[str] = typer.Option(
-        [], "--allow-step", metavar="STEP", help="Allow what this step says it asks for, for it alone; may be repeated."
+        [], "--allow-step", metavar="STEP", help="Pre-approve the permissions declared by this step (repeatable)."
     ),
     answer: AnswerOption | None = typer.Option(
         None,

@@ -48,7 +48,7 @@ def show(
     task: str = _TASK,
     *,
     is_result: bool = typer.Option(
-        False, "--result", help="What each step came to, whole; of one that failed how far it got."
+        False, "--result", help="Show the full result of every step, including partial results of failed steps."
     ),
     is_json: bool = _JSON,
 ) -> None:
@@ -156,7 +156,7 @@ def dispatch(
 def retry(
     task: str = _TASK,
     *,
-    start: str = typer.Option("", "--from", metavar="STEP", help="Run this step and all that came of it again, too."),
+    start: str = typer.Option("", "--from", metavar="STEP", help="Rerun this step and everything downstream of it."),
     detach: bool = typer.Option(False, "--detach", help="Let it run and do not follow it."),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
 ) -> None:

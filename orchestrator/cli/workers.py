@@ -42,7 +42,7 @@ def check(*, host: str = typer.Option("", "--host", help="Another host than this
     view = asyncio.run(_view(load_settings()))
     found = [one.worker for one in view.workers if one.worker.host == wanted]
     if not any(worker.state in {ProcessState.LIVE, ProcessState.DRAINING} for worker in found):
-        raise UnavailableError(f"no worker of {wanted!r} lives")
+        raise UnavailableError(f"no live worker on host {wanted!r}")
     say(f"{len(found)} workers of {wanted} live")
 
 

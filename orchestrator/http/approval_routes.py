@@ -184,7 +184,7 @@ async def answer_approval(
     request: Request,
     request_id: RequestId,
     body: AnswerBody,
-    wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for what the owner makes of it.")] = 5,
+    wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for the decision to take effect.")] = 5,
     caller: Caller = APPROVER,
 ) -> Response:
     """Answer a question. The first answer counts, whoever gives it; its owner's decision is waited for a moment."""

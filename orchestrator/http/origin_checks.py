@@ -1,4 +1,4 @@
-"""What a request must be before anything of it is looked at: host, origin, path. Pure; nothing is read or written.
+"""Validates the Host and Origin headers and the path before a request is processed. Pure; nothing is read or written.
 
 Against pages in the user's browser (threat 25): a name that an attacker points at us (DNS rebinding) is no host of
 ours, a page of another origin is refused whatever it asks for, and there is no cookie that it could ride on.
@@ -44,10 +44,14 @@ class RequestPolicy:
                 or not parts.netloc
                 or origin != f"{parts.scheme}://{parts.netloc}"
             ):
-                raise UsageError(f"the origin {origin!r} is none; write it as https://console.example:8443")
+                raise UsageError(
+                    f"invalid origin {origin!r}: expected scheme://host[:port], for example https://console.example:8443"
+                )
         for host in allow_hosts:
             if not _is_name(host):
-                raise UsageError(f"the host {host!r} is no name; write it without scheme and port")
+                raise UsageError(
+                    f"invalid host {host!r}: expected a name without scheme and port, for example console.example"
+                )
         return cls(LOOPBACK_NAMES | {host.strip("[]").lower() for host in allow_hosts}, frozenset(origins))
 
     def check(self, scope: Scope) -> None:
@@ -98,4 +102,6 @@ def check_path(raw: bytes) -> None:
     """Refuse a path that means something else once it is decoded. Raises: ProblemError."""
     parts = raw.split(b"/")
     if raw != b"/" and (not _PLAIN_PATH.fullmatch(raw) or _DISGUISED.search(raw) or {b".", b".."} & {*parts}):
-        raise ProblemError(ProblemCode.PATH_NOT_ALLOWED, "the path holds empty parts, dots, or characters in disguise")
+        raise ProblemError(
+            ProblemCode.PATH_NOT_ALLOWED, "the path contains empty segments, dot segments or percent-encoded separators"
+        )

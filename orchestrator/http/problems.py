@@ -76,7 +76,10 @@ MEANINGS: Final[Mapping[ProblemCode, tuple[int, str]]] = {
     ProblemCode.NOT_YOURS: (403, "It belongs to another principal."),
     ProblemCode.HOST_NOT_ALLOWED: (403, "The request names a host that this server does not answer for."),
     ProblemCode.ORIGIN_NOT_ALLOWED: (403, "A page of another origin sent the request."),
-    ProblemCode.PATH_NOT_ALLOWED: (403, "The path holds dots, slashes or control characters in disguise."),
+    ProblemCode.PATH_NOT_ALLOWED: (
+        403,
+        "The path contains empty segments, dot segments, or percent-encoded separators or control characters.",
+    ),
     ProblemCode.UPGRADE_NOT_ALLOWED: (403, "There are no WebSockets here; streams are server-sent events."),
     ProblemCode.NOT_FOUND: (404, "There is no such thing, or no such path."),
     ProblemCode.METHOD_NOT_ALLOWED: (405, "The path takes other methods."),

@@ -112,15 +112,13 @@ def _check_query(request: Request, known: frozenset[str]) -> None:
     errors: list[Any] = [
         {"place": f"query.{name}"[:MAX_PLACE_CHARS], "problem": problem, "remedy": what_to_do}
         for problem, what_to_do, names in (
-            ("there is no such parameter", remedy, set(given) - known),
-            ("it is given twice", "give it once", {name for name in given if given.count(name) > 1}),
+            ("unknown query parameter", remedy, set(given) - known),
+            ("duplicate parameter", "give it once", {name for name in given if given.count(name) > 1}),
         )
         for name in sorted(names)
     ]
     if errors:
-        raise ProblemError(
-            ProblemCode.INVALID_INPUT, "the address has parameters that are not taken", {"errors": errors}
-        )
+        raise ProblemError(ProblemCode.INVALID_INPUT, "unknown or duplicate query parameters", {"errors": errors})
 
 
 def _fault(place: str, found: str) -> Json:

@@ -63,7 +63,7 @@ class CommandBody(Body):
 
 class RetryAsked(CommandBody):
     start: str = Field(
-        default="", alias="from", max_length=64, description="Run this step and all that came of it again, too."
+        default="", alias="from", max_length=64, description="Rerun this step and everything downstream of it."
     )
 
 

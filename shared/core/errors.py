@@ -199,7 +199,8 @@ class StartedByRunError(ConflictError):
         self.pid = pid
         self.program = program
         super().__init__(
-            f"a run started this command (process {pid}, {program}), and runs do not speak for people: it cannot {what}"
+            f"cannot {what} from inside a run: a run started this command (process {pid}, {program}); "
+            "run it from a terminal of your own"
         )
 
 

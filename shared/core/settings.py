@@ -146,7 +146,7 @@ class Settings(BaseSettings):
         default=300.0, description="How long an attached responder may take for one question."
     )
     no_worker_s: Seconds = Field(
-        default=30.0, description="A ready step that no living worker is able to take for this long is told of."
+        default=30.0, description="Warn when no live worker has been able to run a ready step for this long."
     )
     responder_lease_s: Seconds = Field(
         default=15.0, description="A responder that has not beaten for this long is away."

@@ -22,5 +22,5 @@ def session_channel(session_id: str) -> str:
 
 
 def run_channel(run_id: str) -> str:
-    """Return the channel that tells whoever follows a run that its log has grown (EVT-02)."""
+    """Return the channel that notifies followers of a run after each write to its log (EVT-02)."""
     return f"{KEY_PREFIX}wake:run:{run_id}"

@@ -54,7 +54,7 @@ async def test_a_run_makes_no_token(settings: Settings) -> None:
     await store.register_worker(replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us))
     await store.close()
 
-    with pytest.raises(StartedByRunError, match="runs do not speak for people: it cannot make a token"):
+    with pytest.raises(StartedByRunError, match="cannot make a token from inside a run"):
         await _create(settings, "ada", [Right.APPROVE], None)
 
     assert [token.rights for token in await _list(settings)] == [{Right.READ}]

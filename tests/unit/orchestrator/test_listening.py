@@ -41,7 +41,7 @@ def test_a_host_is_allowed_by_its_bare_name(host: str) -> None:
     "origin", ["*", "console.example", "https://console.example/", "null", "ftp://console.example"]
 )
 def test_an_origin_is_allowed_written_out(origin: str) -> None:
-    with pytest.raises(UsageError, match="write it as"):
+    with pytest.raises(UsageError, match="expected scheme://host"):
         RequestPolicy.of([], [origin])
 
 

@@ -1,6 +1,7 @@
-"""The hot path on PostgreSQL: what SQLite does statement by statement, fused, because each one sent costs more there
-than what it does. Two round trips end, unlock and claim; the texts mirror those of :mod:`completions`,
-:mod:`readiness` and :mod:`claiming`, and the contract's tests run over both.
+"""PostgreSQL version of the claim/complete path.
+
+Statements are combined into CTEs because round trips dominate its cost. Two round trips end, unlock and claim; the
+texts mirror those of :mod:`completions`, :mod:`readiness` and :mod:`claiming`, and the contract's tests run over both.
 """
 
 from collections.abc import Mapping

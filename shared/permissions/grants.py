@@ -16,7 +16,7 @@ class Grant:
 
 @dataclass(slots=True)
 class GrantBook:
-    """The grants of one session under one ownership. Dies with its owner: a successor asks anew."""
+    """The grants of one session under one ownership. Dies with its owner: a successor asks again."""
 
     _grants: dict[tuple[str, str], Grant] = field(default_factory=dict)
 

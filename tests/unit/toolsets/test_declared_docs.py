@@ -45,12 +45,12 @@ def test_every_field_of_a_file_and_of_a_result_is_documented() -> None:
     text = document("declarative.md")
 
     assert rows(text, "## Fields") == list(ToolFile.model_fields)
-    assert set(rows(text, "## What the program reads")) == set(_FIELDS)
+    assert set(rows(text, "## Input and output of the program")) == set(_FIELDS)
     assert all(f'"{name}"' in text for name in set(_ERROR_FIELDS) - {"retryable"})
 
 
 def test_every_type_of_error_that_a_tool_may_have_is_documented() -> None:
-    listed = document("declarative.md").partition("Types an error may have:")[2].partition(".\n")[0]
+    listed = document("declarative.md").partition("Allowed error types:")[2].partition(".")[0]
 
     assert set(re.findall(r"`(\w+)`", listed)) == {str(each) for each in CLAIMABLE}
 

@@ -83,7 +83,7 @@ async def play(client: Client, askers: Sequence[Asker]) -> None:
         await client.submit(asker.submission.session, asker.submission.task)
     async with asyncio.timeout(LIMIT_S):
         for asker in askers:
-            while not (await client.store.task(asker.submission.task.id)).status.is_terminal:  # noqa: ASYNC110  # rows
+            while not (await client.store.tasks.task(asker.submission.task.id)).status.is_terminal:  # noqa: ASYNC110  # rows
                 await asyncio.sleep(LOOK_EVERY_S)
     for task in answering:
         task.cancel()
@@ -93,16 +93,16 @@ async def play(client: Client, askers: Sequence[Asker]) -> None:
 async def faults_of(store: Store, asker: Asker) -> list[str]:
     """Return what is not as it has to be, in words."""
     task_id, found = asker.submission.task.id, list[str]()
-    if (await store.task(task_id)).status is not TaskStatus.COMPLETED:
-        found.append(f"session {asker.number} ended as {(await store.task(task_id)).status}")
-    runs = {step.step_id: step.run_id for step in await store.steps(task_id)}
+    if (await store.tasks.task(task_id)).status is not TaskStatus.COMPLETED:
+        found.append(f"session {asker.number} ended as {(await store.tasks.task(task_id)).status}")
+    runs = {step.step_id: step.run_id for step in await store.tasks.steps(task_id)}
     if any(request.identity.run_id not in runs.values() for request in asker.asked):
         found.append(f"session {asker.number} was asked for another session's run")
     if asker.habit != GRANTS and len(asker.asked) != asker.items:
         found.append(f"session {asker.number} was asked {len(asker.asked)} times for {asker.items} calls")
     if len({request.id for request in asker.asked}) != len(asker.asked):
         found.append(f"session {asker.number} was asked the same question twice")
-    for step in await store.steps(task_id):
+    for step in await store.tasks.steps(task_id):
         found += _faults_of_step(asker, _item_of(step.step_id), step.output)
     return found
 

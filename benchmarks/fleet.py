@@ -141,6 +141,6 @@ def _awaited(
 
 async def _live(client: Client) -> int:
     """Return how many workers live; -1 without an owner."""
-    if not await client.store.owners():
+    if not await client.store.sessions.owners():
         return -1
-    return sum(worker.state is ProcessState.LIVE for worker in await client.store.workers())
+    return sum(worker.state is ProcessState.LIVE for worker in await client.store.sessions.workers())

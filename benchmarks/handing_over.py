@@ -55,7 +55,7 @@ async def complete(client: Client, prepared: Submission) -> float:
             status = TaskStatus.RUNNING
             while not status.is_terminal:
                 await subscription.wait(LOOK_EVERY_S)
-                status = (await client.store.task(prepared.task.id)).status
+                status = (await client.store.tasks.task(prepared.task.id)).status
         elapsed_s = time.perf_counter() - began
     finally:
         await subscription.close()

@@ -84,8 +84,10 @@ def end_of(claim: Claim) -> StepEnd:
 async def call_tool(store: SqlStore, claim: Claim, tool_call_id: str = "call_1") -> None:
     """Record one call with its result, as a worker does."""
     call = make_call(claim, tool_call_id)
-    await store.start_call(call, claim.fence, events=[NewEvent(EventType.TOOL_STARTED, {})], now_us=_CLOCK.now_us())
-    await store.end_call(
+    await store.runs.start_call(
+        call, claim.fence, events=[NewEvent(EventType.TOOL_STARTED, {})], now_us=_CLOCK.now_us()
+    )
+    await store.runs.end_call(
         call.run_id,
         claim.fence,
         call.tool_call_id,
@@ -111,12 +113,12 @@ async def _write_template(url: str) -> None:
 async def _run_one(store: SqlStore) -> None:
     owner, worker = make_owner(), make_worker()
     session = make_session(owner_id=owner.id)
-    await store.register_owner(owner)
-    await store.register_worker(worker)
-    await store.open_session(session)
-    await store.set_concurrency_limits([ConcurrencyLimit(f"session:{session.id}", STEPS)])
+    await store.sessions.register_owner(owner)
+    await store.sessions.register_worker(worker)
+    await store.sessions.open_session(session)
+    await store.claims.set_concurrency_limits([ConcurrencyLimit(f"session:{session.id}", STEPS)])
     task = make_task(session.id, *_layers())
-    await store.create_task(task)
+    await store.tasks.create_task(task)
     claims = await _advance(store, worker.id, ())
     await _ask(store, session, claims[-1])
     while claims:
@@ -124,12 +126,12 @@ async def _run_one(store: SqlStore) -> None:
             await call_tool(store, claim)
         claims = await _advance(store, worker.id, claims)
     command = make_command(session.id, CommandKind.PAUSE, task.id)
-    await store.send_command(command)
-    await store.end_command(command.id, refusal="it is over")
-    await store.finish_task(session.ownership, task.id, now_us=_CLOCK.now_us())
-    await store.close_session(session.ownership)
-    await store.set_worker_state(worker.id, ProcessState.GONE)
-    await store.release_owner(owner.id)
+    await store.sessions.send_command(command)
+    await store.sessions.end_command(command.id, refusal="it is over")
+    await store.tasks.finish_task(session.ownership, task.id, now_us=_CLOCK.now_us())
+    await store.sessions.close_session(session.ownership)
+    await store.sessions.set_worker_state(worker.id, ProcessState.GONE)
+    await store.sessions.release_owner(owner.id)
 
 
 def _layers() -> list[NewStep]:
@@ -147,7 +149,7 @@ def _layers() -> list[NewStep]:
 
 async def _advance(store: SqlStore, worker_id: str, ended: Sequence[Claim]) -> tuple[Claim, ...]:
     ends = [end_of(claim) for claim in ended]
-    taken = await store.advance(
+    taken = await store.claims.advance(
         worker_id, ends, claim=16, pools=("default",), capabilities=(), live_workers=1, now_us=_CLOCK.now_us()
     )
     return taken.claims
@@ -156,12 +158,12 @@ async def _advance(store: SqlStore, worker_id: str, ended: Sequence[Claim]) -> t
 async def _ask(store: SqlStore, session: Session, claim: Claim) -> None:
     """Let one call ask, be answered, decided and begun: the decision is used."""
     request, now_us = make_request(claim), _CLOCK.now_us()
-    await store.raise_request(request, events=(), now_us=now_us)
-    await store.answer(make_answer(request))
+    await store.consent.raise_request(request, events=(), now_us=now_us)
+    await store.consent.answer(make_answer(request))
     decision = make_decision(request)
-    await store.decide(session.ownership, decision, state=RequestState.DECIDED, events=(), now_us=now_us)
+    await store.consent.decide(session.ownership, decision, state=RequestState.DECIDED, events=(), now_us=now_us)
     call = make_call(claim, decision_id=decision.id)
-    await store.start_call(call, claim.fence, events=[NewEvent(EventType.TOOL_STARTED, {})], now_us=now_us)
+    await store.runs.start_call(call, claim.fence, events=[NewEvent(EventType.TOOL_STARTED, {})], now_us=now_us)
 
 
 # -- its copies

@@ -134,7 +134,7 @@ async def _held_back(own: Fleet) -> int:
     await own.client.submit(single.session, single.task)
     told_s = time.time()
     await running
-    while not (await own.client.store.task(single.task.id)).status.is_terminal:  # noqa: ASYNC110  # rows have no event
+    while not (await own.client.store.tasks.task(single.task.id)).status.is_terminal:  # noqa: ASYNC110  # rows have no event
         await asyncio.sleep(0.005)
     return int(_number(own.ask(_HELD_BACK, crowd.task.id, told_s, single.task.id)))
 

@@ -94,7 +94,7 @@ async def _connect(settings: Settings, service: subprocess.Popen[bytes]) -> Clie
         try:
             if client is None and await living_service(settings) is not None:
                 client = await open_client(settings)
-            if client is not None and len(await client.store.workers()) >= WORKERS:
+            if client is not None and len(await client.store.sessions.workers()) >= WORKERS:
                 return client
         except SoongError:
             pass  # not there yet

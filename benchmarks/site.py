@@ -54,7 +54,7 @@ class Site:
     async def submit(self, steps: Sequence[NewStep]) -> int:
         """Write a task; return how many steps that were."""
         task = make_task(self.ownership.session_id, *steps)
-        await self.store.create_task(task)
+        await self.store.tasks.create_task(task)
         self.task_id = task.id
         return len(steps)
 
@@ -81,13 +81,13 @@ class Site:
         heart = self.store.heart()
         for _ in range(number):
             heart.beat(self.worker_id)
-            await self.store.interrupts(self.worker_id)
-            await self.store.leases(self.worker_id)
+            await self.store.claims.interrupts(self.worker_id)
+            await self.store.claims.leases(self.worker_id)
         heart.close()
         return number
 
     async def _advance(self, done: Sequence[Claim], claim: int) -> None:
-        taken = await self.store.advance(
+        taken = await self.store.claims.advance(
             self.worker_id,
             [end_of(each) for each in done],
             claim=claim,
@@ -103,14 +103,14 @@ class Site:
         """Look at everything so many times, as an orchestrator does at each sweep."""
         owner_id, session_id = self.ownership.owner_id, self.ownership.session_id
         for _ in range(number):
-            await self.store.owners()
-            await self.store.workers()
-            await self.store.adopt_sessions(owner_id)
-            await self.store.busy_sessions(owner_id)
-            await self.store.take_commands(self.ownership)
+            await self.store.sessions.owners()
+            await self.store.sessions.workers()
+            await self.store.sessions.adopt_sessions(owner_id)
+            await self.store.sessions.busy_sessions(owner_id)
+            await self.store.sessions.take_commands(self.ownership)
             await self.scheduler.reconcile(self.ownership)
-            await self.store.open_tasks(self.ownership)
-            await self.store.open_questions(session_id, limit=MAX_READ)
+            await self.store.tasks.open_tasks(self.ownership)
+            await self.store.consent.open_questions(session_id, limit=MAX_READ)
             await self.dispatcher.dispatch()
         return number
 
@@ -123,14 +123,14 @@ async def opened(name: str, url: str) -> AsyncIterator[Site]:
         store = await open_store(url, migrate=True)
         owner, worker = make_owner(), make_worker(slots=SLOTS)
         session = make_session(owner_id=owner.id)
-        await store.register_owner(owner)
-        await store.register_worker(worker)
-        await store.open_session(session)
+        await store.sessions.register_owner(owner)
+        await store.sessions.register_worker(worker)
+        await store.sessions.open_session(session)
         plain = parsed.set(drivername="postgresql").render_as_string(hide_password=False)
         is_sqlite = parsed.get_backend_name() == "sqlite"
         counters: Counters = SqliteCounters(watch) if is_sqlite else PostgresCounters(plain, watch)
-        scheduler = Scheduler(store, store, Expander(store, store, CLOCK), CLOCK)
-        dispatcher = Dispatcher(store, store, _NoBroker())
+        scheduler = Scheduler(store.tasks, store.runs, Expander(store.tasks, store.runs, CLOCK), CLOCK)
+        dispatcher = Dispatcher(store.claims, store.sessions, _NoBroker())
         try:
             yield Site(name, store, counters, session.ownership, worker.id, scheduler, dispatcher)
         finally:

@@ -40,14 +40,14 @@ def _end(claim: Claim) -> StepEnd:
 
 
 async def _advance(store: SqlStore, worker_id: str, ends: Sequence[StepEnd], claim: int, live: int) -> Advance:
-    return await store.advance(
+    return await store.claims.advance(
         worker_id, ends, claim=claim, pools=("default",), capabilities=(), live_workers=live, now_us=CLOCK.now_us()
     )
 
 
 async def _worker(store: SqlStore) -> str:
     worker = make_worker()
-    await store.register_worker(worker)
+    await store.sessions.register_worker(worker)
     return worker.id
 
 
@@ -63,7 +63,7 @@ def _chain(length: int) -> list[NewStep]:
 async def chain(store: SqlStore, session: Session, length: int) -> list[float]:
     """Return the seconds of each hop of a chain."""
     worker_id = await _worker(store)
-    await store.create_task(make_task(session.id, *_chain(length)))
+    await store.tasks.create_task(make_task(session.id, *_chain(length)))
     claims = (await _advance(store, worker_id, (), 1, 1)).claims
     took = []
     while claims:
@@ -78,7 +78,7 @@ async def fan_out(stores: Sequence[SqlStore], session: Session, width: int) -> t
     workers = [await _worker(store) for store in stores]
     task = make_task(session.id, *_fan(width))
     start = time.perf_counter()
-    await stores[0].create_task(task)
+    await stores[0].tasks.create_task(task)
     created = time.perf_counter()
     counts = await asyncio.gather(*(_drive(s, w, task.id, len(stores)) for s, w in zip(stores, workers, strict=True)))
     return created - start, time.perf_counter() - created, sum(counts)
@@ -91,7 +91,7 @@ async def _drive(store: SqlStore, worker_id: str, task_id: str, live: int) -> in
         advance = await _advance(store, worker_id, [_end(claim) for claim in held], SLOTS, live)
         held = advance.claims
         if not held:
-            left = await store.counts(task_id)
+            left = await store.tasks.counts(task_id)
             if not any(number for status, number in left.by_status.items() if not status.is_terminal):
                 return count
             await asyncio.sleep(0.001)
@@ -101,14 +101,14 @@ async def _drive(store: SqlStore, worker_id: str, task_id: str, live: int) -> in
 async def appends(store: SqlStore, session: Session, number: int) -> list[float]:
     """Return the seconds of each append of a node and two events to one run."""
     worker_id = await _worker(store)
-    await store.create_task(make_task(session.id, make_step("a")))
+    await store.tasks.create_task(make_task(session.id, make_step("a")))
     (claim,) = (await _advance(store, worker_id, (), 1, 1)).claims
     took = []
     nodes = [NewNode(NodeKind.ASSISTANT, {"v": 1, "text": "x" * 400})]
     events = [NewEvent("model_requested", {"turn": 1}), NewEvent("model_responded", {"turn": 1})]
     for _ in range(number):
         start = time.perf_counter()
-        await store.append(claim.identity.run_id, claim.fence, nodes=nodes, events=events, now_us=CLOCK.now_us())
+        await store.runs.append(claim.identity.run_id, claim.fence, nodes=nodes, events=events, now_us=CLOCK.now_us())
         took.append(time.perf_counter() - start)
     await _advance(store, worker_id, [_end(claim)], 0, 1)
     return took
@@ -133,7 +133,7 @@ def _print(label: str, took: Sequence[float]) -> None:
 async def measure(name: str, url: str, scale: int) -> None:
     stores = [await open_store(url, migrate=True), await open_store(url)]
     session = make_session(owner_id="own_bench")
-    await stores[0].open_session(session)
+    await stores[0].sessions.open_session(session)
     print(name)
     _print("one insert and commit", await commits(stores[0], 100 * scale))
     await chain(stores[0], session, 20)

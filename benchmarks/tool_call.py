@@ -248,7 +248,7 @@ async def _persisted() -> AsyncIterator[tuple[Call, SqliteLedger]]:
         store = await open_store(f"sqlite:///{database}", migrate=True)
         try:
             claim = await _claim(store)
-            log = RunCallLog(store, _NoArtifacts(), SystemClock(), claim.identity.run_id, claim.fence)
+            log = RunCallLog(store.runs, _NoArtifacts(), SystemClock(), claim.identity.run_id, claim.fence)
             yield pipeline_call(claim.identity, claim.fence, log), SqliteLedger(database)
         finally:
             await store.close()
@@ -256,10 +256,10 @@ async def _persisted() -> AsyncIterator[tuple[Call, SqliteLedger]]:
 
 async def _claim(store: SqlStore) -> Claim:
     session, worker = make_session(owner_id="own_bench"), make_worker()
-    await store.open_session(session)
-    await store.register_worker(worker)
-    await store.create_task(make_task(session.id, make_step("a")))
-    advance = await store.advance(
+    await store.sessions.open_session(session)
+    await store.sessions.register_worker(worker)
+    await store.tasks.create_task(make_task(session.id, make_step("a")))
+    advance = await store.claims.advance(
         worker.id, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=SystemClock().now_us()
     )
     return advance.claims[0]

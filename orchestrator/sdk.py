@@ -130,7 +130,7 @@ class Soong:
             StartedByRunError: a run started this program, which therefore neither answers nor allows anything.
         """
         if permission_callback or allow or step_grants:
-            await check_person(self._client.store, "answer, or allow, what a plan asks for")
+            await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
         prepared = self._prepare(plan, inputs or {}, permission_callback, allow, step_grants, project, model)
         session, task = prepared.session, prepared.task
         await self._client.submit(session, task, max_concurrent=max_concurrent)
@@ -163,7 +163,7 @@ class Soong:
             StartedByRunError: a run started this program, which therefore allows nothing.
         """
         if allow or step_grants:
-            await check_person(self._client.store, "allow what a plan asks for")
+            await check_person(self._client.store.sessions, "allow what a plan asks for")
         prepared = self._prepare(plan, inputs or {}, None, allow, step_grants, project, model)
         await self._client.submit(prepared.session, prepared.task, max_concurrent=max_concurrent)
         return prepared.task.id
@@ -232,7 +232,7 @@ class Soong:
 
     async def _task(self, task_id: str) -> Task:
         require_text("the task id", task_id)
-        return await self._client.store.task(task_id)
+        return await self._client.store.tasks.task(task_id)
 
     async def outcome(self, task_id: str) -> TaskOutcome:
         """Return how a task stands now. Raises: NotFoundError."""

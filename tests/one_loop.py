@@ -110,12 +110,12 @@ class LoopWorker:
 
     def __post_init__(self) -> None:
         clock = SystemClock()
-        self.incarnation = Incarnation(self.store, clock, "w@localhost", self.slots_count, ("default",), ())
+        self.incarnation = Incarnation(self.store.sessions, clock, "w@localhost", self.slots_count, ("default",), ())
         self.incarnation.abilities = functions_needed(known_functions())
         runner = StepRunner(FunctionStepRunner(ThreadPoolExecutor(max_workers=4)), NoAgents())
-        self.slots = Slots(self.slots_count, self.store, clock, runner, NoFlower())
+        self.slots = Slots(self.slots_count, self.store.claims, clock, runner, NoFlower())
         self.claim_loop = ClaimLoop(
-            self.store, self.board, clock, self.incarnation.capacity, self.slots.spare, self.slots.grow
+            self.store.claims, self.board, clock, self.incarnation.capacity, self.slots.spare, self.slots.grow
         )
         self.slots.claim_loop = self.claim_loop
 
@@ -159,9 +159,13 @@ class OneLoop:
             notifier=self.board,
             subscriber=self.board,
             clock=clock,
-            scheduler=Scheduler(self.store, self.store, Expander(self.store, self.store, clock, most), clock),
-            commands=Commands(self.store, self.store, self.store, self.board, clock, Planner(max_children=most)),
-            dispatcher=Dispatcher(self.store, self.store, self.broker),
+            scheduler=Scheduler(
+                self.store.tasks, self.store.runs, Expander(self.store.tasks, self.store.runs, clock, most), clock
+            ),
+            commands=Commands(
+                self.store.sessions, self.store.tasks, self.store.runs, self.board, clock, Planner(max_children=most)
+            ),
+            dispatcher=Dispatcher(self.store.claims, self.store.sessions, self.broker),
             broker=NoQuestions(),
             recorder=self.folders,
         )
@@ -179,15 +183,15 @@ class OneLoop:
         plan = plan_from_json(document, "test", PlanNames(functions=frozenset(known_functions())))
         session = make_session()
         task = new_task(plan, inputs or {}, session, surface_of=lambda step: {}, default_model="", now_us=1)
-        await self.store.open_session(session)
-        await self.store.create_task(task)
+        await self.store.sessions.open_session(session)
+        await self.store.tasks.create_task(task)
         await self.board.notify_owners([session.id])
-        return session, await self.store.task(task.id)
+        return session, await self.store.tasks.task(task.id)
 
     async def finished(self, task_id: str, *, within_s: float = 20) -> Task:
         """Return the task once it has ended."""
         async with asyncio.timeout(within_s):
-            while not (task := await self.store.task(task_id)).status.is_terminal:  # noqa: ASYNC110  # rows have no event
+            while not (task := await self.store.tasks.task(task_id)).status.is_terminal:  # noqa: ASYNC110  # rows have no event
                 await asyncio.sleep(0.005)
         return task
 
@@ -196,4 +200,7 @@ class OneLoop:
         return await self.finished(task.id)
 
     async def outputs(self, task_id: str) -> dict[str, Json]:
-        return {step.step_id: (await self.store.result(step.key)).output for step in await self.store.steps(task_id)}
+        return {
+            step.step_id: (await self.store.tasks.result(step.key)).output
+            for step in await self.store.tasks.steps(task_id)
+        }

@@ -83,7 +83,9 @@ class AgentStepRunner:
     _hooks: Hooks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lot = ParkingCoordinator(self.store, self.clock, self.settings.park_after_s, self.settings.max_parked)
+        self.lot = ParkingCoordinator(
+            self.store.claims, self.clock, self.settings.park_after_s, self.settings.max_parked
+        )
         self._user_home = str(Path.home())
         # A configuration that cannot be used keeps the worker from starting, not a run from going on.
         self._policy = policy_of(self.config, source=WORKER_SOURCE)
@@ -134,7 +136,7 @@ class AgentStepRunner:
         gate = self._gate(claim, policy, log, interruption, parking)
         scope = RunScope(claim.identity, claim.fence, run_dirs)
         calls = WatchedCalls(self._pipeline(tools, scope, UntimedGate(gate, limit), log), parking)
-        transcript = WorkerTranscript(self.store, log, self.clock, run_id, fence, self._redactor)
+        transcript = WorkerTranscript(self.store.runs, log, self.clock, run_id, fence, self._redactor)
         try:
             with self.lot.entered(parking):
                 end = await run_agent(task, model, calls, transcript, log, self.clock, suffered=interruption.suffered)
@@ -146,7 +148,7 @@ class AgentStepRunner:
 
     def _log(self, claim: Claim, interruption: StopSignal) -> RunCallLog:
         return RunCallLog(
-            self.store,
+            self.store.runs,
             self.artifacts,
             self.clock,
             claim.identity.run_id,

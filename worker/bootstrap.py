@@ -88,9 +88,9 @@ async def _build(
     clients = RedisClients.of(settings.redis_url, name="soong-worker")
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)
-    incarnation = Incarnation(store, clock, node_name, settings.slots, settings.pools, settings.labels)
+    incarnation = Incarnation(store.sessions, clock, node_name, settings.slots, settings.pools, settings.labels)
     executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
-    inbox = DecisionInbox(store, subscriber, "")
+    inbox = DecisionInbox(store.consent, subscriber, "")
     agents = _agents(settings, config, store, notifier, inbox, incarnation, watcher)
     runner = StepRunner(FunctionStepRunner(executor), agents, clean)
     return WorkerProcess(

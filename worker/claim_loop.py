@@ -17,9 +17,9 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
+from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, StepEnd, StepError, StepKind
-from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)
@@ -69,7 +69,7 @@ class WorkerCapacity:
 class ClaimLoop:
     """Lives as long as the process; one task runs it."""
 
-    store: TaskStore
+    claims: ClaimStore
     notifier: Notifier
     clock: Clock
     capacity: Callable[[], WorkerCapacity]
@@ -108,7 +108,7 @@ class ClaimLoop:
         """
         async with self._serving:
             capacity = self.capacity()
-            claim = await self.store.claim_additional(
+            claim = await self.claims.claim_additional(
                 capacity.worker_id,
                 holder,
                 step_id,
@@ -164,12 +164,12 @@ class ClaimLoop:
         """
         async with self._serving:
             worker_id = self.capacity().worker_id
-            leases = await self.store.leases(worker_id) if worker_id else ()
+            leases = await self.claims.leases(worker_id) if worker_id else ()
             unheard = [lease for lease in leases if (lease.run_id, lease.fence) not in self._given]
             if unheard:
                 log.warning("claims_unheard", steps=[lease.step_key for lease in unheard])
                 reason = "the answer to its claim was lost"
-                await self.store.release(worker_id, unheard, reason=reason, now_us=self.clock.now_us())
+                await self.claims.release(worker_id, unheard, reason=reason, now_us=self.clock.now_us())
 
     async def run(self) -> None:
         """Serve wishes until cancelled."""
@@ -258,7 +258,7 @@ class ClaimLoop:
         """Advance, however long the database is away: the heartbeat, not the pump, decides when to give up."""
         for attempt in itertools.count():
             try:
-                return await self.store.advance(
+                return await self.claims.advance(
                     capacity.worker_id,
                     ends,
                     claim=0 if self.is_draining else claim,

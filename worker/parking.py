@@ -15,8 +15,8 @@ from typing import Final
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
+from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.step import Lease
-from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
@@ -32,7 +32,7 @@ AGAIN_S: Final = 1.0
 class ParkingCoordinator:
     """What all runs of a process have in common. ``max_parked`` is a session's; none of it: nothing parks."""
 
-    store: TaskStore
+    claims: ClaimStore
     clock: Clock
     after_s: float
     max_parked: int
@@ -137,7 +137,7 @@ class RunParking:
         try:
             await self.flush()
             if self._only_waits():
-                is_parked = await self.lot.store.park(
+                is_parked = await self.lot.claims.park(
                     self.worker_id,
                     self.held,
                     list(self._waiting),

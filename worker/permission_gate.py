@@ -46,8 +46,14 @@ Note = Callable[[str, JsonObject], Awaitable[None]]
 """Keeps an event of the run back, to be written with the next."""
 
 
-class GateStore(ConsentStore, RunStore, Protocol):
+class GateStore(Protocol):
     """What a gate needs of the store: questions and decisions, and the run's log for security events."""
+
+    @property
+    def consent(self) -> ConsentStore: ...
+
+    @property
+    def runs(self) -> RunStore: ...
 
 
 @dataclass(slots=True)
@@ -224,14 +230,14 @@ class WorkerGate:
     async def _lapse(self, request: PermissionRequest) -> bool:
         """Let an expired decision go, unless it was used; its question is closed and another may be asked."""
         run_id, now_us = request.identity.run_id, self.clock.now_us()
-        return await self.store.lapse(run_id, request.tool_call_id, request.fence, now_us=now_us)
+        return await self.store.consent.lapse(run_id, request.tool_call_id, request.fence, now_us=now_us)
 
     async def _facts(self, call: GateCall) -> CallFacts:
         """Return the facts of a call; whether its run is tainted is asked only where that changes something."""
         facts = CallFacts.of(call)
         if not facts.is_outward:
             return facts
-        return replace(facts, is_tainted=await self.store.is_tainted(call.identity.run_id))
+        return replace(facts, is_tainted=await self.store.runs.is_tainted(call.identity.run_id))
 
     async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> tuple[PermissionRequest, bool]:
         """Ask, or take up what a former life of this run asked.
@@ -252,7 +258,7 @@ class WorkerGate:
         )
         before = () if self.noted is None else await self.noted()
         event = call_facts.asked(fresh, verdict, call, self.redactor)
-        stored = await self.store.raise_request(fresh, before=before, events=(event,), now_us=now_us)
+        stored = await self.store.consent.raise_request(fresh, before=before, events=(event,), now_us=now_us)
         await self.notifier.permission_raised(stored, call.identity.session_id)
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
@@ -273,7 +279,7 @@ class WorkerGate:
 
     async def _withdraw(self, request: PermissionRequest) -> None:
         try:
-            await self.store.withdraw(
+            await self.store.consent.withdraw(
                 request.identity.run_id,
                 request.tool_call_id,
                 request.fence,
@@ -293,7 +299,7 @@ class WorkerGate:
         now_us = self.clock.now_us()
         data = {"what": error.what, "request_id": request.id, "decision_id": decision_id, "problem": str(error)}
         event = NewEvent(EventType.SECURITY, data, now_us)
-        await self.store.append(request.identity.run_id, request.fence, events=(event,), now_us=now_us)
+        await self.store.runs.append(request.identity.run_id, request.fence, events=(event,), now_us=now_us)
 
 
 def check_signature(decision: Decision, key: SigningKey | None) -> None:

@@ -130,9 +130,16 @@ class WorkerProcess:
         self._hurried = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.slots = Slots(
-            settings.slots, store, clock, runner, _CountingRuns(watcher, self._wear), further or AdditionalSteps()
+            settings.slots,
+            store.claims,
+            clock,
+            runner,
+            _CountingRuns(watcher, self._wear),
+            further or AdditionalSteps(),
         )
-        self.claim_loop = ClaimLoop(store, notifier, clock, incarnation.capacity, self.slots.spare, self.slots.grow)
+        self.claim_loop = ClaimLoop(
+            store.claims, notifier, clock, incarnation.capacity, self.slots.spare, self.slots.grow
+        )
         self.slots.claim_loop = self.slots.further.claim_loop = self.claim_loop
         self._heartbeat = Heartbeat(
             store.heart(),
@@ -190,7 +197,7 @@ class WorkerProcess:
         self.claim_loop.drain()
         try:
             if self._incarnation.worker_id:
-                await self._store.set_worker_state(self._incarnation.worker_id, ProcessState.DRAINING)
+                await self._store.sessions.set_worker_state(self._incarnation.worker_id, ProcessState.DRAINING)
         except SoongError as error:
             log.warning("drain_unanswered", error=str(error))
         await self.claim_loop.settled()
@@ -272,7 +279,7 @@ class WorkerProcess:
     async def _poll(self, worker_id: str) -> None:
         try:
             if self.slots.busy:
-                for interrupt in await self._store.interrupts(worker_id):
+                for interrupt in await self._store.claims.interrupts(worker_id):
                     if await self.slots.further.interrupt(interrupt):
                         continue
                     self.slots.stop_run(

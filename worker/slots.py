@@ -15,10 +15,10 @@ from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import place_of
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, StepEnd, StepError
-from soong.shared.engine.tasks.store import TaskStore
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop, RunFence, retry_s
 from soong.worker.function_step import crashed
@@ -54,7 +54,7 @@ class Slots:
     """All slots of a process, at most ``capacity`` at once. A dispatch job opens one, the pump opens spare ones."""
 
     capacity: int
-    store: TaskStore
+    claims: ClaimStore
     clock: Clock
     runner: ClaimRunner
     watcher: RunObserver
@@ -212,7 +212,7 @@ class Slots:
             if self.claim_loop.capacity().worker_id != held.worker_id:
                 return  # another incarnation: the reaper has freed what the old one held
             try:
-                await self.store.release(held.worker_id, leases, reason=reason, now_us=self.clock.now_us())
+                await self.claims.release(held.worker_id, leases, reason=reason, now_us=self.clock.now_us())
             except UnavailableError as error:
                 log.warning("hand_back_unanswered", run=held.claim.identity.run_id, error=str(error), attempt=attempt)
                 await asyncio.sleep(retry_s(attempt))

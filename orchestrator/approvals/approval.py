@@ -101,18 +101,18 @@ async def approval_of(store: Store, question: Question, target_checker: TargetCh
     """Read everything about a question. Raises: UnavailableError."""
     request = question.request
     identity = request.identity
-    session = await store.session(identity.session_id)
-    run = await store.run(identity.run_id)
-    whole = await read_full_input(store, request)
-    hosts = {worker.id: worker.host for worker in await store.workers(include_gone=True)}
+    session = await store.sessions.session(identity.session_id)
+    run = await store.runs.run(identity.run_id)
+    whole = await read_full_input(store.runs, request)
+    hosts = {worker.id: worker.host for worker in await store.sessions.workers(include_gone=True)}
     return Approval(
         question,
         session,
-        (await store.task(identity.task_id)).title if identity.task_id else "",
+        (await store.tasks.task(identity.task_id)).title if identity.task_id else "",
         tuple(await _parents(store, identity)),
         whole,
         await target_checker.check(request, session, whole, hosts.get(run.worker_id, "")),
-        await store.is_tainted(identity.run_id),
+        await store.runs.is_tainted(identity.run_id),
         await _why_withdrawn(store, question),
     )
 
@@ -121,7 +121,7 @@ async def _parents(store: Store, identity: RunIdentity) -> Sequence[RunIdentity]
     found: list[RunIdentity] = []
     while identity.parent_run_id and len(found) < MAX_PARENTS:
         try:
-            identity = (await store.run(identity.parent_run_id)).identity
+            identity = (await store.runs.run(identity.parent_run_id)).identity
         except NotFoundError:
             break
         found.append(identity)
@@ -133,7 +133,7 @@ async def _why_withdrawn(store: Store, question: Question) -> str:
     if question.is_pending or question.decision is not None:
         return ""
     run_id, seen = question.request.identity.run_id, 0
-    while page := await store.events(run_id, after_seq=seen, limit=PAGE):
+    while page := await store.runs.events(run_id, after_seq=seen, limit=PAGE):
         for event in page:
             if event.type == EventType.PERMISSION_WITHDRAWN and event.data.get("request_id") == question.request.id:
                 return str(event.data.get("reason", ""))

@@ -6,7 +6,6 @@ by an operator: ``soong keys rotate`` or ``soong keys adopt``.
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,8 +13,8 @@ from typing import Protocol
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger
-from soong.shared.permissions.audit_log.entry import AuditNote
 from soong.shared.permissions.audit_log.notes import of_refused_key
+from soong.shared.permissions.audit_log.store import AuditStore
 from soong.shared.permissions.keys import KeyStore
 from soong.shared.permissions.signing import KeyFile, KeySource, Signer
 from soong.shared.storage.store import retry_until_confirmed
@@ -25,10 +24,14 @@ log = get_logger(__name__)
 REMEDY = "if you put it there, run `soong keys adopt`; otherwise run `soong keys rotate`"
 
 
-class AuditedKeys(KeyStore, Protocol):
+class AuditedKeys(Protocol):
     """The table of keys, and the audit log."""
 
-    async def note(self, notes: Sequence[AuditNote], *, now_us: int) -> None: ...
+    @property
+    def keys(self) -> KeyStore: ...
+
+    @property
+    def audit(self) -> AuditStore: ...
 
 
 @dataclass(slots=True)
@@ -65,11 +68,11 @@ class DeploymentKey:
     async def _problem(self, found: Signer) -> str:
         """Say why a key is not accepted; empty when it is. The first key of a deployment is published here."""
         now_us = self.clock.now_us()
-        key = await self.store.signing_key(found.key_id)
+        key = await self.store.keys.signing_key(found.key_id)
         if key is None:
             # The answer may be lost, or another owner of this deployment may have been first with the same key.
             await retry_until_confirmed(lambda: self._publish(found, now_us), what=f"publication of {found.key_id}")
-            key = await self.store.signing_key(found.key_id)
+            key = await self.store.keys.signing_key(found.key_id)
         if key is None:
             return f"the signing key {found.key_id} is not among the published keys of this deployment; {REMEDY}"
         state = key.state(now_us)
@@ -78,14 +81,14 @@ class DeploymentKey:
         return ""
 
     async def _publish(self, first: Signer, now_us: int) -> None:
-        await self.store.publish_first_key(first.key_id, first.public_key, now_us=now_us)
+        await self.store.keys.publish_first_key(first.key_id, first.public_key, now_us=now_us)
 
     async def _keep(self, problem: str, key_id: str = "") -> Signer:
         """Tell what is wrong, once, and return the key that was good before."""
         if problem != self._told:
             if self._accepted is not None:  # otherwise the error below ends this process and says the same
                 log.error("unpublished_key", key=key_id, problem=problem)
-            await self.store.note([of_refused_key(key_id, problem)], now_us=self.clock.now_us())
+            await self.store.audit.note([of_refused_key(key_id, problem)], now_us=self.clock.now_us())
             self._told = problem
         if self._accepted is None:
             raise InvalidConfigError(problem)
@@ -99,7 +102,7 @@ async def open_key(store: AuditedKeys, path: Path, clock: Clock) -> DeploymentKe
         InvalidConfigError: the file is missing although keys are published, cannot be used, or holds a key that was
             not published.
     """
-    published = await store.signing_keys()
+    published = await store.keys.signing_keys()
     if published and not await asyncio.to_thread(path.exists):
         raise InvalidConfigError(
             f"the signing key {str(path)!r} is missing, and {len(published)} keys are published; put it back, or run "

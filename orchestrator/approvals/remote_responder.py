@@ -89,7 +89,7 @@ class RemoteResponder:
             await self.subscriber.subscribe_session(self.session_id) if self.session_id else NullSubscription()
         )
         lease_s = self.settings.responder_lease_s
-        attendance = ResponderLease(self.store, self.notifier, self.principal, self.channel, lease_s)
+        attendance = ResponderLease(self.store.sessions, self.notifier, self.principal, self.channel, lease_s)
         attendance.attend([self.session_id] if self.session_id else [])
         attending = asyncio.get_running_loop().create_task(attendance.run())
         try:
@@ -108,7 +108,7 @@ class RemoteResponder:
     async def _checked_provenance(self) -> Provenance:
         while True:
             try:
-                return await check_person(self.store, "answer")
+                return await check_person(self.store.sessions, "answer")
             except UnavailableError as error:
                 log.warning("provenance_unread", error=str(error))
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -150,7 +150,7 @@ class RemoteResponder:
 
     async def _questions(self) -> Sequence[Question]:
         """Return what is pending and this responder's to answer, oldest first."""
-        questions = await self.store.questions(session_id=self.session_id)
+        questions = await self.store.consent.questions(session_id=self.session_id)
         if self.session_id:
             return questions
         return [question for question in questions if await self._is_ours(question.request)]
@@ -158,7 +158,7 @@ class RemoteResponder:
     async def _is_ours(self, request: PermissionRequest) -> bool:
         session_id = request.identity.session_id
         if session_id not in self._sessions:
-            self._sessions[session_id] = await self.store.session(session_id)
+            self._sessions[session_id] = await self.store.sessions.session(session_id)
         return not refusal_reason(self._sessions[session_id], self.principal)
 
     async def _take_back(self) -> None:
@@ -174,7 +174,7 @@ class RemoteResponder:
 
     async def _tell_settled(self, request: PermissionRequest) -> None:
         try:
-            said = status_of_question(await question_of(self.store, request.id)).sentence
+            said = status_of_question(await question_of(self.store.consent, request.id)).sentence
         except SoongError as error:  # it is gone either way
             log.warning("settled_unread", error=str(error))
             said = "it has been settled"
@@ -228,7 +228,7 @@ class RemoteResponder:
         self._answered.add(request.id)
         self._said.add(request.id)
         try:
-            state = await insert_answer(self.store, answer)
+            state = await insert_answer(self.store.consent, answer)
         except Exception as error:  # noqa: BLE001  # asked again it would fail again: the owner ends the question by time
             words = words_of(error).partition("\n")[0]
             log.error("answer_refused", request=request.id, error=words)  # its first line says it

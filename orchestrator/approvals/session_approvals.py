@@ -100,7 +100,7 @@ class SessionApprovals:
     """Looks that have ended, well or badly."""
 
     def __post_init__(self) -> None:
-        self.floods = QuestionLimiter(self.tools.store, self.tools.clock)
+        self.floods = QuestionLimiter(self.tools.store.consent, self.tools.clock)
         self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
 
     def poke(self) -> None:
@@ -149,11 +149,11 @@ class SessionApprovals:
 
     async def _poll(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
-        found = await self.tools.store.open_questions(self.session_id, limit=MAX_READ)
+        found = await self.tools.store.consent.open_questions(self.session_id, limit=MAX_READ)
         if found is not None:
             self._check_owned(found.session)
             if found.has_orphans:  # before whoever is asked is let go, who may look at once why
-                await self.tools.store.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
+                await self.tools.store.consent.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
                 await self.tools.notifier.notify_session(self.session_id)
         for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
             await self.tools.unheld.tell(self.open.pop(request_id).run_id)
@@ -222,23 +222,23 @@ class SessionApprovals:
             # Its run is paused or changing hands: the time for an answer begins when somebody waits for it again.
             entry.asked_s = entry.attended_s = None
             return None
-        late = await self.tools.store.answer_of(request.id)  # it may have come since this look began
+        late = await self.tools.store.consent.answer_of(request.id)  # it may have come since this look began
         return ruling if late is None else decide.by_answer(session, request, late, may_grant=may_grant)
 
     async def _is_waited_for(self, request: PermissionRequest) -> bool:
         """Say whether its run waits for it: with a slot, or parked in a task that goes on."""
         store = self.tools.store
-        run = await store.run(request.identity.run_id)
+        run = await store.runs.run(request.identity.run_id)
         if run.status is not RunStatus.PARKED:
             return run.status is RunStatus.RUNNING
-        return (await store.task(request.identity.task_id)).status is TaskStatus.RUNNING
+        return (await store.tasks.task(request.identity.task_id)).status is TaskStatus.RUNNING
 
     async def _grant(self, request: PermissionRequest) -> Grant | None:
         """Return the grant that answers a question; none does for what a tainted run would carry out (PER-21)."""
         grant = self.grants.find(request.tool, request.scope)
         if grant is None or not facts_of(request).is_outward:
             return grant
-        return None if await self.tools.store.is_tainted(request.identity.run_id) else grant
+        return None if await self.tools.store.runs.is_tainted(request.identity.run_id) else grant
 
     def _too_late(self, session: Session, entry: _OpenQuestion, asked_s: float) -> UnsignedDecision | None:
         """Rule when the time for an answer has run out."""
@@ -258,7 +258,7 @@ class SessionApprovals:
         ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
         decision = await self.tools.sign(ruling.decision(request, now_us=now_us, ttl_us=ttl_us))
         try:
-            decided = await store.decide(
+            decided = await store.consent.decide(
                 session.ownership,
                 decision,
                 state=ruling.state,
@@ -267,7 +267,9 @@ class SessionApprovals:
             )
         except AlreadyDecidedError as error:
             log.info("decided_meanwhile", request=request.id, state=error.state)
-            decided = DecisionReceipt(was_parked=False, worker_id=(await store.run(request.identity.run_id)).worker_id)
+            decided = DecisionReceipt(
+                was_parked=False, worker_id=(await store.runs.run(request.identity.run_id)).worker_id
+            )
         else:
             if ruling.choice is Choice.ALLOW_FOR_SESSION:
                 self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
@@ -291,7 +293,7 @@ class SessionApprovals:
             self.away_since_s = now_s
         self.is_attended = is_attended
         for responder_id in away:
-            await self.tools.store.detach_responder(responder_id)
+            await self.tools.store.sessions.detach_responder(responder_id)
 
     def _leave(self) -> None:
         self.open.clear()

@@ -32,9 +32,9 @@ class UnheldRuns:
 
         Raises: UnavailableError of the store.
         """
-        if self.events is None or (await self.store.run(run_id)).status is not RunStatus.CANCELLED:
+        if self.events is None or (await self.store.runs.run(run_id)).status is not RunStatus.CANCELLED:
             return
-        workers = await self.store.workers()
+        workers = await self.store.sessions.workers()
         if not workers:
             return  # Flower would list a worker that does not exist
         try:

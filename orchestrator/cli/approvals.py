@@ -106,11 +106,11 @@ async def find_question(store: "Store", text: str) -> "Question":
     from soong.shared.core.errors import NotFoundError
 
     try:
-        return await question_of(store, text)
+        return await question_of(store.consent, text)
     except NotFoundError:
         found: Sequence[Question] = ()
         for include_closed in (False, True):
-            listed = await store.questions(include_closed=include_closed, limit=MANY)
+            listed = await store.consent.questions(include_closed=include_closed, limit=MANY)
             found = found or [one for one in listed if fits(one.request.id, text)]
         if not found:
             raise
@@ -127,9 +127,9 @@ async def _list(session_id: str, *, is_all: bool, is_json: bool) -> None:
     store = await open_store(load_settings())
     try:
         if session_id:
-            session_id = (await store.session(session_id)).id
+            session_id = (await store.sessions.session(session_id)).id
         limit = SHOWN if is_all else MANY
-        questions = await store.questions(session_id=session_id, include_closed=is_all, limit=limit)
+        questions = await store.consent.questions(session_id=session_id, include_closed=is_all, limit=limit)
     finally:
         await store.close()
     if is_json:

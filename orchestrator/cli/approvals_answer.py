@@ -62,17 +62,17 @@ class AnswerCommand:
         self, question: Question, choice: Choice, reason: str, *, wait_s: float, home: str
     ) -> AnswerOutcome:
         """Answer a question and say what came of it within ``wait_s``."""
-        session = await self.store.session(question.request.identity.session_id)
+        session = await self.store.sessions.session(question.request.identity.session_id)
         if not question.is_pending or question.answer is not None:
             return _decided_already(question)
-        provenance = await provenance_here(self.store)
+        provenance = await provenance_here(self.store.sessions)
         refusal = provenance.problem or self._refusal(question, session, choice, home)
         if refusal:
             return AnswerOutcome(AnswerExitCode.NOT_ALLOWED, f"not answered: {refusal}")
         try:
-            await self.store.answer(self._row(question, choice, reason, provenance))
+            await self.store.consent.answer(self._row(question, choice, reason, provenance))
         except AlreadyDecidedError:
-            return _decided_already(await question_of(self.store, question.request.id))
+            return _decided_already(await question_of(self.store.consent, question.request.id))
         if self.notifier is not None:
             await self.notifier.permission_raised(question.request.id, session.id)
         return _outcome(await self._settled(question, wait_s), choice)
@@ -95,7 +95,7 @@ class AnswerCommand:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
         while True:
-            now = await question_of(self.store, question.request.id)
+            now = await question_of(self.store.consent, question.request.id)
             if not now.is_pending or loop.time() >= deadline_s:
                 return now
             await asyncio.sleep(LOOK_EVERY_S)

@@ -54,7 +54,7 @@ async def _answer(settings: Settings, session_id: str) -> None:
     try:
         session = await _session(client.store, session_id, known.principal)
         console = terminal_console()
-        prompt = TerminalPrompt(console, lambda _held: None, whole=whole_reader(client.store), clock=client.clock)
+        prompt = TerminalPrompt(console, lambda _held: None, whole=whole_reader(client.store.runs), clock=client.clock)
         for_whom = f"session {session.id}" if session else f"every session of {known.principal!r}"
         say(f"questions of {for_whom} are shown here; Ctrl-C leaves and answers nothing")
         await client.attach(
@@ -83,7 +83,7 @@ async def _session(store: Store, session_id: str, principal: str) -> Session | N
     """Return the session to answer for; None means all. Raises: NotFoundError, UsageError."""
     if not session_id:
         return None
-    session = await store.session(session_id)
+    session = await store.sessions.session(session_id)
     refusal = refusal_reason(session, principal)
     if refusal:
         raise UsageError(f"session {session_id!r} cannot be answered for: {refusal}")
@@ -94,7 +94,7 @@ async def _stream(settings: Settings, session_id: str) -> None:
     store = await open_store(settings)
     try:
         if session_id:
-            await store.session(session_id)
+            await store.sessions.session(session_id)
         stream = Stream(store, session_id)
         while True:
             await stream.poll()
@@ -114,8 +114,8 @@ class Stream:
     async def poll(self) -> None:
         """Print what has changed since the last look; a database that is away is waited for."""
         try:
-            questions = {one.request.id: one for one in await self.store.questions(session_id=self.session_id)}
-            closed = [await question_of(self.store, key) for key in self._open.keys() - questions.keys()]
+            questions = {one.request.id: one for one in await self.store.consent.questions(session_id=self.session_id)}
+            closed = [await question_of(self.store.consent, key) for key in self._open.keys() - questions.keys()]
         except UnavailableError:
             return
         for question in sorted(closed, key=lambda one: one.request.created_us):

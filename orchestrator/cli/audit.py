@@ -70,7 +70,7 @@ async def _export(from_us: int, session_id: str, kinds: list[str]) -> None:
 
     store = await open_store(load_settings())
     try:
-        async for entry in entries(store, session_id=session_id, kinds=kinds, since_us=from_us):
+        async for entry in entries(store.audit, session_id=session_id, kinds=kinds, since_us=from_us):
             emit(entry.as_json(), is_line=True)
     finally:
         await store.close()
@@ -81,7 +81,7 @@ async def _verify(expected: list[str], *, is_json: bool) -> int:
 
     store = await open_store(load_settings())
     try:
-        found = await check(store, store, seen=expected)
+        found = await check(store.audit, store.keys, seen=expected)
     finally:
         await store.close()
     problems = [str(found.broken)] if found.broken is not None else []

@@ -139,7 +139,7 @@ async def check_database(settings: Settings) -> Finding:
     try:
         store = await open_rows(settings)
         try:
-            workers = await store.workers()
+            workers = await store.sessions.workers()
         finally:
             await store.close()
     except SchemaVersionError as error:

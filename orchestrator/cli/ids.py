@@ -33,9 +33,9 @@ async def find_task(store: Store, text: str) -> Task:
         UsageError: there are several.
     """
     try:
-        return await store.task(text)
+        return await store.tasks.task(text)
     except NotFoundError:
-        found = [task for task in await store.list_tasks(limit=MANY) if fits(task.id, text)]
+        found = [task for task in await store.tasks.list_tasks(limit=MANY) if fits(task.id, text)]
         if not found:
             raise
     if len(found) > 1:
@@ -45,7 +45,7 @@ async def find_task(store: Store, text: str) -> Task:
 
 async def newest_open_task(store: Store) -> Task:
     """Return the newest task that has not completed. Raises: UsageError when every task has."""
-    for task in await store.list_tasks(limit=MANY):
+    for task in await store.tasks.list_tasks(limit=MANY):
         if task.status is not TaskStatus.COMPLETED:
             return task
     raise UsageError("every task has completed; name one to look at: soong tasks list")
@@ -59,11 +59,11 @@ async def find_run(store: Store, text: str) -> Run:
         UsageError: there are several.
     """
     try:
-        return await store.run(text)
+        return await store.runs.run(text)
     except NotFoundError:
         if "/" in text:
-            return await store.run((await store.step(text)).run_id)
-        found = [run for run in await store.list_runs(limit=100_000) if fits(run.id, text)]
+            return await store.runs.run((await store.tasks.step(text)).run_id)
+        found = [run for run in await store.runs.list_runs(limit=100_000) if fits(run.id, text)]
         if not found:
             raise
     if len(found) > 1:

@@ -67,8 +67,8 @@ async def _keyring(settings: Settings, change: str = "") -> AsyncIterator[KeyRin
     store = await open_store(settings)
     try:
         if change:
-            await check_person(store, change)
-        yield KeyRing(store, settings.key_file, SystemClock(), settings.principal)
+            await check_person(store.sessions, change)
+        yield KeyRing(store.keys, settings.key_file, SystemClock(), settings.principal)
     finally:
         await store.close()
 

@@ -74,8 +74,8 @@ async def _set(settings: Settings, bound: ConcurrencyLimit) -> None:
     try:
         kind, _, name = bound.scope.partition(":")
         if kind == "session" and bound.limit:
-            await store.session(name)  # a limit of a session that is none would wait for nobody
-        await store.set_concurrency_limits([bound])
+            await store.sessions.session(name)  # a limit of a session that is none would wait for nobody
+        await store.claims.set_concurrency_limits([bound])
     finally:
         await store.close()
 

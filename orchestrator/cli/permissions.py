@@ -95,8 +95,8 @@ async def _in_session(explainer: "Explainer", text: str) -> "Explainer":
     store = await open_store(load_settings())
     try:
         task = await find_task(store, task_text)
-        step = (await store.step(step_key(task.id, step_id))).key if step_id else ""
-        session = await store.session(task.session_id)
+        step = (await store.tasks.step(step_key(task.id, step_id))).key if step_id else ""
+        session = await store.sessions.session(task.session_id)
     finally:
         await store.close()
     return replace(

@@ -70,7 +70,7 @@ async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: boo
     client = await open_client(attachment.settings)
     watch = Watch(client, attachment, interrupts, settings, is_json)
     try:
-        task = await client.store.task(task_id)
+        task = await client.store.tasks.task(task_id)
         await begin(client.tasks, task)
         return await _follow(client, watch, task, is_detached=is_detached)
     finally:
@@ -88,7 +88,7 @@ async def _follow(client: Client, watch: Watch, task: Task, *, is_detached: bool
     if is_detached:
         say(f"task {task.id} goes on")
         return 0
-    session = await client.store.session(task.session_id)
+    session = await client.store.sessions.session(task.session_id)
     say(f"task {task.id}: {visible(task.title)}")
     nobody = why_nobody_is_asked()
     if session.answer_mode is AnswerMode.ATTACHED and nobody:

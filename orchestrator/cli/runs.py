@@ -59,7 +59,7 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
     store = await open_store(load_settings())
     try:
         task_id = (await find_task(store, task)).id if task else ""
-        runs = (await store.list_runs(task_id=task_id, limit=100_000))[-limit:][::-1]
+        runs = (await store.runs.list_runs(task_id=task_id, limit=100_000))[-limit:][::-1]
     finally:
         await store.close()
     if is_json:
@@ -116,10 +116,10 @@ async def _tail(text: str, start: int, *, is_followed: bool, is_json: bool) -> N
         run = await find_run(store, text)
         if is_followed:
             async with _listening(settings) as listen:
-                async for event in RunTail(store, listen).follow(run.id, from_seq=start):
+                async for event in RunTail(store.runs, listen).follow(run.id, from_seq=start):
                     _print_event(event, is_json=is_json)
             return
-        events = [event async for event in RunTail(store).replay(run.id, from_seq=start)]
+        events = [event async for event in RunTail(store.runs).replay(run.id, from_seq=start)]
     finally:
         await store.close()
     if is_json:

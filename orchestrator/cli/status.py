@@ -96,9 +96,9 @@ async def status_of(settings: Settings) -> Status:
 
     figures = open_figures(settings)
     try:
-        workers = await store.workers()
-        tasks = [task for task in await store.list_tasks(limit=100) if not task.status.is_terminal]
-        owners = await store.owners()
+        workers = await store.sessions.workers()
+        tasks = [task for task in await store.tasks.list_tasks(limit=100) if not task.status.is_terminal]
+        owners = await store.sessions.owners()
         return Status(service, str(settings.home), workers, len(owners), await figures.figures(), tasks)
     finally:
         await figures.close()

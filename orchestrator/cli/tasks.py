@@ -174,8 +174,8 @@ async def _list(limit: int, *, is_json: bool) -> None:
 
     store = await open_store(load_settings())
     try:
-        tasks = await store.list_tasks(limit=limit)
-        counts = [await store.counts(task.id) for task in tasks]
+        tasks = await store.tasks.list_tasks(limit=limit)
+        counts = [await store.tasks.counts(task.id) for task in tasks]
     finally:
         await store.close()
     if is_json:
@@ -231,7 +231,7 @@ async def _drawn(task_id: str) -> "tuple[Plan, dict[str, StepStatus]]":
     store = await open_store(load_settings())
     try:
         task = await find_task(store, task_id)
-        steps = await store.steps(task.id)
+        steps = await store.tasks.steps(task.id)
     finally:
         await store.close()
     return planned_task(task, steps), {step.step_id: step.status for step in steps}

@@ -86,8 +86,8 @@ async def _create(settings: Settings, principal: str, rights: list[Right], lives
     token, text = make_token(principal, rights, now_us=now_us, expires_us=expires_us)
     store = await _open(settings)
     try:
-        await check_person(store, "make a token")
-        await store.add_token(token)
+        await check_person(store.sessions, "make a token")
+        await store.access.add_token(token)
     finally:
         await store.close()
     return token, text
@@ -96,7 +96,7 @@ async def _create(settings: Settings, principal: str, rights: list[Right], lives
 async def _list(settings: Settings) -> list[ApiToken]:
     store = await open_store(settings)
     try:
-        return list(await store.tokens())
+        return list(await store.access.tokens())
     finally:
         await store.close()
 
@@ -104,11 +104,13 @@ async def _list(settings: Settings) -> list[ApiToken]:
 async def _revoke(settings: Settings, token_id: str) -> bool:
     store = await open_store(settings)
     try:
-        await check_person(store, "revoke a token")
-        known = [token.id for token in await store.tokens() if token.id.endswith(token_id) and len(token_id) >= 6]
+        await check_person(store.sessions, "revoke a token")
+        known = [
+            token.id for token in await store.access.tokens() if token.id.endswith(token_id) and len(token_id) >= 6
+        ]
         if len(known) != 1:
             raise NotFoundError("token", token_id)
-        return await store.revoke_token(known[0], now_us=SystemClock().now_us())
+        return await store.access.revoke_token(known[0], now_us=SystemClock().now_us())
     finally:
         await store.close()
 

@@ -121,7 +121,7 @@ class Watch:
         if refusal:
             self._display.note(f"questions are not answered here: {refusal}")
             return
-        whole = whole_reader(self.client.store)
+        whole = whole_reader(self.client.store.runs)
         prompt = TerminalPrompt(terminal_console(), self._display.hold, whole=whole, clock=self.client.clock)
         note = self._display.note
         self._answering = self.client.attach(
@@ -168,7 +168,7 @@ class Watch:
     async def _interrupted(self, task_id: str) -> int:
         """Pause what this command started; a second Ctrl-C ends the service that it started at once."""
         say("\npausing … (Ctrl-C again ends it at once)")
-        task = await self.client.store.task(task_id)
+        task = await self.client.store.tasks.task(task_id)
         pausing = asyncio.create_task(self.client.pause(task, reason="interrupted", limit_s=PAUSE_LIMIT_S))
         second = asyncio.create_task(self.interrupts.wait(2))
         await asyncio.wait({pausing, second}, return_when=asyncio.FIRST_COMPLETED)
@@ -204,7 +204,7 @@ class Watch:
 
     async def _close_session(self, outcome: TaskOutcome) -> None:
         """A session whose one task is complete has nothing left to be owned for."""
-        others = await self.client.store.list_tasks(session_id=outcome.view.task.session_id)
+        others = await self.client.store.tasks.list_tasks(session_id=outcome.view.task.session_id)
         if all(task.status is TaskStatus.COMPLETED for task in others):
             with suppress(UnavailableError):  # asked for, and then done by the next owner
                 await self.client.command(CommandKind.CLOSE, outcome.view.task, limit_s=2.0)

@@ -104,7 +104,7 @@ async def _silent_workers(settings: Settings) -> tuple[list[str], int]:
 
 
 async def _live(store: Store) -> list[Worker]:
-    return [worker for worker in await store.workers() if worker.state is not ProcessState.GONE]
+    return [worker for worker in await store.sessions.workers() if worker.state is not ProcessState.GONE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ async def _late_steps(settings: Settings) -> tuple[int, list[_LateStep]]:
 
 async def _late(store: Store, holding: WorkerLoad, now_us: int) -> _LateStep | None:
     try:
-        step = await store.step(holding.step_key)
+        step = await store.tasks.step(holding.step_key)
     except NotFoundError:
         return None  # removed since
     limit_s = step.spec.get("timeout_s")
@@ -151,7 +151,7 @@ async def _late(store: Store, holding: WorkerLoad, now_us: int) -> _LateStep | N
 
 async def _asking_s(store: Store, holding: WorkerLoad, now_us: int) -> float:
     """Return for how long the run has waited for people."""
-    asked = await store.questions(session_id=holding.session_id, include_closed=True, limit=_MOST_QUESTIONS)
+    asked = await store.consent.questions(session_id=holding.session_id, include_closed=True, limit=_MOST_QUESTIONS)
     own = [one for one in asked if one.request.identity.run_id == holding.run_id]
     return sum(_end_us(one, now_us) - one.request.created_us for one in own) / 1_000_000
 

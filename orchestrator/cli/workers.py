@@ -98,7 +98,7 @@ async def _view(settings: Settings) -> WorkersView:
     store = await open_store(settings)
     figures = open_figures(settings)
     try:
-        return await list_workers(store, store, figures)
+        return await list_workers(store.claims, store.sessions, figures)
     finally:
         await figures.close()
         await store.close()

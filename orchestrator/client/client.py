@@ -98,11 +98,11 @@ class Client:
         await self.notifier.notify_owners([session.id])
 
     async def _write(self, session: Session, task: NewTask, max_concurrent: int) -> None:
-        await self.store.open_session(session)
+        await self.store.sessions.open_session(session)
         limit = max_concurrent or self.settings.max_concurrent_children_per_session
         if limit:
-            await self.store.set_concurrency_limits([session_limit(session.id, limit)])
-        await self.store.create_task(task)
+            await self.store.claims.set_concurrency_limits([session_limit(session.id, limit)])
+        await self.store.tasks.create_task(task)
 
     def attach(
         self,
@@ -147,7 +147,7 @@ class Client:
         A task that is cancelled or fails has ended before its running steps have: these get ``STOPPING_S``. A database
         or Redis that is away for a while is waited for: the rows still say what happened.
         """
-        session_id = (await self.store.task(task_id)).session_id
+        session_id = (await self.store.tasks.task(task_id)).session_id
         subscription = await self.subscriber.subscribe_session(session_id)
         loop = asyncio.get_running_loop()
         ended_s: float | None = None
@@ -217,9 +217,9 @@ def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 async def snapshot_of(store: Store, task_id: str) -> TaskSnapshot:
     """Read how a task stands. Raises: NotFoundError."""
-    task = await store.task(task_id)
-    questions = [one for one in await store.pending(task.session_id) if one.identity.task_id == task_id]
-    steps, workers = in_plan_order(await store.steps(task_id)), tuple(await store.workers())
+    task = await store.tasks.task(task_id)
+    questions = [one for one in await store.consent.pending(task.session_id) if one.identity.task_id == task_id]
+    steps, workers = in_plan_order(await store.tasks.steps(task_id)), tuple(await store.sessions.workers())
     return TaskSnapshot(task, steps, workers, tuple(questions), _lacks(task, steps, workers))
 
 
@@ -235,7 +235,7 @@ def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict
 async def all_events(store: Store, run_id: str) -> list[Event]:
     """Return all events of a run, page by page."""
     found: list[Event] = []
-    while page := await store.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
+    while page := await store.runs.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
         found.extend(page)
     return found
 

@@ -176,7 +176,7 @@ async def outcome_of(store: Store, view: TaskSnapshot, runs: Path) -> TaskOutcom
     undone: list[Denial] = []
     reports: dict[str, StepReport] = {}
     current = {step.run_id: step for step in view.steps if step.run_id}
-    for run in await store.list_runs(task_id=view.task.id, limit=100_000):
+    for run in await store.runs.list_runs(task_id=view.task.id, limit=100_000):
         step = current.get(run.id)
         if step is not None:
             reports[step.step_id] = await _report(store, step, run)
@@ -198,7 +198,7 @@ async def _report(store: Store, step: Step, run: Run) -> StepReport:
     tools = tools_of(step, run.surface) if step.kind is StepKind.AGENT else None
     if not is_unclean(step.status, step.outcome):
         return StepReport(tools)
-    result = await store.result(step.key)
+    result = await store.tasks.result(step.key)
     return StepReport(tools, result.denials, result.unknown_effects, result.partial)
 
 

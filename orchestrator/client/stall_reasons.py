@@ -116,7 +116,7 @@ class StallReasons:
         if self._since_s is None or self._told_s or now_s - self._since_s < TOLD_EVERY_S:
             return
         self._told_s = now_s
-        is_owned = bool(await self.client.store.owners())
+        is_owned = bool(await self.client.store.sessions.owners())
         missing = f"worker lives: start one with `{program()} worker`" if is_owned else "orchestrator lives: start one"
         self.note(f"nothing runs: no {missing}; `{program()} doctor` looks at the rest")
 

@@ -10,8 +10,8 @@ from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.metrics import FigureSource, LimitUsage, WorkerLoad
-from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, labels
 from soong.shared.engine.wire.jobs import queue_of
 
@@ -105,7 +105,7 @@ def limit_as_json(bound: LimitUsage) -> JsonObject:
     return {"scope": bound.scope, "limit": bound.limit, "used": bound.used}
 
 
-async def list_workers(tasks: TaskStore, sessions: SessionStore, figures: FigureSource) -> WorkersView:
+async def list_workers(claims: ClaimStore, sessions: SessionStore, figures: FigureSource) -> WorkersView:
     """Return the workers that are not gone and the pools that they serve or that something waits in.
 
     ``waiting`` counts what could be claimed within the concurrency limits, as the dispatcher does. Raises:
@@ -115,7 +115,7 @@ async def list_workers(tasks: TaskStore, sessions: SessionStore, figures: Figure
     held: dict[str, list[WorkerLoad]] = {}
     for holding in await figures.holdings():
         held.setdefault(holding.worker_id, []).append(holding)
-    waiting = (await tasks.backlog()).ready
+    waiting = (await claims.backlog()).ready
     pools = sorted({pool for worker in workers for pool in worker.pools} | waiting.keys())
     return WorkersView(
         tuple(WorkerView(worker, tuple(held.get(worker.id, ()))) for worker in workers),

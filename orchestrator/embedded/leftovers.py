@@ -20,16 +20,16 @@ async def expire_dead(store: Store, *, max_lost_leases: int, now_us: int) -> int
     """Declare owners and workers of this host gone whose process has ended; return how many."""
     host = socket.gethostname()
     count = 0
-    for worker in await store.workers():
+    for worker in await store.sessions.workers():
         if worker.host == host and has_ended(worker.pid, worker.started_us):
             because = lost_to(worker.node_name, "ended while no service ran")
-            freed = await store.expire_worker(
+            freed = await store.claims.expire_worker(
                 worker.id, worker.beat, max_lost_leases=max_lost_leases, now_us=now_us, because=because
             )
             count += freed is not None
-    for owner in await store.owners():
+    for owner in await store.sessions.owners():
         if owner.host == host and has_ended(owner.pid, owner.started_us):
-            count += await store.expire_owner(owner.id, owner.beat)
+            count += await store.sessions.expire_owner(owner.id, owner.beat)
     if count:
         log.info("leftovers_expired", count=count)
     return count

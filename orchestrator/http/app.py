@@ -35,7 +35,7 @@ def make_app(api: Api, borders: RequestPolicy) -> EdgeMiddleware:
     app = _routes()
     app.state.api = api
     add_handlers(app)
-    return EdgeMiddleware(app, borders, api.authenticator, Peers(api.client.store), api.limits, api.requests)
+    return EdgeMiddleware(app, borders, api.authenticator, Peers(api.client.store.sessions), api.limits, api.requests)
 
 
 def description() -> dict[str, Any]:

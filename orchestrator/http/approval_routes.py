@@ -96,7 +96,7 @@ class ApprovalsQuery:
         return respond({"items": items, "next": last}, headers=headers)
 
     async def _poll(self) -> None:
-        self._found = await self.api.client.store.questions(
+        self._found = await self.api.client.store.consent.questions(
             session_id=self.session_id, include_closed=self._is_all, beyond=self.cursor, limit=self.limit
         )
         self._told = [one for one in self._found if self._is_all or one.answer is None]
@@ -107,7 +107,7 @@ class ApprovalsQuery:
     async def _stay(self, session_ids: Collection[str]) -> None:
         """Be there for those that wait for whoever is attached, and that the caller may answer."""
         for session_id in set(session_ids) - self._sessions.keys():
-            self._sessions[session_id] = await self.api.client.store.session(session_id)
+            self._sessions[session_id] = await self.api.client.store.sessions.session(session_id)
         sessions = (self._sessions[session_id] for session_id in session_ids)
         attached = (one for one in sessions if one.answer_mode is AnswerMode.ATTACHED)
         ours = [one.id for one in attached if not refusal_reason(one, self.caller.principal)]
@@ -190,13 +190,13 @@ async def answer_approval(
     """Answer a question. The first answer counts, whoever gives it; its owner's decision is waited for a moment."""
     api = api_of(request)
     store = api.client.store
-    question = await question_of(store, request_id)
+    question = await question_of(store.consent, request_id)
     shown = await _shown(api, question, caller)
     _check_answer(shown, body)
     try:
-        await store.answer(_row(api, caller, question, body))
+        await store.consent.answer(_row(api, caller, question, body))
     except AlreadyDecidedError:
-        raise _too_late(await question_of(store, request_id)) from None
+        raise _too_late(await question_of(store.consent, request_id)) from None
     await api.client.notifier.permission_raised(request_id, shown.session.id)
     settled = await _settled(request, api, caller, request_id, wait)
     return respond((await _shown(api, settled, caller)).shape())
@@ -240,14 +240,14 @@ def _too_late(question: Question) -> ProblemError:
 
 
 async def _shown(api: Api, question: Question, caller: Caller) -> ApprovalView:
-    session = await api.client.store.session(question.request.identity.session_id)
+    session = await api.client.store.sessions.session(question.request.identity.session_id)
     return ApprovalView(question, session, caller, api.home)
 
 
 async def _settled(request: Request, api: Api, caller: Caller, request_id: str, wait_s: int) -> Question:
     """Return a question once it is no longer pending, or as it stands when the time is over."""
     store = api.client.store
-    question = await question_of(store, request_id)
+    question = await question_of(store.consent, request_id)
     if not wait_s or not question.is_pending:
         return question
     with api.held_open(caller):
@@ -255,7 +255,7 @@ async def _settled(request: Request, api: Api, caller: Caller, request_id: str, 
 
         async def is_closed() -> bool:
             nonlocal question
-            question = await question_of(store, request_id)
+            question = await question_of(store.consent, request_id)
             return not question.is_pending
 
         try:

@@ -45,7 +45,7 @@ class Api:
     _looked_s: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.authenticator = Authenticator(self.client.store, self.client.clock)
+        self.authenticator = Authenticator(self.client.store.access, self.client.clock)
         self.requests = RequestLimiter(self.limits.requests, self.limits.requests)
         self.streams = RequestLimiter(self.limits.streams, self.limits.streams_each)
         self.large_plans = asyncio.Semaphore(self.limits.large_plans)
@@ -61,7 +61,7 @@ class Api:
     async def look_at_rows(self) -> None:
         """Return if the database answers, looking at most once a second. Raises: UnavailableError."""
         if self.client.clock.monotonic_s() - self._looked_s > READY_FOR_S:
-            await self.client.store.owners()
+            await self.client.store.sessions.owners()
             self._looked_s = self.client.clock.monotonic_s()
 
     def tasks_of(self, caller: Caller) -> TaskService:

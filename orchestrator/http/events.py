@@ -64,18 +64,18 @@ async def session_frames(api: Api, session_id: str) -> AsyncGenerator[str]:
 
 async def _standing(api: Api, session_id: str) -> dict[str, Json]:
     store = api.client.store
-    session = await store.session(session_id)
-    tasks = await store.list_tasks(session_id=session_id, limit=TASKS_TOLD)
+    session = await store.sessions.session(session_id)
+    tasks = await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD)
     told: list[Json] = [
         {
             "id": task.id,
             "title": task.title,
             "status": str(task.status),
-            "steps": {str(status): n for status, n in (await store.counts(task.id)).by_status.items() if n},
+            "steps": {str(status): n for status, n in (await store.tasks.counts(task.id)).by_status.items() if n},
         }
         for task in tasks
     ]
-    waiting = await store.questions(session_id=session_id)
+    waiting = await store.consent.questions(session_id=session_id)
     ends = {TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED}
     return {
         "session": session_id,

@@ -53,7 +53,7 @@ class ResponderLeases:
             return
         seat = self._seats.get(principal)
         if seat is None:
-            seat = _Seat(ResponderLease(self.client.store, self.client.notifier, principal, CHANNEL, lease_s))
+            seat = _Seat(ResponderLease(self.client.store.sessions, self.client.notifier, principal, CHANNEL, lease_s))
             self._seats[principal] = seat
         seat.until_s.update(until_s)
         if seat.keeping is None or seat.keeping.done():

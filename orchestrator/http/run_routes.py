@@ -30,22 +30,22 @@ async def list_runs(
 ) -> Response:
     """List runs, newest first."""
     store = api_of(request).client.store
-    found = await store.run_page(session_id=session, task_id=task, before=cursor, limit=limit)
+    found = await store.runs.run_page(session_id=session, task_id=task, before=cursor, limit=limit)
     return respond(page_of([RunSchema.of(run) for run in found], limit, found[-1].id if found else ""))
 
 
 @router.get("/v1/runs/{run_id}", response_model=RunDetail, dependencies=[READER])
 async def show_run(request: Request, run_id: RunId) -> Response:
     """Show a run: lineage, usage, times, and every tool with the rule that gave or refused it."""
-    return respond(RunDetail.of(await api_of(request).client.store.run(run_id)))
+    return respond(RunDetail.of(await api_of(request).client.store.runs.run(run_id)))
 
 
 @router.get("/v1/runs/{run_id}/nodes", response_model=Page[NodeSchema], dependencies=[READER])
 async def list_nodes(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
     """Read a run's context tree: what the model was told, what it said, what tools answered."""
     store = api_of(request).client.store
-    await store.run(run_id)
-    found = await store.node_page(run_id, after=after, limit=limit)
+    await store.runs.run(run_id)
+    found = await store.runs.node_page(run_id, after=after, limit=limit)
     return respond(page_of([NodeSchema.of(one) for one in found], limit, str(found[-1].number) if found else ""))
 
 
@@ -53,8 +53,8 @@ async def list_nodes(request: Request, run_id: RunId, after: After = 0, limit: L
 async def list_events(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
     """Read a run's log as CloudEvents; `id` is the event's number, without gaps from 1 on."""
     store = api_of(request).client.store
-    await store.run(run_id)
-    found = await store.events(run_id, after_seq=after, limit=limit)
+    await store.runs.run(run_id)
+    found = await store.runs.events(run_id, after_seq=after, limit=limit)
     events = [EventSchema.model_validate(event.envelope()) for event in found]
     return respond(page_of(events, limit, str(found[-1].seq) if found else ""))
 
@@ -80,12 +80,12 @@ async def stream_events(
     `after`). A comment every 15 seconds keeps the connection. The end of the run is an event `end`.
     """
     api = api_of(request)
-    run = await api.client.store.run(run_id)
+    run = await api.client.store.runs.run(run_id)
     seen = int(last_event_id) if last_event_id else after
     if seen > run.last_seq:
         detail = f"the run's log has {run.last_seq} events; there is nothing after number {seen} to go on from"
         raise ProblemError(ProblemCode.INVALID_INPUT, detail)
     if run.status.is_terminal and seen == run.last_seq:
         return Response(status_code=204)
-    tail = RunTail(api.client.store, api.subscriptions.subscribe_run)
+    tail = RunTail(api.client.store.runs, api.subscriptions.subscribe_run)
     return EventStream(run_frames(tail.follow(run_id, from_seq=seen + 1)), api, caller)

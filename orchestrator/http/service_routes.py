@@ -58,7 +58,7 @@ async def me(caller: Caller = READER) -> Response:
 async def workers(request: Request) -> Response:
     """List the workers that are not gone, with what each holds, and the queues."""
     api = api_of(request)
-    view = await list_workers(api.client.store, api.client.store, api.figures)
+    view = await list_workers(api.client.store.claims, api.client.store.sessions, api.figures)
     return respond(view.as_json())
 
 

@@ -29,7 +29,7 @@ async def list_sessions(
 ) -> Response:
     """List sessions, newest first."""
     store = api_of(request).client.store
-    found = await store.session_page(include_closed=closed, before=cursor, limit=limit)
+    found = await store.sessions.session_page(include_closed=closed, before=cursor, limit=limit)
     return respond(page_of([SessionSchema.of(one) for one in found], limit, found[-1].id if found else ""))
 
 
@@ -37,12 +37,12 @@ async def list_sessions(
 async def show_session(request: Request, session_id: SessionId) -> Response:
     """Show a session: its rules, its newest tasks, what waits for an answer."""
     store = api_of(request).client.store
-    session = await store.session(session_id)
-    waiting = await store.questions(session_id=session_id)
+    session = await store.sessions.session(session_id)
+    waiting = await store.consent.questions(session_id=session_id)
     detail = SessionDetail(
         **SessionSchema.of(session).model_dump(),
         policy=dict(session.policy),
-        tasks=[task.id for task in await store.list_tasks(session_id=session_id, limit=TASKS_TOLD)],
+        tasks=[task.id for task in await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD)],
         approvals=[question.request.id for question in waiting if question.answer is None],
     )
     return respond(detail)
@@ -59,7 +59,7 @@ async def stream_session(request: Request, session_id: SessionId, caller: Caller
     Each event `session` replaces the one before it, so a reader that connects again has lost nothing.
     """
     api = api_of(request)
-    await api.client.store.session(session_id)
+    await api.client.store.sessions.session(session_id)
     return EventStream(session_frames(api, session_id), api, caller)
 
 
@@ -67,8 +67,8 @@ async def stream_session(request: Request, session_id: SessionId, caller: Caller
 async def close_session(request: Request, session_id: SessionId, caller: Caller = RUNNER) -> Response:
     """Close a session: it is looked at no more once its tasks have ended. Its owner's word is waited for."""
     api = api_of(request)
-    session = await api.client.store.session(session_id)
+    session = await api.client.store.sessions.session(session_id)
     check_steering(caller, session)
     if not session.is_closed:
         await api.tasks_of(caller).close_session(session_id)
-    return respond(SessionSchema.of(await api.client.store.session(session_id)))
+    return respond(SessionSchema.of(await api.client.store.sessions.session(session_id)))

@@ -161,7 +161,7 @@ async def validate_plan(request: Request, body: PlanBody) -> Response:
 async def list_tasks(request: Request, session: InSession = "", cursor: Cursor = "", limit: Limit = 50) -> Response:
     """List tasks, newest first, with how many steps stand in which status."""
     api = api_of(request)
-    found = await api.client.store.list_tasks(session_id=session, before=cursor, limit=limit)
+    found = await api.client.store.tasks.list_tasks(session_id=session, before=cursor, limit=limit)
     return respond(page_of([await _shape(api, task) for task in found], limit, found[-1].id if found else ""))
 
 
@@ -201,7 +201,7 @@ async def task_graph(
 ) -> Response:
     """Draw a task as it stands."""
     store = api_of(request).client.store
-    task, steps = await store.task(task_id), await store.steps(task_id)
+    task, steps = await store.tasks.task(task_id), await store.tasks.steps(task_id)
     statuses = {step.step_id: step.status for step in steps}
 
     def draw() -> str:
@@ -219,7 +219,7 @@ async def pause_task(
     """Let nothing of a task start; what runs is handed back."""
     api, task, tasks = await _steered(request, task_id, caller)
     await tasks.pause(task, reason=body.reason)
-    return respond(await _shape(api, await api.client.store.task(task_id)))
+    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
 
 @router.post("/v1/tasks/{task_id}/resume", response_model=TaskSchema)
@@ -229,7 +229,7 @@ async def resume_task(
     """Let a paused task go on, or run what did not complete of an ended one again."""
     api, task, tasks = await _steered(request, task_id, caller)
     await tasks.resume(task, reason=body.reason or "resumed")
-    return respond(await _shape(api, await api.client.store.task(task_id)))
+    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
 
 @router.post("/v1/tasks/{task_id}/cancel", response_model=TaskSchema)
@@ -239,7 +239,7 @@ async def cancel_task(
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
     api, task, tasks = await _steered(request, task_id, caller)
     await tasks.cancel(task, reason=body.reason)
-    return respond(await _shape(api, await api.client.store.task(task_id)))
+    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
 
 @router.post("/v1/tasks/{task_id}/retry", response_model=TaskSchema)
@@ -250,7 +250,7 @@ async def retry_task(
     api, task, tasks = await _steered(request, task_id, caller)
     asked = body or RetryAsked()
     await tasks.retry(task, from_step=asked.start, reason=asked.reason)
-    return respond(await _shape(api, await api.client.store.task(task_id)))
+    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
 
 @router.post("/v1/tasks/{task_id}/dispatch", response_model=TaskSchema)
@@ -264,15 +264,15 @@ async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchAske
         caller.require(Right.APPROVE)
     api, task, tasks = await _steered(request, task_id, caller)
     if body.says_what_to_do:
-        check_own(caller, await api.client.store.session(task.session_id))
+        check_own(caller, await api.client.store.sessions.session(task.session_id))
     await tasks.dispatch_worker(task, **dict(body))
-    return respond(await _shape(api, await api.client.store.task(task_id)))
+    return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
 
 async def _stands(store: Store, ids: Ids) -> bool:
     """Say whether a submission has been written already. Raises: ProblemError when another has, with the same key."""
     try:
-        task = await store.task(ids.task)
+        task = await store.tasks.task(ids.task)
     except NotFoundError:
         return False
     if task.session_id != ids.session:
@@ -287,7 +287,7 @@ def _reused() -> ProblemError:
 
 async def _submitted(api: Api, ids: Ids, *, status: int) -> Response:
     store = api.client.store
-    session, task = await store.session(ids.session), await store.task(ids.task)
+    session, task = await store.sessions.session(ids.session), await store.tasks.task(ids.task)
     shape = Submitted(session=SessionSchema.of(session), task=await _shape(api, task))
     return respond(shape, status=status, headers={"Location": f"/v1/tasks/{ids.task}"})
 
@@ -295,10 +295,10 @@ async def _submitted(api: Api, ids: Ids, *, status: int) -> Response:
 async def _steered(request: Request, task_id: str, caller: Caller) -> tuple[Api, Task, TaskService]:
     """Return a task that the caller may steer. Raises: NotFoundError, ProblemError (not_yours)."""
     api = api_of(request)
-    task = await api.client.store.task(task_id)
-    check_steering(caller, await api.client.store.session(task.session_id))
+    task = await api.client.store.tasks.task(task_id)
+    check_steering(caller, await api.client.store.sessions.session(task.session_id))
     return api, task, api.tasks_of(caller)
 
 
 async def _shape(api: Api, task: Task) -> TaskSchema:
-    return TaskSchema.of(task, (await api.client.store.counts(task.id)).by_status)
+    return TaskSchema.of(task, (await api.client.store.tasks.counts(task.id)).by_status)

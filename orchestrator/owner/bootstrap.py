@@ -82,10 +82,13 @@ async def build(settings: Settings) -> Orchestrator:
         subscriber=subscriber,
         clock=clock,
         scheduler=Scheduler(
-            store, store, Expander(store, store, clock, settings.max_children_per_run, asyncio.to_thread), clock
+            store.tasks,
+            store.runs,
+            Expander(store.tasks, store.runs, clock, settings.max_children_per_run, asyncio.to_thread),
+            clock,
         ),
-        commands=Commands(store, store, store, notifier, clock, planner),
-        dispatcher=Dispatcher(store, store, broker),
+        commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner),
+        dispatcher=Dispatcher(store.claims, store.sessions, broker),
         broker=ApprovalBroker(
             store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
         ),

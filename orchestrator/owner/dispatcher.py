@@ -16,9 +16,9 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.matching import is_able, lacking
 from soong.shared.engine.tasks.step import WaitingSteps
-from soong.shared.engine.tasks.store import TaskStore
 
 log = get_logger(__name__)
 
@@ -40,8 +40,8 @@ class Broker(Protocol):
 class Dispatcher:
     """Stateless but for its thread: every look starts from rows and the queue's length."""
 
-    def __init__(self, tasks: TaskStore, sessions: SessionStore, broker: Broker) -> None:
-        self._tasks = tasks
+    def __init__(self, claims: ClaimStore, sessions: SessionStore, broker: Broker) -> None:
+        self._claims = claims
         self._sessions = sessions
         self._broker = broker
         self.unclaimable: Mapping[WaitingSteps, str] = {}
@@ -58,7 +58,7 @@ class Dispatcher:
         if not most and workers and not is_full:
             return 0
         # Counted no further than there are workers to wake: what waits may be much more.
-        backlog = await self._tasks.backlog(limit=max(most, 1))
+        backlog = await self._claims.backlog(limit=max(most, 1))
         said = ((one, lacking(one.pool, one.needs, workers)) for one in backlog.waiting)
         self.unclaimable = {one: words for one, words in said if words}
         sent = 0

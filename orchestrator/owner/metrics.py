@@ -46,13 +46,13 @@ class Snapshot:
 async def collect(store: Store, source: FigureSource, clock: Clock) -> Snapshot:
     """Read what the metrics say. Raises: UnavailableError."""
     figures = await source.figures()
-    workers = await store.workers()
-    claimable = (await store.backlog()).ready
+    workers = await store.sessions.workers()
+    claimable = (await store.claims.backlog()).ready
     # Those of sessions come and go; a time series of each would outlive them all.
     concurrency_limits = [
         bound for bound in await source.concurrency_limits() if not bound.scope.startswith("session:")
     ]
-    return Snapshot(figures, workers, claimable, len(await store.owners()), clock.now_us(), concurrency_limits)
+    return Snapshot(figures, workers, claimable, len(await store.sessions.owners()), clock.now_us(), concurrency_limits)
 
 
 def text(snapshot: Snapshot) -> bytes:

@@ -12,8 +12,8 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.lost_lease import lost_to
-from soong.shared.engine.tasks.store import TaskStore
 
 log = get_logger(__name__)
 
@@ -42,7 +42,7 @@ class Reaper:
     """Expires workers and owners of the deployment; several owners may reap at once, the beat in the WHERE decides."""
 
     sessions: SessionStore
-    tasks: TaskStore
+    claims: ClaimStore
     clock: Clock
     lease: timedelta
     max_lost_leases: int
@@ -81,13 +81,13 @@ class Reaper:
         return frozenset(concerned)
 
     async def _end_bad_workers(self) -> set[str]:
-        ended = await self.tasks.expire_bad_workers(max_lost_leases=self.max_lost_leases, now_us=self.clock.now_us())
+        ended = await self.claims.expire_bad_workers(max_lost_leases=self.max_lost_leases, now_us=self.clock.now_us())
         for one in ended:
             log.error("malformed_worker_ended", worker=one.id, problem=one.problem, sessions=len(one.sessions))
         return {session_id for one in ended for session_id in one.sessions}
 
     async def _expire(self, worker_id: str, beat: int, because: str) -> frozenset[str]:
-        freed = await self.tasks.expire_worker(
+        freed = await self.claims.expire_worker(
             worker_id, beat, max_lost_leases=self.max_lost_leases, now_us=self.clock.now_us(), because=because
         )
         if freed is None:

@@ -24,8 +24,9 @@ from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.permissions.audit_log.entry import AuditNote
+from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.permissions.audit_log.notes import of_tampering
+from soong.shared.permissions.audit_log.store import AuditStore
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.tools.results.rendering import log_line
 
@@ -58,12 +59,17 @@ class StoredArtifacts(Protocol):
         ...
 
 
-class RecordedStore(RunStore, Protocol):
-    """Rows that remember which folders are written, and the audit log."""
+class RecordedStore(Protocol):
+    """The rows that are written to folders, which remember that they are, and the audit log."""
 
-    async def mark_recorded(self, task_id: str) -> None: ...
+    @property
+    def tasks(self) -> TaskStore: ...
 
-    async def note(self, notes: Sequence[AuditNote], *, now_us: int) -> None: ...
+    @property
+    def runs(self) -> RunStore: ...
+
+    @property
+    def audit(self) -> AuditStore: ...
 
 
 @dataclass(slots=True)
@@ -101,7 +107,7 @@ class RunArchive:
         for wait_s in (*RETRY_S, None):
             try:
                 if await self._write_runs(task_id):
-                    await self.runs.mark_recorded(task_id)
+                    await self.runs.tasks.mark_recorded(task_id)
                 else:
                     self._given_up.add(task_id)
             except UnavailableError as error:
@@ -122,7 +128,7 @@ class RunArchive:
     async def _write_runs(self, task_id: str) -> bool:
         """Write the folder of each run that has one; return whether all of them could be written."""
         is_whole = True
-        for run in await self.runs.list_runs(task_id=task_id, limit=100_000):
+        for run in await self.runs.runs.list_runs(task_id=task_id, limit=100_000):
             if run.usage.tool_calls or (run.started_us is not None and run.status is not RunStatus.COMPLETED):
                 try:
                     await self._write_run(run)
@@ -148,11 +154,11 @@ class RunArchive:
     async def _tell(self, run: Run, what: str, problem: str) -> None:
         """Tell the audit log of something that a worker must have left."""
         log.error("tampering_found", what=what, run=run.id, problem=problem)
-        await self.runs.note([of_tampering(run.identity, what, problem)], now_us=self.clock.now_us())
+        await self.runs.audit.note([of_tampering(run.identity, what, problem)], now_us=self.clock.now_us())
 
     async def _events(self, run_id: str) -> list[Event]:
         found: list[Event] = []
-        while page := await self.runs.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
+        while page := await self.runs.runs.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
             found.extend(page)
         return found
 

@@ -86,7 +86,7 @@ class Orchestrator:
 
     def __post_init__(self) -> None:
         store = self.parts.store
-        self._unclaimable = UnschedulableSteps(store, store, self.parts.clock, self.settings.no_worker_s)
+        self._unclaimable = UnschedulableSteps(store.tasks, store.runs, self.parts.clock, self.settings.no_worker_s)
 
     async def start(self) -> None:
         """Register as an owner, adopt what is free and begin to listen."""
@@ -105,7 +105,7 @@ class Orchestrator:
         """Stop looking, release the sessions for a successor, close every part."""
         await self._stop_reconciling()
         try:
-            await self.parts.store.release_owner(self.owner_id)
+            await self.parts.store.sessions.release_owner(self.owner_id)
         except UnavailableError as error:
             log.warning("release_unanswered", error=str(error))
         await self._close()
@@ -138,7 +138,7 @@ class Orchestrator:
         async with self._reconciling:
             await self._adopt()
         for session_id in await self._busy():
-            open_tasks = await self.parts.store.list_tasks(session_id=session_id)
+            open_tasks = await self.parts.store.tasks.list_tasks(session_id=session_id)
             if any(task.status is TaskStatus.RUNNING for task in open_tasks):
                 return True
         return False
@@ -162,11 +162,13 @@ class Orchestrator:
     async def _register(self) -> None:
         """Begin as a new owner; until the row stands, the old name is kept."""
         owner = Owner(new_id("own"), socket.gethostname(), os.getpid(), self.parts.clock.now_us())
-        await retry_until_confirmed(lambda: self.parts.store.register_owner(owner), what=f"registration of {owner.id}")
+        await retry_until_confirmed(
+            lambda: self.parts.store.sessions.register_owner(owner), what=f"registration of {owner.id}"
+        )
         self.owner_id = owner.id
         self._reaper = Reaper(
-            self.parts.store,
-            self.parts.store,
+            self.parts.store.sessions,
+            self.parts.store.claims,
             self.parts.clock,
             lease=timedelta(seconds=self.settings.lease_s),
             max_lost_leases=self.settings.max_lost_leases,
@@ -174,7 +176,7 @@ class Orchestrator:
         )
 
     async def _adopt(self) -> set[str]:
-        adopted = await self.parts.store.adopt_sessions(self.owner_id)
+        adopted = await self.parts.store.sessions.adopt_sessions(self.owner_id)
         for session in adopted:
             self._owned[session.id] = session.ownership
             log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
@@ -185,7 +187,7 @@ class Orchestrator:
         try:
             is_closed = await self.parts.commands.carry_out(ownership)
             result = await self.parts.scheduler.reconcile(ownership)
-            open_tasks = await self.parts.store.open_tasks(ownership)
+            open_tasks = await self.parts.store.tasks.open_tasks(ownership)
         except NotOwnerError as error:
             # Somebody else owns it now: it is no longer ours to look at.
             log.info("session_left", session=session_id, reason=str(error))
@@ -230,7 +232,7 @@ class Orchestrator:
             await self._safely(self._beat_once())
 
     async def _beat_once(self) -> None:
-        if await self.parts.store.beat_owner(self.owner_id):
+        if await self.parts.store.sessions.beat_owner(self.owner_id):
             return
         # Declared gone: what we owned may be owned by another. Begin anew under another name.
         log.error("owner_lost", owner=self.owner_id)
@@ -248,21 +250,21 @@ class Orchestrator:
     async def _sweep_once(self, *, is_full: bool) -> None:
         """Do what is due for the deployment; a part that fails keeps none of the others from being done."""
         store = self.parts.store
-        await self._within(store.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
+        await self._within(store.audit.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
         wanted = set(self._active)
         wanted |= await self._within(self._reaper.sweep(), frozenset())
         wanted |= await self._within(self._adopt(), set())
         if is_full:
             wanted |= await self._within(self._busy(), set())
-            for task_id in await self._within(store.unrecorded(self.owner_id), ()):
+            for task_id in await self._within(store.tasks.unrecorded(self.owner_id), ()):
                 await self._safely(self.parts.recorder.write(task_id))
         await self._safely(self.reconcile(wanted, is_sweep=True))
 
     async def _busy(self) -> set[str]:
         """Return the sessions with open work that the rows say are ours, whether we remember them or not."""
-        busy = await self.parts.store.busy_sessions(self.owner_id)
+        busy = await self.parts.store.sessions.busy_sessions(self.owner_id)
         for session_id in sorted(set(busy) - self._owned.keys()):
-            session = await self.parts.store.session(session_id)
+            session = await self.parts.store.sessions.session(session_id)
             if session.owner_id == self.owner_id:
                 self._owned[session_id] = session.ownership
         return set(busy)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import Ownership, Responder, Session
-from soong.shared.permissions.keys import KeyStore, SigningKey
+from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 
 
@@ -42,7 +42,7 @@ class DecisionReceipt:
     worker_id: str
 
 
-class ConsentStore(KeyStore, Protocol):
+class ConsentStore(Protocol):
     """Questions, answers and decisions.
 
     What a run asked that has ended counts as withdrawn, for whoever reads, answers or decides it, from that moment on,

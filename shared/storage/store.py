@@ -1,4 +1,4 @@
-"""The one store behind the ports: an adapter implements all of them over one database."""
+"""All ports to the rows of a deployment, which an adapter implements over one database."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,11 +6,13 @@ from typing import Final, Protocol
 
 from soong.shared.core.errors import TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
-from soong.shared.engine.runs.store import RunPages, RunStore
+from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.store import HeartbeatWriter, SessionStore
+from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.permissions.access.store import AccessStore
 from soong.shared.permissions.audit_log.store import AuditStore
+from soong.shared.permissions.keys import KeyStore
 from soong.shared.permissions.store import ConsentStore
 
 log = get_logger(__name__)
@@ -18,8 +20,32 @@ log = get_logger(__name__)
 AGAIN_S: Final = (0.05, 0.2, 0.5)
 
 
-class Store(SessionStore, TaskStore, RunStore, RunPages, ConsentStore, AccessStore, AuditStore, Protocol):
-    """Sessions, tasks, runs, consent, API tokens and the audit log of one deployment."""
+class Store(Protocol):
+    """The rows of one deployment, by what they are about. Each part is a port of its own."""
+
+    @property
+    def sessions(self) -> SessionStore: ...
+
+    @property
+    def tasks(self) -> TaskStore: ...
+
+    @property
+    def claims(self) -> ClaimStore: ...
+
+    @property
+    def runs(self) -> RunStore: ...
+
+    @property
+    def consent(self) -> ConsentStore: ...
+
+    @property
+    def keys(self) -> KeyStore: ...
+
+    @property
+    def access(self) -> AccessStore: ...
+
+    @property
+    def audit(self) -> AuditStore: ...
 
     def heart(self) -> HeartbeatWriter:
         """Return a heartbeat with a connection of its own."""

@@ -52,11 +52,11 @@ class Work:
         began_at = time.monotonic()
         while time.monotonic() - began_at < within_s:
             try:
-                tasks = await self.service.store.list_tasks(limit=100_000)
+                tasks = await self.service.store.tasks.list_tasks(limit=100_000)
             except UnavailableError:
                 tasks = ()
             if tasks and all(task.status.is_terminal for task in tasks):
                 break
             await asyncio.sleep(0.5)
         self.settled_s = time.monotonic() - began_at
-        self.ended = Counter(task.status for task in await self.service.store.list_tasks(limit=100_000))
+        self.ended = Counter(task.status for task in await self.service.store.tasks.list_tasks(limit=100_000))

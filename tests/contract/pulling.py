@@ -37,7 +37,7 @@ async def further(
     pools: Sequence[str] = ("default",),
     capabilities: Sequence[str] = reads(),
 ) -> Claim | ClaimRefusal:
-    return await (store or scene.store).claim_additional(
+    return await (store or scene.store).claims.claim_additional(
         worker or scene.worker, held(holder), step_id, pools=pools, capabilities=capabilities, now_us=scene.now_us
     )
 

@@ -95,7 +95,7 @@ class ContractHarness:
         capabilities: Sequence[str] = reads(),
         live_workers: int = 1,
     ) -> Advance:
-        return await self.store.advance(
+        return await self.store.claims.advance(
             worker or self.worker,
             ends,
             claim=claim,
@@ -119,8 +119,8 @@ class ContractHarness:
 
     async def raised(self, request: PermissionRequest, events: Sequence[NewEvent] = ()) -> PermissionRequest:
         """Raise a question; return the one that stands for its call, as its row says it."""
-        stands = await self.store.raise_request(request, events=events, now_us=self.now_us)
-        return (await self.store.request(stands))[0]
+        stands = await self.store.consent.raise_request(request, events=events, now_us=self.now_us)
+        return (await self.store.consent.request(stands))[0]
 
     async def complete(self, claim: Claim, output: Json = None, *, worker: str = "") -> Advance:
         return await self.advance([completed(claim, output)], worker=worker)
@@ -132,35 +132,35 @@ class ContractHarness:
         return await self.advance([completed(claim, claim.identity.step_title) for claim in claims])
 
     async def finish(self, task_id: str) -> TaskStatus | None:
-        return await self.store.finish_task(self.own, task_id, now_us=self.now_us)
+        return await self.store.tasks.finish_task(self.own, task_id, now_us=self.now_us)
 
     async def release(self, *claims: Claim) -> frozenset[str]:
-        return await self.store.release(
+        return await self.store.claims.release(
             self.worker, [held(claim) for claim in claims], reason="drain", now_us=self.now_us
         )
 
     async def expire(self, worker: str = "", *, max_lost_leases: int = 3) -> frozenset[str] | None:
         """Declare a worker gone whose beat has not moved."""
         worker_id = worker or self.worker
-        beats = {known.id: known.beat for known in await self.store.workers(include_gone=True)}
-        return await self.store.expire_worker(
+        beats = {known.id: known.beat for known in await self.store.sessions.workers(include_gone=True)}
+        return await self.store.claims.expire_worker(
             worker_id, beats[worker_id], max_lost_leases=max_lost_leases, now_us=self.now_us
         )
 
     # -- the owner's verbs
     async def expand(self, step_key: str, *items: NewStep | str) -> bool:
-        step = await self.store.step(step_key)
-        root = (await self.store.run((await self.store.task(step.task_id)).root_run_id)).identity
-        return await self.store.expand(self.own, step_key, make_children(step, root, *items), now_us=self.now_us)
+        step = await self.store.tasks.step(step_key)
+        root = (await self.store.runs.run((await self.store.tasks.task(step.task_id)).root_run_id)).identity
+        return await self.store.tasks.expand(self.own, step_key, make_children(step, root, *items), now_us=self.now_us)
 
     async def retry(self, step_key: str, *, not_before_us: int = 0) -> None:
-        run = make_retry(await self.store.run((await self.store.step(step_key)).run_id))
-        await self.store.retry_step(self.own, step_key, run, not_before_us=not_before_us, now_us=self.now_us)
+        run = make_retry(await self.store.runs.run((await self.store.tasks.step(step_key)).run_id))
+        await self.store.tasks.retry_step(self.own, step_key, run, not_before_us=not_before_us, now_us=self.now_us)
 
     async def retry_task(self, task_id: str, *, from_step: str = "", model: str = "", command_id: str = "") -> None:
-        which = rerun(await self.store.steps(task_id), from_step)
-        runs = [make_retry(await self.store.run(step.run_id)) for step in which.attempts]
-        await self.store.retry_task(
+        which = rerun(await self.store.tasks.steps(task_id), from_step)
+        runs = [make_retry(await self.store.runs.run(step.run_id)) for step in which.attempts]
+        await self.store.tasks.retry_task(
             self.own,
             task_id,
             runs,
@@ -174,21 +174,21 @@ class ContractHarness:
     async def command(self, task_id: str, kind: CommandKind) -> str:
         """Let a client ask for something; return the command's id."""
         command = make_command(self.own.session_id, kind, task_id)
-        await self.store.send_command(command)
+        await self.store.sessions.send_command(command)
         return command.id
 
     # -- looking
     async def steps(self, task_id: str) -> dict[str, Step]:
-        return {step.step_id: step for step in await self.store.steps(task_id)}
+        return {step.step_id: step for step in await self.store.tasks.steps(task_id)}
 
     async def statuses(self, task_id: str) -> dict[str, StepStatus]:
-        return {step.step_id: step.status for step in await self.store.steps(task_id)}
+        return {step.step_id: step.status for step in await self.store.tasks.steps(task_id)}
 
     async def event_types(self, run_id: str) -> list[str]:
-        return [str(event.type) for event in await self.store.events(run_id)]
+        return [str(event.type) for event in await self.store.runs.events(run_id)]
 
     async def root_event_types(self, task_id: str) -> list[str]:
-        return await self.event_types((await self.store.task(task_id)).root_run_id)
+        return await self.event_types((await self.store.tasks.task(task_id)).root_run_id)
 
     async def lost_fence(self, claim: Claim) -> Claim:
         """Let the holder of ``claim`` die and another worker take the step; return the new claim."""

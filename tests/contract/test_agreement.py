@@ -94,15 +94,15 @@ class StoresAgree(RuleBasedStateMachine):
         self.workers: list[str] = []
         self.tasks: list[NewTask] = []
         self.claims: list[tuple[str, Claim]] = []
-        self.both(lambda store: store.register_owner(make_owner("own_1")))
-        self.both(lambda store: store.open_session(session))
-        self.both(lambda store: store.set_concurrency_limits([ConcurrencyLimit("definition:limited", 2)]))
+        self.both(lambda store: store.sessions.register_owner(make_owner("own_1")))
+        self.both(lambda store: store.sessions.open_session(session))
+        self.both(lambda store: store.claims.set_concurrency_limits([ConcurrencyLimit("definition:limited", 2)]))
 
     def teardown(self) -> None:
         try:
             for run_id in self.model.rows.runs:
-                self.both(lambda store, run_id=run_id: store.events(run_id))  # type: ignore[misc]
-                self.both(lambda store, run_id=run_id: store.nodes(run_id))  # type: ignore[misc]
+                self.both(lambda store, run_id=run_id: store.runs.events(run_id))  # type: ignore[misc]
+                self.both(lambda store, run_id=run_id: store.runs.nodes(run_id))  # type: ignore[misc]
         finally:
             self.close()
 
@@ -137,14 +137,14 @@ class StoresAgree(RuleBasedStateMachine):
     def new_worker(self) -> None:
         worker = make_worker()
         self.workers.append(worker.id)
-        self.both(lambda store: store.register_worker(worker))
+        self.both(lambda store: store.sessions.register_worker(worker))
 
     @precondition(lambda self: len(self.tasks) < 3)
     @rule(plan=PLANS)
     def create(self, plan: Plan) -> None:
         task = make_task(self.own.session_id, *_steps(plan))
         self.tasks.append(task)
-        self.both(lambda store: store.create_task(task))
+        self.both(lambda store: store.tasks.create_task(task))
 
     @rule(which=ANY, count=st.integers(1, 4), live=st.integers(1, 3))
     def claim(self, which: int, count: int, live: int) -> None:
@@ -173,7 +173,7 @@ class StoresAgree(RuleBasedStateMachine):
 
     def advance(self, worker_id: str, ends: Sequence[StepEnd], claim: int, live: int) -> None:
         def act(store: Store) -> Coroutine[object, object, Advance]:
-            return store.advance(
+            return store.claims.advance(
                 worker_id,
                 ends,
                 claim=claim,
@@ -191,13 +191,13 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(which=ANY)
     def release(self, which: int) -> None:
         worker_id, claim = _one(self.claims, which)
-        self.both(lambda store: store.release(worker_id, [held(claim)], reason="drain", now_us=self.now_us))
+        self.both(lambda store: store.claims.release(worker_id, [held(claim)], reason="drain", now_us=self.now_us))
 
     @precondition(lambda self: self.leased())
     @rule(which=ANY, most=st.integers(1, 2))
     def expire(self, which: int, most: int) -> None:
         worker_id, _ = _one(self.leased(), which)
-        self.both(lambda store: store.expire_worker(worker_id, 0, max_lost_leases=most, now_us=self.now_us))
+        self.both(lambda store: store.claims.expire_worker(worker_id, 0, max_lost_leases=most, now_us=self.now_us))
         self.new_worker()
 
     @precondition(lambda self: self.steps_that_are(StepStatus.EXPANDING))
@@ -206,13 +206,13 @@ class StoresAgree(RuleBasedStateMachine):
         step = _one(self.steps_that_are(StepStatus.EXPANDING), which)
         root = next(task.root_run.identity for task in self.tasks if task.id == step.task_id)
         children = make_children(step, root, *(f"i{number}" for number in range(items)))
-        self.both(lambda store: store.expand(self.own, step.key, children, now_us=self.now_us))
+        self.both(lambda store: store.tasks.expand(self.own, step.key, children, now_us=self.now_us))
 
     @precondition(lambda self: self.steps_that_are(StepStatus.FAILED))
     @rule(which=ANY, policy=POLICIES)
     def settle(self, which: int, policy: FailurePolicy) -> None:
         key = _one(self.steps_that_are(StepStatus.FAILED), which).key
-        self.both(lambda store: store.settle_failure(self.own, key, policy, now_us=self.now_us))
+        self.both(lambda store: store.tasks.settle_failure(self.own, key, policy, now_us=self.now_us))
 
     @precondition(lambda self: self.attempts_that_failed())
     @rule(which=ANY)
@@ -220,27 +220,27 @@ class StoresAgree(RuleBasedStateMachine):
         step = _one(self.attempts_that_failed(), which)
         run = make_retry(self.run_of(step))
         self.both(
-            lambda store: store.retry_step(self.own, step.key, run, not_before_us=self.now_us, now_us=self.now_us)
+            lambda store: store.tasks.retry_step(self.own, step.key, run, not_before_us=self.now_us, now_us=self.now_us)
         )
-        self.both(lambda store: store.promote_due(self.own, now_us=self.now_us))
+        self.both(lambda store: store.tasks.promote_due(self.own, now_us=self.now_us))
 
     @rule(which=ANY)
     def finish(self, which: int) -> None:
         task_id = _one(self.tasks, which).id
-        self.both(lambda store: store.finish_task(self.own, task_id, now_us=self.now_us))
+        self.both(lambda store: store.tasks.finish_task(self.own, task_id, now_us=self.now_us))
 
     @precondition(lambda self: len(self.claims) > 3)
     @rule(which=ANY, order=ORDERS)
     def order(self, which: int, order: str) -> None:
         task_id, own, now_us = _one(self.tasks, which).id, self.own, self.now_us
         if order == "cancel":
-            self.both(lambda store: store.cancel_task(own, task_id, reason="r", now_us=now_us))
+            self.both(lambda store: store.tasks.cancel_task(own, task_id, reason="r", now_us=now_us))
         elif order != "resume":
-            self.both(lambda store: store.pause_task(own, task_id, reason="r", now_us=now_us))
+            self.both(lambda store: store.tasks.pause_task(own, task_id, reason="r", now_us=now_us))
         for worker_id in self.workers[-2:]:
             self.both(lambda store, worker=worker_id: _interrupts(store, worker))  # type: ignore[misc]
         if order in {"interrupt", "resume"}:
-            self.both(lambda store: store.resume_task(own, task_id, now_us=now_us))
+            self.both(lambda store: store.tasks.resume_task(own, task_id, now_us=now_us))
 
     @precondition(lambda self: self.ended_badly())
     @rule(which=ANY)
@@ -249,7 +249,7 @@ class StoresAgree(RuleBasedStateMachine):
         again = {StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED}
         steps = [step for step in self.steps() if step.task_id == task_id and step.status in again]
         runs = [make_retry(self.run_of(step)) for step in steps if step.run_id]
-        self.both(lambda store: store.retry_task(self.own, task_id, runs, now_us=self.now_us))
+        self.both(lambda store: store.tasks.retry_task(self.own, task_id, runs, now_us=self.now_us))
 
     @precondition(lambda self: self.tasks)
     @rule(which=ANY, plan=PLANS, needed=st.sets(ANY, max_size=2))
@@ -265,7 +265,7 @@ class StoresAgree(RuleBasedStateMachine):
         grown = (replace(news[0], depends_on=parents), *news[1:])
         edges = ((_one(standing, which).key, news[-1].key),) if which % 3 == 0 else ()
         self.change(task.id, TaskChange(steps=grown, edges=edges))
-        self.both(lambda store: store.recount(self.own, task.id, now_us=self.now_us))
+        self.both(lambda store: store.tasks.recount(self.own, task.id, now_us=self.now_us))
 
     @precondition(lambda self: self.tasks)
     @rule(which=ANY, how=st.sampled_from(["skipped", "cancelled"]))
@@ -283,7 +283,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.change(step.task_id, TaskChange(attempts=(attempt,), priorities={step.key: which % 3}))
 
     def change(self, task_id: str, change: TaskChange) -> None:
-        self.both(lambda store: store.update_task(self.own, task_id, change, now_us=self.now_us))
+        self.both(lambda store: store.tasks.update_task(self.own, task_id, change, now_us=self.now_us))
 
     @precondition(lambda self: self.ended())
     @rule(which=ANY, start=ANY)
@@ -293,7 +293,7 @@ class StoresAgree(RuleBasedStateMachine):
         again = rerun(steps, _one(steps, start).step_id)
         runs = [make_retry(self.run_of(step)) for step in again.attempts]
         self.both(
-            lambda store: store.retry_task(
+            lambda store: store.tasks.retry_task(
                 self.own, task_id, runs, again=again.again, regrown=again.regrown, now_us=self.now_us
             )
         )
@@ -302,12 +302,12 @@ class StoresAgree(RuleBasedStateMachine):
     @invariant()
     def rows_are_alike(self) -> None:
         session_id = self.own.session_id
-        self.both(lambda store: store.list_tasks(session_id=session_id))
+        self.both(lambda store: store.tasks.list_tasks(session_id=session_id))
         for task in self.tasks:
-            self.both(lambda store, task_id=task.id: store.steps(task_id))  # type: ignore[misc]
-        self.both(lambda store: store.list_runs(session_id=session_id))
-        self.both(lambda store: store.failures(self.own))
-        self.both(lambda store: store.backlog())
+            self.both(lambda store, task_id=task.id: store.tasks.steps(task_id))  # type: ignore[misc]
+        self.both(lambda store: store.runs.list_runs(session_id=session_id))
+        self.both(lambda store: store.tasks.failures(self.own))
+        self.both(lambda store: store.claims.backlog())
 
     # -- looking at the model
     def leased(self) -> list[tuple[str, Claim]]:
@@ -363,7 +363,7 @@ async def _outcome(act: Coroutine[object, object, T]) -> tuple[T | None, str]:
 
 async def _interrupts(store: Store, worker_id: str) -> list[Interrupt]:
     # They come in no promised order.
-    return sorted(await store.interrupts(worker_id), key=lambda interrupt: interrupt.step_key)
+    return sorted(await store.claims.interrupts(worker_id), key=lambda interrupt: interrupt.step_key)
 
 
 def _plain(value: object) -> object:

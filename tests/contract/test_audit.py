@@ -28,21 +28,21 @@ async def ask(scene: ContractHarness, claim: Claim, call: str = "call_1") -> Per
 async def decide(scene: ContractHarness, request: PermissionRequest, choice: Choice, *events: NewEvent) -> None:
     decision = make_decision(request, choice)
     said = events or (DECIDED,)
-    await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=said, now_us=scene.now_us)
+    await scene.store.consent.decide(scene.own, decision, state=RequestState.DECIDED, events=said, now_us=scene.now_us)
 
 
 async def told(store: Store, *kinds: AuditKind) -> list[AuditEntry]:
-    return list(await store.audit_entries(kinds=kinds))
+    return list(await store.audit.audit_entries(kinds=kinds))
 
 
 @pytest.mark.spec("PER-19")
 async def test_a_session_is_told_with_the_rules_that_nobody_will_be_asked_about(scene: ContractHarness) -> None:
     session = make_session(policy={"v": 2, "rules": [{"effect": "allow", "tools": "code.write_file"}]})
 
-    await scene.store.open_session(session)
-    await scene.store.open_session(session)
+    await scene.store.sessions.open_session(session)
+    await scene.store.sessions.open_session(session)
 
-    (entry,) = await scene.store.audit_entries(session_id=session.id)
+    (entry,) = await scene.store.audit.audit_entries(session_id=session.id)
     assert (entry.kind, entry.time_us) == (AuditKind.SESSION_OPENED, session.created_us)
     assert entry.data["policy"] == session.policy
     assert entry.data["principal"] == session.principal
@@ -52,7 +52,7 @@ async def test_a_session_is_told_with_the_rules_that_nobody_will_be_asked_about(
 async def test_an_answer_is_told_with_its_principal_channel_choice_and_digest(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
-    await scene.store.answer(make_answer(request, Choice.DENY, principal="ada"))
+    await scene.store.consent.answer(make_answer(request, Choice.DENY, principal="ada"))
 
     (entry,) = await told(scene.store, AuditKind.ANSWER)
     assert entry.session_id == scene.own.session_id
@@ -73,7 +73,7 @@ async def test_an_answer_that_is_told_again_after_a_commit_that_nobody_confirmed
     request = await ask(scene, await scene.start("a"))
 
     for _ in range(2):
-        await scene.store.answer(make_answer(request))
+        await scene.store.consent.answer(make_answer(request))
 
     assert len(await told(scene.store, AuditKind.ANSWER)) == 1
     assert await told(scene.store, AuditKind.SECURITY) == []
@@ -86,21 +86,21 @@ async def test_an_answer_to_a_closed_question_is_a_security_event_in_both_logs(s
     await decide(scene, request, Choice.DENY)
 
     with pytest.raises(AlreadyDecidedError):
-        await scene.store.answer(make_answer(request, principal="eve"))
+        await scene.store.consent.answer(make_answer(request, principal="eve"))
 
     (entry,) = await told(scene.store, AuditKind.SECURITY)
     assert (entry.data["what"], entry.data["state"], entry.data["principal"]) == ("late_answer", "decided", "eve")
-    events = await scene.store.events(claim.identity.run_id)
+    events = await scene.store.runs.events(claim.identity.run_id)
     assert (events[-1].type, events[-1].data["what"]) == (EventType.SECURITY, "late_answer")
 
 
 @pytest.mark.spec("PER-15")
 async def test_of_two_answers_the_second_is_told_as_one_that_came_second(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
-    await scene.store.answer(make_answer(request, Choice.DENY, principal="ada"))
+    await scene.store.consent.answer(make_answer(request, Choice.DENY, principal="ada"))
 
     with pytest.raises(AlreadyDecidedError):
-        await scene.store.answer(make_answer(request, principal="bob"))
+        await scene.store.consent.answer(make_answer(request, principal="bob"))
 
     assert [entry.data["principal"] for entry in await told(scene.store, AuditKind.ANSWER)] == ["ada"]
     (entry,) = await told(scene.store, AuditKind.SECURITY)
@@ -114,7 +114,7 @@ async def test_a_decision_is_told_with_its_author_its_expiry_and_its_key(scene: 
     await decide(scene, request, Choice.ALLOW_ONCE)
 
     (entry,) = await told(scene.store, AuditKind.DECISION)
-    decision = await scene.store.decision_of(request.id)
+    decision = await scene.store.consent.decision_of(request.id)
     assert decision is not None
     expected = {
         "author": "person",
@@ -136,7 +136,9 @@ async def test_a_grant_is_told_when_it_is_given_and_when_it_is_used(scene: Contr
     by_grant = replace(make_decision(used), author="grant")
     events = [NewEvent(EventType.PERMISSION_DECIDED, {"grant": "dec_1"})]
 
-    await scene.store.decide(scene.own, by_grant, state=RequestState.DECIDED, events=events, now_us=scene.now_us)
+    await scene.store.consent.decide(
+        scene.own, by_grant, state=RequestState.DECIDED, events=events, now_us=scene.now_us
+    )
 
     first, second = await told(scene.store, AuditKind.GRANT_GIVEN, AuditKind.GRANT_USED)
     assert (first.kind, first.data["scope"], first.data["principal"]) == ("grant_given", given.scope, "local")
@@ -151,7 +153,7 @@ async def test_a_decision_that_is_refused_leaves_no_entry_of_it_and_a_stale_owne
     stale = Ownership(scene.own.session_id, scene.own.owner_id, scene.own.epoch - 1)
 
     with pytest.raises(NotOwnerError):
-        await scene.store.decide(
+        await scene.store.consent.decide(
             stale, make_decision(request), state=RequestState.DECIDED, events=[DECIDED], now_us=scene.now_us
         )
 
@@ -174,10 +176,10 @@ async def test_what_the_owner_finds_wrong_is_told_with_its_decision(scene: Contr
 async def test_what_a_worker_refused_reaches_the_audit_log_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     event = NewEvent(EventType.SECURITY, {"what": "unknown_key"})
-    await scene.store.append(claim.identity.run_id, claim.fence, events=[event], now_us=scene.now_us)
+    await scene.store.runs.append(claim.identity.run_id, claim.fence, events=[event], now_us=scene.now_us)
     owner_id = scene.own.owner_id
 
-    taken = [await scene.store.take_reports(owner_id, now_us=scene.now_us) for _ in range(2)]
+    taken = [await scene.store.audit.take_reports(owner_id, now_us=scene.now_us) for _ in range(2)]
 
     assert taken == [1, 0]
     (entry,) = await told(scene.store, AuditKind.SECURITY)
@@ -192,9 +194,9 @@ async def test_what_a_worker_refused_reaches_the_audit_log_once(scene: ContractH
 async def test_reports_of_anothers_sessions_are_left_to_their_owner(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     event = NewEvent(EventType.SECURITY, {"what": "unknown_key"})
-    await scene.store.append(claim.identity.run_id, claim.fence, events=[event], now_us=scene.now_us)
+    await scene.store.runs.append(claim.identity.run_id, claim.fence, events=[event], now_us=scene.now_us)
 
-    assert await scene.store.take_reports("own_other", now_us=scene.now_us) == 0
+    assert await scene.store.audit.take_reports("own_other", now_us=scene.now_us) == 0
     assert await told(scene.store, AuditKind.SECURITY) == []
 
 
@@ -202,9 +204,11 @@ async def test_reports_of_anothers_sessions_are_left_to_their_owner(scene: Contr
 async def test_a_question_that_its_worker_took_back_is_told(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
-    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="cancelled", now_us=scene.now_us)
+    await scene.store.consent.withdraw(
+        claim.identity.run_id, "call_1", claim.fence, reason="cancelled", now_us=scene.now_us
+    )
 
-    await scene.store.take_reports(scene.own.owner_id, now_us=scene.now_us)
+    await scene.store.audit.take_reports(scene.own.owner_id, now_us=scene.now_us)
 
     (entry,) = await told(scene.store, AuditKind.WITHDRAWN)
     assert (entry.data["request"], entry.data["reason"]) == (request.id, "cancelled")
@@ -214,14 +218,14 @@ async def test_a_question_that_its_worker_took_back_is_told(scene: ContractHarne
 async def test_a_second_use_of_a_decision_starts_nothing_and_is_told(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     first = CallRow(claim.identity.run_id, "call_1", "t", "e1", True, "0" * 64, {}, {}, decision_id="dec_1")
-    await scene.store.start_call(first, claim.fence, events=(), now_us=scene.now_us)
+    await scene.store.runs.start_call(first, claim.fence, events=(), now_us=scene.now_us)
 
     again = replace(first, tool_call_id="call_2")
     with pytest.raises(AlreadyConsumedError):
-        await scene.store.start_call(again, claim.fence, events=(), now_us=scene.now_us)
+        await scene.store.runs.start_call(again, claim.fence, events=(), now_us=scene.now_us)
 
-    assert [call.tool_call_id for call in await scene.store.calls(claim.identity.run_id)] == ["call_1"]
-    event = (await scene.store.events(claim.identity.run_id))[-1]
+    assert [call.tool_call_id for call in await scene.store.runs.calls(claim.identity.run_id)] == ["call_1"]
+    event = (await scene.store.runs.events(claim.identity.run_id))[-1]
     assert (event.type, event.data["what"]) == (EventType.SECURITY, "second_use")
 
 
@@ -230,26 +234,26 @@ async def test_uses_are_told_with_the_decision_and_the_input_of_their_call(scene
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await decide(scene, request, Choice.ALLOW_ONCE)
-    decision = await scene.store.decision_of(request.id)
+    decision = await scene.store.consent.decision_of(request.id)
     assert decision is not None
     for number, used in enumerate((decision.id, "dec_none")):
         call = CallRow(claim.identity.run_id, f"call_{number + 1}", "t", f"e{number}", True, "1" * 64, {}, {}, used)
-        await scene.store.start_call(call, claim.fence, events=(), now_us=scene.now_us)
+        await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us)
 
-    uses = {use.decision_id: use for use in await scene.store.uses()}
+    uses = {use.decision_id: use for use in await scene.store.audit.uses()}
 
     assert uses[decision.id].decision == decision
     assert uses[decision.id].input_digest == "1" * 64
     assert uses["dec_none"].decision is None
-    assert len(await scene.store.uses(after=min(uses))) == 1
+    assert len(await scene.store.audit.uses(after=min(uses))) == 1
 
 
 async def test_a_token_is_told_when_it_is_made_and_ended_without_its_secret(scene: ContractHarness) -> None:
     token, text = make_token("ada", [Right.APPROVE], now_us=scene.now_us)
 
-    await scene.store.add_token(token)
-    await scene.store.revoke_token(token.id, now_us=scene.now_us)
-    await scene.store.revoke_token(token.id, now_us=scene.now_us)
+    await scene.store.access.add_token(token)
+    await scene.store.access.revoke_token(token.id, now_us=scene.now_us)
+    await scene.store.access.revoke_token(token.id, now_us=scene.now_us)
 
     made, revoked = await told(scene.store, AuditKind.TOKEN_MADE, AuditKind.TOKEN_REVOKED)
     assert (made.data["principal"], made.data["rights"]) == ("ada", ["approve"])
@@ -263,7 +267,7 @@ async def test_what_people_wrote_is_told_without_secrets(scene: ContractHarness)
     request = await ask(scene, await scene.start("a"))
     secret = "ghp_" + "a" * 36
 
-    await scene.store.answer(replace(make_answer(request), reason=f"use {secret}"))
+    await scene.store.consent.answer(replace(make_answer(request), reason=f"use {secret}"))
 
     (entry,) = await told(scene.store, AuditKind.ANSWER)
     assert entry.data["reason"] == "use [redacted]"
@@ -272,15 +276,18 @@ async def test_what_people_wrote_is_told_without_secrets(scene: ContractHarness)
 async def test_entries_come_in_order_by_page_by_session_and_since_an_instant(scene: ContractHarness) -> None:
     for number in range(5):
         note = AuditNote(AuditKind.SECURITY, {"number": number}, session_id=f"sess_{number % 2}")
-        await scene.store.note([note], now_us=1000 + number)
+        await scene.store.audit.note([note], now_us=1000 + number)
     kinds = [AuditKind.SECURITY]
 
-    first = await scene.store.audit_entries(kinds=kinds, limit=2)
-    rest = await scene.store.audit_entries(kinds=kinds, after=first[-1].ordinal)
+    first = await scene.store.audit.audit_entries(kinds=kinds, limit=2)
+    rest = await scene.store.audit.audit_entries(kinds=kinds, after=first[-1].ordinal)
 
     assert [entry.data["number"] for entry in (*first, *rest)] == [0, 1, 2, 3, 4]
-    assert [entry.data["number"] for entry in await scene.store.audit_entries(session_id="sess_1")] == [1, 3]
-    assert [entry.data["number"] for entry in await scene.store.audit_entries(kinds=kinds, since_us=1003)] == [3, 4]
+    assert [entry.data["number"] for entry in await scene.store.audit.audit_entries(session_id="sess_1")] == [1, 3]
+    assert [entry.data["number"] for entry in await scene.store.audit.audit_entries(kinds=kinds, since_us=1003)] == [
+        3,
+        4,
+    ]
 
 
 async def test_processes_that_write_at_once_make_a_log_that_holds(
@@ -290,12 +297,12 @@ async def test_processes_that_write_at_once_make_a_log_that_holds(
 
     async def write(store: Store, place: int) -> None:
         for number in range(20):
-            await store.note([AuditNote(AuditKind.SECURITY, {"place": place, "number": number})], now_us=number)
+            await store.audit.note([AuditNote(AuditKind.SECURITY, {"place": place, "number": number})], now_us=number)
 
     await asyncio.gather(*(write(store, place) for place, store in enumerate(stores)))
 
     verifier = Verifier()
-    assert verifier.check(await scene.store.audit_entries()) is None
+    assert verifier.check(await scene.store.audit.audit_entries()) is None
     noted = [entry.data for entry in await told(scene.store, AuditKind.SECURITY)]
     assert sorted((data["place"], data["number"]) for data in noted) == [
         (place, number) for place in range(3) for number in range(20)

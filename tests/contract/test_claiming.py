@@ -28,7 +28,7 @@ async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: ContractHar
 
     async def claim_three(number: int) -> list[str]:
         worker_id = await scene.another_worker()
-        advance = await stores[number % 4].advance(
+        advance = await stores[number % 4].claims.advance(
             worker_id, (), claim=3, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
         )
         return [claim.step_key for claim in advance.claims]
@@ -42,7 +42,7 @@ async def test_of_many_claimers_at_once_each_step_goes_to_one(scene: ContractHar
 async def test_claim_makes_step_and_run_running_under_one_fence(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
-    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    step, run = await scene.store.tasks.step(claim.step_key), await scene.store.runs.run(claim.identity.run_id)
 
     assert (step.status, step.fence, step.worker_id) == (StepStatus.RUNNING, claim.fence, scene.worker)
     assert (run.status, run.fence, run.worker_id) == (RunStatus.RUNNING, claim.fence, scene.worker)
@@ -68,7 +68,7 @@ async def test_claim_carries_identity_surface_and_place_from_rows(store: Store) 
     scene = ContractHarness(store, await open_session(store, session), worker="")
     scene.worker = await scene.another_worker()
     new = make_task(session.id, make_step("a", spec={"call": "f"}, definition="reviewer"), inputs={"x": 1})
-    await store.create_task(new)
+    await store.tasks.create_task(new)
 
     claim = await scene.claim_one()
 
@@ -141,7 +141,7 @@ async def test_of_one_session_the_higher_priority_goes_first_and_then_the_older(
 @pytest.mark.spec("OPS-06")
 async def test_worker_that_is_not_live_claims_nothing(scene: ContractHarness, state: ProcessState) -> None:
     await scene.task("a")
-    await scene.store.set_worker_state(scene.worker, state)
+    await scene.store.sessions.set_worker_state(scene.worker, state)
 
     advance = await scene.advance(claim=1)
 
@@ -157,12 +157,12 @@ async def test_unknown_worker_claims_nothing(scene: ContractHarness) -> None:
 @pytest.mark.spec("OPS-06")
 async def test_draining_worker_may_still_end_what_it_holds(scene: ContractHarness) -> None:
     claim = await scene.start("a", "b")
-    await scene.store.set_worker_state(scene.worker, ProcessState.DRAINING)
+    await scene.store.sessions.set_worker_state(scene.worker, ProcessState.DRAINING)
 
     advance = await scene.advance([completed(claim)], claim=1)
 
     assert (advance.stale, advance.claims) == (frozenset(), ())
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.COMPLETED
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.COMPLETED
 
 
 @pytest.mark.parametrize(("ready", "live", "share"), [(10, 2, 5), (10, 3, 4), (1, 4, 1), (10, 1, 8)])
@@ -193,8 +193,8 @@ async def test_claiming_nothing_claims_nothing(scene: ContractHarness) -> None:
 async def test_backlog_counts_ready_steps_by_pool_up_to_a_limit(scene: ContractHarness) -> None:
     await scene.task("a", "b", "c", make_step("d", pool="big"), make_step("e", depends_on=("a",)))
 
-    assert (await scene.store.backlog()).ready == {"default": 3, "big": 1}
-    assert (await scene.store.backlog(limit=2)).ready == {"default": 2, "big": 1}
+    assert (await scene.store.claims.backlog()).ready == {"default": 3, "big": 1}
+    assert (await scene.store.claims.backlog(limit=2)).ready == {"default": 2, "big": 1}
 
 
 @pytest.mark.spec("DIS-04")
@@ -203,7 +203,7 @@ async def test_backlog_says_whom_the_waiting_steps_need(scene: ContractHarness) 
     await scene.claim_one()
     session_id = scene.own.session_id
 
-    waiting = (await scene.store.backlog()).waiting
+    waiting = (await scene.store.claims.backlog()).waiting
 
     assert waiting == {
         WaitingSteps(session_id, "default"),
@@ -214,8 +214,8 @@ async def test_backlog_says_whom_the_waiting_steps_need(scene: ContractHarness) 
 
 @pytest.mark.spec("DIS-03")
 async def test_backlog_counts_no_more_than_the_limits_let_through(scene: ContractHarness) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("definition:x", 2)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("definition:x", 2)])
     await scene.task(*(make_step(f"x{number}", definition="x") for number in range(4)), "free")
     await scene.claim_one()
 
-    assert (await scene.store.backlog()).ready == {"default": 2}
+    assert (await scene.store.claims.backlog()).ready == {"default": 2}

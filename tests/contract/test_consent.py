@@ -27,7 +27,7 @@ async def ask(scene: ContractHarness, claim: Claim, tool_call_id: str = "call_1"
 async def decide(
     scene: ContractHarness, request: PermissionRequest, state: RequestState = RequestState.DECIDED
 ) -> None:
-    await scene.store.decide(
+    await scene.store.consent.decide(
         scene.own, make_decision(request), state=state, events=[NewEvent("permission_decided")], now_us=scene.now_us
     )
 
@@ -41,8 +41,8 @@ async def test_request_comes_back_whole_and_pending(scene: ContractHarness) -> N
     raised = await scene.raised(request, [ASKED])
 
     assert raised == request
-    assert await scene.store.request(request.id) == (request, RequestState.PENDING)
-    assert await scene.store.pending(scene.own.session_id) == [request]
+    assert await scene.store.consent.request(request.id) == (request, RequestState.PENDING)
+    assert await scene.store.consent.pending(scene.own.session_id) == [request]
     assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_requested"
 
 
@@ -61,10 +61,10 @@ async def test_identity_of_a_request_is_its_runs_whatever_the_raiser_says(scene:
 
     raised = await scene.raised(replace(make_request(claim), identity=lie))
 
-    stored, _ = await scene.store.request(raised.id)
+    stored, _ = await scene.store.consent.request(raised.id)
     assert raised.identity == stored.identity == claim.identity
-    assert [request.identity for request in await scene.store.pending(scene.own.session_id)] == [claim.identity]
-    assert await scene.store.pending("sess_other") == []
+    assert [request.identity for request in await scene.store.consent.pending(scene.own.session_id)] == [claim.identity]
+    assert await scene.store.consent.pending("sess_other") == []
 
 
 @pytest.mark.spec("DAG-09.c")
@@ -75,8 +75,10 @@ async def test_question_keeps_what_it_says_of_unknown_effects(scene: ContractHar
     raised = await scene.raised(told, [ASKED])
 
     assert raised.unknown_effects == told.unknown_effects
-    assert (await scene.store.request(raised.id))[0].unknown_effects == told.unknown_effects
-    assert [one.unknown_effects for one in await scene.store.pending(scene.own.session_id)] == [told.unknown_effects]
+    assert (await scene.store.consent.request(raised.id))[0].unknown_effects == told.unknown_effects
+    assert [one.unknown_effects for one in await scene.store.consent.pending(scene.own.session_id)] == [
+        told.unknown_effects
+    ]
 
 
 @pytest.mark.spec("PER-13")
@@ -88,7 +90,7 @@ async def test_resumed_run_finds_the_question_it_has_asked_before(scene: Contrac
     again = await ask(scene, claim)
 
     assert again.id == asked.id
-    assert len(await scene.store.pending(scene.own.session_id)) == 1
+    assert len(await scene.store.consent.pending(scene.own.session_id)) == 1
     assert (await scene.event_types(claim.identity.run_id)).count("permission_requested") == 1
 
 
@@ -102,18 +104,20 @@ async def test_resumed_run_finds_the_decision_it_has_waited_for(scene: ContractH
     again = await ask(scene, claim)
 
     assert again.id == asked.id
-    assert await scene.store.decision_of(again.id) is not None
+    assert await scene.store.consent.decision_of(again.id) is not None
 
 
 async def test_withdrawn_question_may_be_asked_anew(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     first = await ask(scene, claim)
-    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="timeout", now_us=scene.now_us)
+    await scene.store.consent.withdraw(
+        claim.identity.run_id, "call_1", claim.fence, reason="timeout", now_us=scene.now_us
+    )
 
     second = await ask(scene, claim)
 
     assert second.id != first.id
-    assert (await scene.store.request(second.id))[1] is RequestState.PENDING
+    assert (await scene.store.consent.request(second.id))[1] is RequestState.PENDING
 
 
 async def test_same_question_raised_at_once_stands_once(scene: ContractHarness, open_another: OpenStore) -> None:
@@ -121,11 +125,11 @@ async def test_same_question_raised_at_once_stands_once(scene: ContractHarness, 
     stores = [await open_another() for _ in range(4)]
 
     raised = await asyncio.gather(
-        *(store.raise_request(make_request(claim), events=[ASKED], now_us=scene.now_us) for store in stores)
+        *(store.consent.raise_request(make_request(claim), events=[ASKED], now_us=scene.now_us) for store in stores)
     )
 
     assert len(set(raised)) == 1
-    assert len(await scene.store.pending(scene.own.session_id)) == 1
+    assert len(await scene.store.consent.pending(scene.own.session_id)) == 1
 
 
 @pytest.mark.spec("PER-15.c")
@@ -137,19 +141,21 @@ async def test_questions_of_all_sessions_are_listed_and_closed_ones_leave_the_li
     await scene.task("a", own=other)
     foreign = await scene.claim_one()
     asked = [await ask(scene, claim) for claim in (first, second, foreign)]
-    await scene.store.answer(make_answer(asked[0]))
+    await scene.store.consent.answer(make_answer(asked[0]))
     await decide(scene, asked[0])
 
-    waiting = await scene.store.questions()
-    everything = await scene.store.questions(include_closed=True)
+    waiting = await scene.store.consent.questions()
+    everything = await scene.store.consent.questions(include_closed=True)
 
     assert [question.request for question in waiting] == asked[1:]
-    assert [question.request for question in await scene.store.questions(session_id=other.session_id)] == [asked[2]]
+    assert [question.request for question in await scene.store.consent.questions(session_id=other.session_id)] == [
+        asked[2]
+    ]
     assert [question.state for question in everything] == [RequestState.DECIDED, *[RequestState.PENDING] * 2]
     assert everything[0].answer == make_answer(asked[0])
-    assert everything[0].decision == await scene.store.decision_of(asked[0].id)
-    assert [question.request.id for question in await scene.store.questions(limit=1)] == [asked[1].id]
-    newest = await scene.store.questions(include_closed=True, limit=1)
+    assert everything[0].decision == await scene.store.consent.decision_of(asked[0].id)
+    assert [question.request.id for question in await scene.store.consent.questions(limit=1)] == [asked[1].id]
+    newest = await scene.store.consent.questions(include_closed=True, limit=1)
     assert [question.request.id for question in newest] == [asked[2].id]
 
 
@@ -163,15 +169,17 @@ async def test_pending_questions_are_the_sessions_own_and_oldest_first(scene: Co
     await ask(scene, foreign)
     await decide(scene, asked[1])
 
-    assert await scene.store.pending(scene.own.session_id) == [asked[0], asked[2]]
+    assert await scene.store.consent.pending(scene.own.session_id) == [asked[0], asked[2]]
 
 
 async def test_what_happened_before_a_question_stands_before_it_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request, queued = make_request(claim), [NewEvent("tool_queued")]
 
-    first = await scene.store.raise_request(request, before=queued, events=[ASKED], now_us=scene.now_us)
-    again = await scene.store.raise_request(make_request(claim), before=queued, events=[ASKED], now_us=scene.now_us)
+    first = await scene.store.consent.raise_request(request, before=queued, events=[ASKED], now_us=scene.now_us)
+    again = await scene.store.consent.raise_request(
+        make_request(claim), before=queued, events=[ASKED], now_us=scene.now_us
+    )
 
     assert first == again == request.id
     told = await scene.event_types(claim.identity.run_id)
@@ -183,14 +191,14 @@ async def test_what_happened_before_a_question_stands_before_it_once(scene: Cont
 async def test_first_answer_wins(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
     first = make_answer(request, Choice.DENY, principal="ada")
-    assert await scene.store.answer_of(request.id) is None
-    await scene.store.answer(first)
+    assert await scene.store.consent.answer_of(request.id) is None
+    await scene.store.consent.answer(first)
 
     with pytest.raises(AlreadyDecidedError) as refusal:
-        await scene.store.answer(make_answer(request, Choice.ALLOW_ONCE, principal="bob"))
+        await scene.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE, principal="bob"))
 
     assert (refusal.value.request_id, refusal.value.state) == (request.id, "answered")
-    assert await scene.store.answer_of(request.id) == first
+    assert await scene.store.consent.answer_of(request.id) == first
 
 
 @pytest.mark.spec("PER-15.b")
@@ -200,11 +208,11 @@ async def test_of_answers_at_once_one_wins(scene: ContractHarness, open_another:
     answers = [make_answer(request, principal=f"p{number}") for number in range(4)]
 
     outcomes = await asyncio.gather(
-        *(store.answer(answer) for store, answer in zip(stores, answers, strict=True)), return_exceptions=True
+        *(store.consent.answer(answer) for store, answer in zip(stores, answers, strict=True)), return_exceptions=True
     )
 
     assert [type(outcome) for outcome in outcomes if outcome is not None] == [AlreadyDecidedError] * 3
-    assert await scene.store.answer_of(request.id) == answers[outcomes.index(None)]
+    assert await scene.store.consent.answer_of(request.id) == answers[outcomes.index(None)]
 
 
 @pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED], ids=str)
@@ -216,20 +224,22 @@ async def test_answer_to_a_closed_question_is_told_how_it_was_closed(
     await decide(scene, request, state)
 
     with pytest.raises(AlreadyDecidedError) as refusal:
-        await scene.store.answer(make_answer(request))
+        await scene.store.consent.answer(make_answer(request))
 
     assert refusal.value.state == state
-    assert await scene.store.answer_of(request.id) is None
+    assert await scene.store.consent.answer_of(request.id) is None
 
 
 @pytest.mark.spec("PER-15")
 async def test_answer_to_a_withdrawn_question_is_refused(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
-    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us)
+    await scene.store.consent.withdraw(
+        claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us
+    )
 
     with pytest.raises(AlreadyDecidedError) as refusal:
-        await scene.store.answer(make_answer(request))
+        await scene.store.consent.answer(make_answer(request))
 
     assert refusal.value.state == "withdrawn"
 
@@ -238,18 +248,18 @@ async def test_answer_may_say_that_the_responder_failed(scene: ContractHarness) 
     request = await ask(scene, await scene.start("a"))
     answer = replace(make_answer(request, None), reason="the callback raised ValueError")
 
-    await scene.store.answer(answer)
+    await scene.store.consent.answer(answer)
 
-    assert await scene.store.answer_of(request.id) == answer
+    assert await scene.store.consent.answer_of(request.id) == answer
 
 
 async def test_answer_and_question_that_do_not_exist_are_named(scene: ContractHarness) -> None:
     request = make_request(await scene.start("a"), id="req_none")
 
     with pytest.raises(NotFoundError, match="req_none"):
-        await scene.store.answer(make_answer(request))
+        await scene.store.consent.answer(make_answer(request))
     with pytest.raises(NotFoundError, match="req_none"):
-        await scene.store.request("req_none")
+        await scene.store.consent.request("req_none")
 
 
 # -- deciding
@@ -259,7 +269,7 @@ async def test_decision_closes_the_question_and_is_told_in_the_log(scene: Contra
     request = await ask(scene, claim)
     decision = make_decision(request, Choice.ALLOW_FOR_SESSION)
 
-    await scene.store.decide(
+    await scene.store.consent.decide(
         scene.own,
         decision,
         state=RequestState.DECIDED,
@@ -267,9 +277,9 @@ async def test_decision_closes_the_question_and_is_told_in_the_log(scene: Contra
         now_us=scene.now_us,
     )
 
-    assert await scene.store.decision_of(request.id) == decision
-    assert (await scene.store.request(request.id))[1] is RequestState.DECIDED
-    assert await scene.store.pending(scene.own.session_id) == []
+    assert await scene.store.consent.decision_of(request.id) == decision
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
+    assert await scene.store.consent.pending(scene.own.session_id) == []
     assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_decided"
 
 
@@ -278,42 +288,42 @@ async def test_question_is_decided_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await decide(scene, request)
-    first = await scene.store.decision_of(request.id)
+    first = await scene.store.consent.decision_of(request.id)
 
     with pytest.raises(AlreadyDecidedError) as refusal:
         await decide(scene, request)
 
     assert refusal.value.state == "decided"
-    assert await scene.store.decision_of(request.id) == first
+    assert await scene.store.consent.decision_of(request.id) == first
     assert (await scene.event_types(claim.identity.run_id)).count("permission_decided") == 1
 
 
 async def test_undecided_question_has_no_decision(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
-    assert await scene.store.decision_of(request.id) is None
+    assert await scene.store.consent.decision_of(request.id) is None
 
 
 # -- at one look
 @pytest.mark.spec("PER-12", "PER-13")
 async def test_an_owner_sees_all_that_waits_in_a_session_at_one_look(scene: ContractHarness) -> None:
-    session = await scene.store.session(scene.own.session_id)
-    assert await scene.store.open_questions(session.id, limit=10) is None
+    session = await scene.store.sessions.session(scene.own.session_id)
+    assert await scene.store.consent.open_questions(session.id, limit=10) is None
     claim = await scene.start("a")
     asked = [await ask(scene, claim, f"call_{number}") for number in range(3)]
     answer, responder = make_answer(asked[1]), make_responder(session.id)
-    await scene.store.answer(answer)
-    await scene.store.attach_responder(responder)
+    await scene.store.consent.answer(answer)
+    await scene.store.sessions.attach_responder(responder)
 
-    found = await scene.store.open_questions(session.id, limit=2)
+    found = await scene.store.consent.open_questions(session.id, limit=2)
 
     tokens = {claim.identity.run_id: claim.token}
     assert found == OpenQuestions(session, asked[:2], {asked[1].id: answer}, [responder], tokens)
     assert claim.token not in repr(found)
-    assert await scene.store.open_questions("sess_none", limit=2) is None
+    assert await scene.store.consent.open_questions("sess_none", limit=2) is None
     for request in asked:
         await decide(scene, request)
-    assert await scene.store.open_questions(session.id, limit=10) is None
+    assert await scene.store.consent.open_questions(session.id, limit=10) is None
 
 
 @pytest.mark.spec("PER-15", "PER-19")
@@ -321,25 +331,29 @@ async def test_how_a_question_was_closed_is_told_with_the_key_that_its_decision_
     claim = await scene.start("a")
     open_one, known, unknown, withdrawn = [await ask(scene, claim, f"call_{number}") for number in range(4)]
     signed, unsigned = replace(make_decision(known), key_id="key_1"), replace(make_decision(unknown), key_id="key_none")
-    await scene.store.publish_key("key_1", b"k" * 32, now_us=scene.now_us)
+    await scene.store.keys.publish_key("key_1", b"k" * 32, now_us=scene.now_us)
     for decision in (signed, unsigned):
         state = RequestState.DECIDED
-        await scene.store.decide(scene.own, decision, state=state, events=(), now_us=scene.now_us)
-    await scene.store.withdraw(claim.identity.run_id, "call_3", claim.fence, reason="abort", now_us=scene.now_us)
+        await scene.store.consent.decide(scene.own, decision, state=state, events=(), now_us=scene.now_us)
+    await scene.store.consent.withdraw(
+        claim.identity.run_id, "call_3", claim.fence, reason="abort", now_us=scene.now_us
+    )
 
-    assert await scene.store.settled(open_one.id) is None
-    assert await scene.store.settled(known.id) == ClosedQuestion(signed, await scene.store.signing_key("key_1"))
-    assert await scene.store.settled(unknown.id) == ClosedQuestion(unsigned, None)
-    assert await scene.store.settled(withdrawn.id) == ClosedQuestion()
+    assert await scene.store.consent.settled(open_one.id) is None
+    assert await scene.store.consent.settled(known.id) == ClosedQuestion(
+        signed, await scene.store.keys.signing_key("key_1")
+    )
+    assert await scene.store.consent.settled(unknown.id) == ClosedQuestion(unsigned, None)
+    assert await scene.store.consent.settled(withdrawn.id) == ClosedQuestion()
     with pytest.raises(NotFoundError, match="req_none"):
-        await scene.store.settled("req_none")
+        await scene.store.consent.settled("req_none")
 
 
 @pytest.mark.spec("PER-13")
 async def test_a_decision_says_who_holds_the_run_that_waits_for_it(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
-    decided = await scene.store.decide(
+    decided = await scene.store.consent.decide(
         scene.own, make_decision(request), state=RequestState.DECIDED, events=(), now_us=scene.now_us
     )
 
@@ -352,10 +366,12 @@ async def test_withdrawal_closes_the_question_of_that_call_only(scene: ContractH
     claim = await scene.start("a")
     first, second = await ask(scene, claim), await ask(scene, claim, "call_2")
 
-    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us)
+    await scene.store.consent.withdraw(
+        claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us
+    )
 
-    assert (await scene.store.request(first.id))[1] is RequestState.WITHDRAWN
-    assert await scene.store.pending(scene.own.session_id) == [second]
+    assert (await scene.store.consent.request(first.id))[1] is RequestState.WITHDRAWN
+    assert await scene.store.consent.pending(scene.own.session_id) == [second]
     assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_withdrawn"
 
 
@@ -363,7 +379,9 @@ async def test_withdrawal_without_a_question_changes_nothing(scene: ContractHarn
     claim = await scene.start("a")
     before = await scene.event_types(claim.identity.run_id)
 
-    await scene.store.withdraw(claim.identity.run_id, "call_9", claim.fence, reason="abort", now_us=scene.now_us)
+    await scene.store.consent.withdraw(
+        claim.identity.run_id, "call_9", claim.fence, reason="abort", now_us=scene.now_us
+    )
 
     assert await scene.event_types(claim.identity.run_id) == before
 
@@ -374,9 +392,11 @@ async def test_decided_question_is_not_withdrawn(scene: ContractHarness) -> None
     request = await ask(scene, claim)
     await decide(scene, request)
 
-    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us)
+    await scene.store.consent.withdraw(
+        claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us
+    )
 
-    assert (await scene.store.request(request.id))[1] is RequestState.DECIDED
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
 
 
 @pytest.mark.spec("PER-15.a")
@@ -386,18 +406,18 @@ async def test_question_whose_run_has_ended_is_withdrawn(scene: ContractHarness)
     orphan, live = await ask(scene, ended), await ask(scene, running)
     await scene.complete(ended)
 
-    found = await scene.store.open_questions(scene.own.session_id, limit=10)
+    found = await scene.store.consent.open_questions(scene.own.session_id, limit=10)
     assert found is not None
     assert (found.pending, found.has_orphans) == ([live], True)
-    withdrawn = await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)
-    found = await scene.store.open_questions(scene.own.session_id, limit=10)
+    withdrawn = await scene.store.consent.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)
+    found = await scene.store.consent.open_questions(scene.own.session_id, limit=10)
     assert found is not None
     assert (found.pending, found.has_orphans) == ([live], False)
 
     assert list(withdrawn) == [orphan.id]
-    assert await scene.store.pending(scene.own.session_id) == [live]
+    assert await scene.store.consent.pending(scene.own.session_id) == [live]
     assert (await scene.event_types(ended.identity.run_id))[-1] == "permission_withdrawn"
-    assert list(await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
+    assert list(await scene.store.consent.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
 
 
 @pytest.mark.spec("PER-14", "PER-15")
@@ -409,13 +429,13 @@ async def test_what_an_ended_run_asked_is_neither_answered_nor_decided_before_it
     await scene.complete(claim)
 
     with pytest.raises(AlreadyDecidedError) as answered:
-        await scene.store.answer(make_answer(request))
+        await scene.store.consent.answer(make_answer(request))
     with pytest.raises(AlreadyDecidedError) as decided:
         await decide(scene, request)
 
     assert (answered.value.state, decided.value.state) == ("withdrawn", "withdrawn")
-    assert await scene.store.answer_of(request.id) is None
-    assert await scene.store.decision_of(request.id) is None
+    assert await scene.store.consent.answer_of(request.id) is None
+    assert await scene.store.consent.decision_of(request.id) is None
 
 
 @pytest.mark.spec("PER-15")
@@ -424,11 +444,15 @@ async def test_what_an_ended_run_asked_reads_as_withdrawn_before_its_row_says_so
     request = await ask(scene, claim)
     await scene.complete(claim)
 
-    (question,) = await scene.store.questions(session_id=scene.own.session_id, include_closed=True)
+    (question,) = await scene.store.consent.questions(session_id=scene.own.session_id, include_closed=True)
     assert question.state is RequestState.WITHDRAWN
-    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
-    assert await scene.store.pending(scene.own.session_id) == []
-    assert await scene.store.questions() == await scene.store.questions(session_id=scene.own.session_id) == []
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
+    assert await scene.store.consent.pending(scene.own.session_id) == []
+    assert (
+        await scene.store.consent.questions()
+        == await scene.store.consent.questions(session_id=scene.own.session_id)
+        == []
+    )
 
 
 @pytest.mark.spec("PER-13")
@@ -437,18 +461,18 @@ async def test_question_of_a_run_that_waits_to_be_resumed_stays(scene: ContractH
     request = await ask(scene, claim)
     await scene.expire()
 
-    assert list(await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
-    assert [pending.id for pending in await scene.store.pending(scene.own.session_id)] == [request.id]
+    assert list(await scene.store.consent.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
+    assert [pending.id for pending in await scene.store.consent.pending(scene.own.session_id)] == [request.id]
 
 
 # -- keys
 @pytest.mark.spec("PER-12")
 async def test_public_key_is_published_once_and_read_by_its_id(store: Store) -> None:
-    await store.publish_key("key_1", b"\x00" * 31 + b"\xff", now_us=1)
-    await store.publish_key("key_1", b"\x00" * 31 + b"\xff", now_us=2)
+    await store.keys.publish_key("key_1", b"\x00" * 31 + b"\xff", now_us=1)
+    await store.keys.publish_key("key_1", b"\x00" * 31 + b"\xff", now_us=2)
 
     with pytest.raises(ConflictError, match="key_1"):
-        await store.publish_key("key_1", b"\x01" * 32, now_us=3)
+        await store.keys.publish_key("key_1", b"\x01" * 32, now_us=3)
 
-    assert await store.signing_key("key_1") == SigningKey("key_1", b"\x00" * 31 + b"\xff", 1)
-    assert await store.signing_key("key_2") is None
+    assert await store.keys.signing_key("key_1") == SigningKey("key_1", b"\x00" * 31 + b"\xff", 1)
+    assert await store.keys.signing_key("key_2") is None

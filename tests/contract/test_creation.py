@@ -39,9 +39,9 @@ async def test_steps_come_back_in_the_order_of_the_plan_and_whole(scene: Contrac
         make_step("z", needs=("gpu",), pool="big", priority=7, definition="reviewer", model="script", max_attempts=4),
         make_step("a", spec={"v": 1, "instructions": "Größe: 1.5"}),
     )
-    await scene.store.create_task(new)
+    await scene.store.tasks.create_task(new)
 
-    steps = await scene.store.steps(new.id)
+    steps = await scene.store.tasks.steps(new.id)
 
     assert [step.step_id for step in steps] == ["z", "a"]
     for step, made in zip(steps, new.steps, strict=True):
@@ -55,9 +55,9 @@ async def test_steps_come_back_in_the_order_of_the_plan_and_whole(scene: Contrac
 @pytest.mark.spec("CARD-3", "DIS-05.a")
 async def test_each_step_has_its_run_with_lineage_before_any_worker_looks(scene: ContractHarness) -> None:
     new = make_task(scene.own.session_id, "a", "b")
-    await scene.store.create_task(new)
+    await scene.store.tasks.create_task(new)
 
-    runs = {run.id: run for run in await scene.store.list_runs(session_id=scene.own.session_id)}
+    runs = {run.id: run for run in await scene.store.runs.list_runs(session_id=scene.own.session_id)}
 
     for step in new.steps:
         assert step.run is not None
@@ -69,10 +69,10 @@ async def test_each_step_has_its_run_with_lineage_before_any_worker_looks(scene:
 
 async def test_root_run_is_running_and_its_owner_may_append(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
-    root_run_id = (await scene.store.task(task_id)).root_run_id
+    root_run_id = (await scene.store.tasks.task(task_id)).root_run_id
 
-    root = await scene.store.run(root_run_id)
-    await scene.store.append(root_run_id, 0, now_us=scene.now_us)
+    root = await scene.store.runs.run(root_run_id)
+    await scene.store.runs.append(root_run_id, 0, now_us=scene.now_us)
 
     assert (root.status, root.fence) == (RunStatus.RUNNING, 0)
 
@@ -89,9 +89,9 @@ async def test_creation_is_told_in_the_logs(scene: ContractHarness) -> None:
 
 async def test_task_comes_back_as_it_was_made(scene: ContractHarness) -> None:
     new = make_task(scene.own.session_id, "a", inputs={"path": "src", "depth": 2, "deep": [{"x": None}]})
-    await scene.store.create_task(new)
+    await scene.store.tasks.create_task(new)
 
-    task = await scene.store.task(new.id)
+    task = await scene.store.tasks.task(new.id)
 
     assert (task.id, task.session_id, task.title) == (new.id, new.session_id, new.title)
     assert (task.plan, task.inputs, task.created_us) == (new.plan, new.inputs, new.created_us)
@@ -103,8 +103,8 @@ async def test_tasks_are_listed_newest_first_and_by_session(scene: ContractHarne
     first, second = await scene.task("a"), await scene.task("a")
     foreign = await scene.task("a", own=other)
 
-    assert [task.id for task in await scene.store.list_tasks(session_id=scene.own.session_id)] == [second, first]
-    assert [task.id for task in await scene.store.list_tasks(limit=2)] == [foreign, second]
+    assert [task.id for task in await scene.store.tasks.list_tasks(session_id=scene.own.session_id)] == [second, first]
+    assert [task.id for task in await scene.store.tasks.list_tasks(limit=2)] == [foreign, second]
 
 
 @pytest.mark.spec("DAG-01")
@@ -112,14 +112,19 @@ async def test_counts_tell_the_steps_by_status(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", make_step("c", depends_on=("a",)), make_map("m"))
     await scene.claim_one()
 
-    counts = await scene.store.counts(task_id)
+    counts = await scene.store.tasks.counts(task_id)
 
     expected = {StepStatus.RUNNING: 1, StepStatus.READY: 1, StepStatus.PENDING: 1, StepStatus.EXPANDING: 1}
     assert counts == TaskCounts(expected)
 
 
 async def test_what_does_not_exist_is_named(store: Store) -> None:
-    for ask, kind in ((store.task, "task"), (store.step, "step"), (store.run, "run"), (store.session, "session")):
+    for ask, kind in (
+        (store.tasks.task, "task"),
+        (store.tasks.step, "step"),
+        (store.runs.run, "run"),
+        (store.sessions.session, "session"),
+    ):
         with pytest.raises(NotFoundError, match=f"{kind} 'none'"):
             await ask("none")
 
@@ -128,10 +133,10 @@ async def test_task_of_an_unknown_session_leaves_nothing(store: Store) -> None:
     new = make_task("sess_none", "a")
 
     with pytest.raises(NotFoundError, match="session 'sess_none'"):
-        await store.create_task(new)
+        await store.tasks.create_task(new)
 
-    assert await store.list_tasks() == []
-    assert await store.list_runs() == []
+    assert await store.tasks.list_tasks() == []
+    assert await store.runs.list_runs() == []
 
 
 async def test_a_session_and_a_task_that_are_written_again_stand_once(scene: ContractHarness) -> None:
@@ -139,30 +144,30 @@ async def test_a_session_and_a_task_that_are_written_again_stand_once(scene: Con
     new = make_task(session.id, "a", make_step("b", depends_on=("a",)))
 
     for _ in range(2):
-        await scene.store.open_session(session)
-        await scene.store.create_task(new)
+        await scene.store.sessions.open_session(session)
+        await scene.store.tasks.create_task(new)
 
-    assert [task.id for task in await scene.store.list_tasks(session_id=session.id)] == [new.id]
-    assert [step.step_id for step in await scene.store.steps(new.id)] == ["a", "b"]
+    assert [task.id for task in await scene.store.tasks.list_tasks(session_id=session.id)] == [new.id]
+    assert [step.step_id for step in await scene.store.tasks.steps(new.id)] == ["a", "b"]
     assert await scene.event_types(new.root_run.identity.run_id) == ["run_created", "task_created"]
 
 
 async def test_a_task_that_goes_on_is_not_begun_again_by_being_written_again(scene: ContractHarness) -> None:
     new = make_task(scene.own.session_id, "a")
-    await scene.store.create_task(new)
+    await scene.store.tasks.create_task(new)
     claim = await scene.claim_one()
 
-    await scene.store.create_task(new)
+    await scene.store.tasks.create_task(new)
 
     assert await scene.statuses(new.id) == {"a": StepStatus.RUNNING}
     assert await scene.claim() == ()
-    assert (await scene.store.step(claim.step_key)).fence == claim.fence
+    assert (await scene.store.tasks.step(claim.step_key)).fence == claim.fence
 
 
 async def test_the_id_of_another_sessions_task_is_taken(scene: ContractHarness) -> None:
     new = make_task(scene.own.session_id, "a")
-    await scene.store.create_task(new)
+    await scene.store.tasks.create_task(new)
     other = await open_session(scene.store)
 
     with pytest.raises(ConflictError, match="another session"):
-        await scene.store.create_task(make_task(other.session_id, "a", id=new.id))
+        await scene.store.tasks.create_task(make_task(other.session_id, "a", id=new.id))

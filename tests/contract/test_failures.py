@@ -24,9 +24,9 @@ async def test_failure_is_told_with_its_error_until_it_is_settled(scene: Contrac
     claim = await scene.start("a")
     await scene.fail(claim)
 
-    (failure,) = await scene.store.failures(scene.own)
+    (failure,) = await scene.store.tasks.failures(scene.own)
 
-    run = await scene.store.run(claim.identity.run_id)
+    run = await scene.store.runs.run(claim.identity.run_id)
     assert (failure.key, failure.error) == (claim.step_key, failed(claim).error)
     assert (run.status, run.end_reason) == (RunStatus.FAILED, EndReason.PROVIDER_FAILED)
     assert (await scene.event_types(run.id))[-2:] == ["step_failed", "run_failed"]
@@ -37,8 +37,8 @@ async def test_failures_of_other_sessions_are_theirs(scene: ContractHarness) -> 
     await scene.task("a", own=other)
     await scene.fail(await scene.claim_one())
 
-    assert await scene.store.failures(scene.own) == []
-    assert len(await scene.store.failures(other)) == 1
+    assert await scene.store.tasks.failures(scene.own) == []
+    assert len(await scene.store.tasks.failures(other)) == 1
 
 
 # -- retrying
@@ -48,11 +48,11 @@ async def test_retry_is_a_new_run_that_waits_for_its_time(scene: ContractHarness
 
     await scene.retry(first.step_key, not_before_us=scene.later_us)
 
-    step = await scene.store.step(first.step_key)
-    run = await scene.store.run(step.run_id)
+    step = await scene.store.tasks.step(first.step_key)
+    run = await scene.store.runs.run(step.run_id)
     assert (step.status, step.attempt, step.error) == (StepStatus.PENDING, 2, None)
     assert (run.status, run.attempt, run.retry_of) == (RunStatus.QUEUED, 2, first.identity.run_id)
-    assert await scene.store.failures(scene.own) == []
+    assert await scene.store.tasks.failures(scene.own) == []
     assert await scene.claim() == ()
 
 
@@ -61,9 +61,9 @@ async def test_retry_becomes_ready_when_its_time_has_come(scene: ContractHarness
     await scene.fail(first)
     await scene.retry(first.step_key, not_before_us=scene.later_us)
 
-    due_us = await scene.store.promote_due(scene.own, now_us=scene.later_us - 1)
+    due_us = await scene.store.tasks.promote_due(scene.own, now_us=scene.later_us - 1)
     assert await scene.claim() == ()
-    nothing_more = await scene.store.promote_due(scene.own, now_us=scene.later_us)
+    nothing_more = await scene.store.tasks.promote_due(scene.own, now_us=scene.later_us)
     claim = await scene.claim_one()
 
     assert (due_us, nothing_more) == (scene.later_us, None)
@@ -78,13 +78,13 @@ async def test_next_due_time_is_the_earliest(scene: ContractHarness) -> None:
         await scene.fail(claim)
         await scene.retry(claim.step_key, not_before_us=scene.later_us - number)
 
-    assert await scene.store.promote_due(scene.own, now_us=scene.now_us) == scene.later_us - 1
+    assert await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us) == scene.later_us - 1
 
 
 async def test_nothing_is_due_without_retries(scene: ContractHarness) -> None:
     await scene.task("a", make_step("b", depends_on=("a",)))
 
-    assert await scene.store.promote_due(scene.own, now_us=scene.later_us) is None
+    assert await scene.store.tasks.promote_due(scene.own, now_us=scene.later_us) is None
     assert len(await scene.claim()) == 1
 
 
@@ -93,7 +93,7 @@ async def test_dependents_wait_through_a_retry(scene: ContractHarness) -> None:
     first = await scene.claim_one()
     await scene.fail(first)
     await scene.retry(first.step_key)
-    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us)
 
     await scene.complete(await scene.claim_one())
 
@@ -104,13 +104,13 @@ async def test_late_end_of_the_first_attempt_does_not_touch_the_second(scene: Co
     first = await scene.start("a")
     await scene.fail(first)
     await scene.retry(first.step_key)
-    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us)
     await scene.claim_one()
 
     advance = await scene.complete(first, "too late")
 
     assert advance.stale == {first.identity.run_id}
-    assert (await scene.store.step(first.step_key)).status is StepStatus.RUNNING
+    assert (await scene.store.tasks.step(first.step_key)).status is StepStatus.RUNNING
 
 
 async def test_only_an_open_failure_is_retried(scene: ContractHarness) -> None:
@@ -119,11 +119,11 @@ async def test_only_an_open_failure_is_retried(scene: ContractHarness) -> None:
         await scene.retry(running.step_key)
 
     await scene.fail(running)
-    await scene.store.settle_failure(scene.own, running.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, running.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
     with pytest.raises(InvalidTransitionError):
         await scene.retry(running.step_key)
 
-    step = await scene.store.step(running.step_key)
+    step = await scene.store.tasks.step(running.step_key)
     assert (step.status, step.attempt) == (StepStatus.FAILED, 1)
 
 
@@ -135,13 +135,15 @@ async def test_skip_dependents_skips_everything_below_and_nothing_else(scene: Co
     await scene.fail(claim)
     below = await scene.steps(task_id)
 
-    await scene.store.settle_failure(scene.own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(
+        scene.own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
+    )
 
     statuses = await scene.statuses(task_id)
     assert {name: status for name, status in statuses.items() if status is StepStatus.SKIPPED}.keys() == set("bcd")
     assert statuses["other"] is StepStatus.RUNNING
     for name in "bcd":
-        run = await scene.store.run(below[name].run_id)
+        run = await scene.store.runs.run(below[name].run_id)
         assert (run.status, run.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
         assert (await scene.event_types(run.id))[-2:] == ["step_skipped", "run_cancelled"]
 
@@ -151,7 +153,7 @@ async def test_keep_lets_dependents_go_on_with_null(scene: ContractHarness) -> N
     claim = await scene.claim_one()
     await scene.fail(claim)
 
-    await scene.store.settle_failure(scene.own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
 
     result = (await scene.claim_one()).dependencies["a"]
     assert (result.status, result.output) == (StepStatus.FAILED, None)
@@ -163,15 +165,15 @@ async def test_fail_task_cancels_the_rest_and_ends_the_task_as_failed(scene: Con
     bad, running = await scene.claim(2)
     await scene.fail(bad)
 
-    await scene.store.settle_failure(scene.own, bad.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, bad.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
 
     statuses = await scene.statuses(task_id)
     assert (statuses["idle"], statuses["b"]) == (StepStatus.CANCELLED, StepStatus.CANCELLED)
-    (interrupt,) = await scene.store.interrupts(scene.worker)
+    (interrupt,) = await scene.store.claims.interrupts(scene.worker)
     assert (interrupt.kind, interrupt.run_id) == ("cancel", running.identity.run_id)
     await scene.release(running)
-    await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
-    assert (await scene.store.task(task_id)).status is TaskStatus.FAILED
+    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.FAILED
 
 
 async def test_settled_failure_has_its_effect_once(scene: ContractHarness) -> None:
@@ -180,7 +182,7 @@ async def test_settled_failure_has_its_effect_once(scene: ContractHarness) -> No
     await scene.fail(claim)
 
     for _ in range(2):
-        await scene.store.settle_failure(scene.own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+        await scene.store.tasks.settle_failure(scene.own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
 
     assert (await scene.steps(task_id))["b"].open_deps == 1
 
@@ -189,21 +191,21 @@ async def test_step_that_did_not_fail_is_not_settled(scene: ContractHarness) -> 
     claim = await scene.start("a")
 
     with pytest.raises(InvalidTransitionError):
-        await scene.store.settle_failure(scene.own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+        await scene.store.tasks.settle_failure(scene.own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
 
 
 # -- the end of the task
 async def test_task_completes_when_all_steps_have(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
     (second,) = (await scene.advance([completed(claim)], claim=1)).claims
     await scene.complete(second)
 
-    status = await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+    status = await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
 
-    task = await scene.store.task(task_id)
-    root = await scene.store.run(task.root_run_id)
+    task = await scene.store.tasks.task(task_id)
+    root = await scene.store.runs.run(task.root_run_id)
     assert status is task.status is TaskStatus.COMPLETED
     assert task.ended_us == scene.now_us
     assert (root.status, root.end_reason) == (RunStatus.COMPLETED, EndReason.COMPLETED)
@@ -214,30 +216,32 @@ async def test_task_does_not_end_while_a_failure_is_open(scene: ContractHarness)
     task_id = await scene.task("a")
     await scene.fail(await scene.claim_one())
 
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
 
 
 async def test_failed_task_names_the_failed_steps(scene: ContractHarness) -> None:
     task_id = await scene.task(*TREE)
     claim, other = await scene.claim()
     await scene.fail(claim)
-    await scene.store.settle_failure(scene.own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(
+        scene.own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
+    )
     await scene.complete(other)
 
-    status = await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+    status = await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
 
-    task = await scene.store.task(task_id)
+    task = await scene.store.tasks.task(task_id)
     assert status is task.status is TaskStatus.FAILED
     assert "a" in task.reason
     assert "other" not in task.reason
-    assert (await scene.store.run(task.root_run_id)).status is RunStatus.FAILED
+    assert (await scene.store.runs.run(task.root_run_id)).status is RunStatus.FAILED
 
 
 async def test_finishing_twice_tells_the_same_and_writes_once(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await scene.complete(await scene.claim_one())
 
-    statuses = [await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) for _ in range(2)]
+    statuses = [await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) for _ in range(2)]
 
     assert statuses == [TaskStatus.COMPLETED] * 2
     assert (await scene.root_event_types(task_id)).count("task_completed") == 1
@@ -246,20 +250,20 @@ async def test_finishing_twice_tells_the_same_and_writes_once(scene: ContractHar
 async def test_finishing_a_cancelled_task_tells_so_also_while_a_step_is_held(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     task_id = claim.identity.task_id
-    await scene.store.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
+    await scene.store.tasks.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
 
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.CANCELLED
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.CANCELLED
 
 
 async def test_task_without_steps_completes(scene: ContractHarness) -> None:
     task_id = await scene.task()
 
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
 
 
 async def test_ended_tasks_are_no_longer_open(scene: ContractHarness) -> None:
     ended, open_id = await scene.task("a"), await scene.task("b")
     await scene.complete((await scene.claim(1))[0])
-    await scene.store.finish_task(scene.own, ended, now_us=scene.now_us)
+    await scene.store.tasks.finish_task(scene.own, ended, now_us=scene.now_us)
 
-    assert [task.id for task in await scene.store.open_tasks(scene.own)] == [open_id]
+    assert [task.id for task in await scene.store.tasks.open_tasks(scene.own)] == [open_id]

@@ -23,29 +23,31 @@ Write: TypeAlias = Callable[[ContractHarness, Claim], Awaitable[object]]
 
 
 async def append(scene: ContractHarness, claim: Claim) -> None:
-    await scene.store.append(claim.identity.run_id, claim.fence, nodes=[NODE], events=[EVENT], now_us=scene.now_us)
+    await scene.store.runs.append(claim.identity.run_id, claim.fence, nodes=[NODE], events=[EVENT], now_us=scene.now_us)
 
 
 async def start_call(scene: ContractHarness, claim: Claim) -> None:
-    await scene.store.start_call(make_call(claim), claim.fence, events=[EVENT], now_us=scene.now_us)
+    await scene.store.runs.start_call(make_call(claim), claim.fence, events=[EVENT], now_us=scene.now_us)
 
 
 async def end_call(scene: ContractHarness, claim: Claim) -> None:
-    await scene.store.end_call(
+    await scene.store.runs.end_call(
         claim.identity.run_id, claim.fence, "call_1", result={}, nodes=[NODE], events=[EVENT], now_us=scene.now_us
     )
 
 
 async def report_progress(scene: ContractHarness, claim: Claim) -> None:
-    await scene.store.report_progress(scene.worker, held(claim), "half", now_us=scene.now_us)
+    await scene.store.claims.report_progress(scene.worker, held(claim), "half", now_us=scene.now_us)
 
 
 async def raise_request(scene: ContractHarness, claim: Claim) -> None:
-    await scene.store.raise_request(make_request(claim), events=[EVENT], now_us=scene.now_us)
+    await scene.store.consent.raise_request(make_request(claim), events=[EVENT], now_us=scene.now_us)
 
 
 async def withdraw(scene: ContractHarness, claim: Claim) -> None:
-    await scene.store.withdraw(claim.identity.run_id, "call_1", claim.fence, reason="cancelled", now_us=scene.now_us)
+    await scene.store.consent.withdraw(
+        claim.identity.run_id, "call_1", claim.fence, reason="cancelled", now_us=scene.now_us
+    )
 
 
 WRITES = [append, start_call, end_call, report_progress, raise_request, withdraw]
@@ -55,12 +57,12 @@ async def traces(scene: ContractHarness, claim: Claim) -> list[object]:
     """Return all that a write of the run could have changed."""
     run_id = claim.identity.run_id
     return [
-        await scene.store.step(claim.step_key),
-        await scene.store.run(run_id),
-        await scene.store.nodes(run_id),
-        await scene.store.events(run_id),
-        await scene.store.calls(run_id),
-        await scene.store.pending(scene.own.session_id),
+        await scene.store.tasks.step(claim.step_key),
+        await scene.store.runs.run(run_id),
+        await scene.store.runs.nodes(run_id),
+        await scene.store.runs.events(run_id),
+        await scene.store.runs.calls(run_id),
+        await scene.store.consent.pending(scene.own.session_id),
     ]
 
 
@@ -128,7 +130,7 @@ async def test_end_by_a_worker_that_does_not_hold_the_step_is_stale(scene: Contr
     advance = await scene.complete(claim, worker=await scene.another_worker())
 
     assert advance.stale == {claim.identity.run_id}
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
 
 
 @pytest.mark.spec("DAG-07")
@@ -139,7 +141,7 @@ async def test_second_end_of_a_step_is_stale(scene: ContractHarness) -> None:
     advance = await scene.complete(claim, "second")
 
     assert advance.stale == {claim.identity.run_id}
-    assert (await scene.store.step(claim.step_key)).output == "first"
+    assert (await scene.store.tasks.step(claim.step_key)).output == "first"
 
 
 async def test_stale_end_does_not_spoil_the_good_ends_beside_it(scene: ContractHarness) -> None:
@@ -149,8 +151,8 @@ async def test_stale_end_does_not_spoil_the_good_ends_beside_it(scene: ContractH
     advance = await scene.advance([completed(outdated(bad)), completed(good)])
 
     assert advance.stale == {bad.identity.run_id}
-    assert (await scene.store.step(good.step_key)).status is StepStatus.COMPLETED
-    assert (await scene.store.step(bad.step_key)).status is StepStatus.RUNNING
+    assert (await scene.store.tasks.step(good.step_key)).status is StepStatus.COMPLETED
+    assert (await scene.store.tasks.step(bad.step_key)).status is StepStatus.RUNNING
 
 
 async def test_hand_back_under_a_stale_fence_is_named_and_changes_nothing(scene: ContractHarness) -> None:
@@ -158,18 +160,18 @@ async def test_hand_back_under_a_stale_fence_is_named_and_changes_nothing(scene:
     claim = await scene.lost_fence(stale)
 
     assert await scene.release(stale) == {stale.identity.run_id}
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
 
 
 async def test_decision_is_not_used_up_by_a_stale_writer(scene: ContractHarness) -> None:
     stale = await scene.start("a")
     request = await scene.raised(make_request(stale))
     decision = make_decision(request)
-    await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
+    await scene.store.consent.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
     claim = await scene.lost_fence(stale)
 
     call = make_call(claim, decision_id=decision.id)
     with pytest.raises(LeaseLostError):
-        await scene.store.start_call(call, stale.fence, events=(), now_us=scene.now_us)
+        await scene.store.runs.start_call(call, stale.fence, events=(), now_us=scene.now_us)
 
-    await scene.store.start_call(call, claim.fence, events=(), now_us=scene.now_us)
+    await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us)

@@ -29,11 +29,11 @@ async def test_a_run_takes_a_ready_step_beside_its_own_under_a_fence_of_its_own(
 
     claim = await taken(scene, own, "more")
 
-    step = await scene.store.step(claim.step_key)
+    step = await scene.store.tasks.step(claim.step_key)
     assert (step.status, step.worker_id, step.fence) == (StepStatus.RUNNING, scene.worker, 1)
     assert step.holder_run_id == own.identity.run_id
     assert claim.spec["instructions"] == "Do it."
-    assert {lease.step_key for lease in await scene.store.leases(scene.worker)} == {own.step_key, claim.step_key}
+    assert {lease.step_key for lease in await scene.store.claims.leases(scene.worker)} == {own.step_key, claim.step_key}
 
 
 @pytest.mark.spec("CARD-3")
@@ -42,8 +42,8 @@ async def test_the_steps_own_run_is_started_and_its_log_says_which_run_holds_it(
 
     claim = await taken(scene, own, "more")
 
-    run = await scene.store.run(claim.identity.run_id)
-    events = {event.type: event.data for event in await scene.store.events(run.id)}
+    run = await scene.store.runs.run(claim.identity.run_id)
+    events = {event.type: event.data for event in await scene.store.runs.events(run.id)}
     assert (run.status, run.fence, run.worker_id) == (RunStatus.RUNNING, claim.fence, scene.worker)
     assert run.identity.step_key == claim.step_key
     assert run.id != own.identity.run_id
@@ -69,12 +69,12 @@ async def test_its_end_is_an_end_like_any_other(scene: ContractHarness, output: 
     advance = await scene.complete(claim, output)
 
     statuses = await scene.statuses(own.identity.task_id)
-    run = await scene.store.run(claim.identity.run_id)
+    run = await scene.store.runs.run(claim.identity.run_id)
     assert advance.stale == frozenset()
     assert statuses == {"own": StepStatus.RUNNING, "more": StepStatus.COMPLETED, "after": StepStatus.READY}
-    assert (await scene.store.result(claim.step_key)).output == output
+    assert (await scene.store.tasks.result(claim.step_key)).output == output
     assert (run.status, run.end_reason) == (RunStatus.COMPLETED, EndReason.COMPLETED)
-    assert (await scene.store.step(claim.step_key)).holder_run_id == own.identity.run_id
+    assert (await scene.store.tasks.step(claim.step_key)).holder_run_id == own.identity.run_id
 
 
 async def test_both_ends_in_one_batch_unlock_what_waited_for_both(scene: ContractHarness) -> None:
@@ -91,8 +91,8 @@ async def test_its_failure_is_settled_by_its_own_policy(scene: ContractHarness) 
     claim = await taken(scene, own, "more")
     await scene.fail(claim)
 
-    (left,) = await scene.store.failures(scene.own)
-    await scene.store.settle_failure(scene.own, left.key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    (left,) = await scene.store.tasks.failures(scene.own)
+    await scene.store.tasks.settle_failure(scene.own, left.key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
 
     statuses = await scene.statuses(own.identity.task_id)
     assert (statuses["more"], statuses["after"]) == (StepStatus.FAILED, StepStatus.SKIPPED)
@@ -140,7 +140,7 @@ async def test_fifty_runs_that_ask_for_one_step_at_once_get_it_once(
     assert len(answers) == 50
     assert len(won) == 1
     assert {answer.reason for answer in answers if not isinstance(answer, Claim)} <= {Refusal.HELD, Refusal.BEGUN}
-    assert (await scene.store.step(won[0].step_key)).fence == 1
+    assert (await scene.store.tasks.step(won[0].step_key)).fence == 1
 
 
 async def test_a_pump_and_a_run_that_want_the_same_step_get_it_once(scene: ContractHarness, other_store: Store) -> None:
@@ -149,7 +149,7 @@ async def test_a_pump_and_a_run_that_want_the_same_step_get_it_once(scene: Contr
 
         answer, advance = await asyncio.gather(
             further(scene, own, "wanted"),
-            other_store.advance(
+            other_store.claims.advance(
                 scene.worker, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
             ),
         )
@@ -209,10 +209,10 @@ async def test_a_step_that_has_begun_is_left_to_its_own_run(scene: ContractHarne
 
 async def test_a_paused_task_gives_nothing(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
-    await scene.store.pause_task(scene.own, own.identity.task_id, reason="wait", now_us=scene.now_us)
+    await scene.store.tasks.pause_task(scene.own, own.identity.task_id, reason="wait", now_us=scene.now_us)
 
     assert await refused(scene, own, "more") is Refusal.PAUSED
-    await scene.store.resume_task(scene.own, own.identity.task_id, now_us=scene.now_us)
+    await scene.store.tasks.resume_task(scene.own, own.identity.task_id, now_us=scene.now_us)
     assert isinstance(await further(scene, own, "more"), Claim)
 
 
@@ -228,11 +228,11 @@ async def test_a_worker_that_lacks_what_the_step_needs_gets_no_step(scene: Contr
 async def test_a_run_that_is_to_stop_and_one_of_a_worker_that_drains_get_nothing(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     stop = TaskChange(cancelled=(own.step_key,), reason="enough")
-    await scene.store.update_task(scene.own, own.identity.task_id, stop, now_us=scene.now_us)
+    await scene.store.tasks.update_task(scene.own, own.identity.task_id, stop, now_us=scene.now_us)
     assert await refused(scene, own, "more") is Refusal.STOPPING
 
     other = await scene.start(work("own"), pulled("more"))
-    await scene.store.set_worker_state(scene.worker, ProcessState.DRAINING)
+    await scene.store.sessions.set_worker_state(scene.worker, ProcessState.DRAINING)
     assert await refused(scene, other, "more") is Refusal.STOPPING
 
 
@@ -242,14 +242,14 @@ async def test_a_limit_holds_for_further_claims(scene: ContractHarness, kind: st
     own = await scene.start(work("own"), pulled("more", definition="x", model="x", pool="wide"))
     name = "wide" if kind == "pool" else "x"
     other = await scene.start(work("holder", definition="x", model="x", pool="default"))
-    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 1)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 1)])
     if kind == "pool":
         await scene.task(work("filler", pool="wide"))
         await scene.advance(claim=1, pools=("wide",))
 
     assert await refused(scene, own, "more", pools=("default", "wide")) is Refusal.CONCURRENCY_LIMIT
 
-    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 9)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 9)])
     assert isinstance(await further(scene, own, "more", pools=("wide",)), Claim)
     assert other.fence == 1
 
@@ -260,7 +260,7 @@ async def test_a_run_that_fills_a_limit_by_itself_may_still_take_steps_under_it(
     scene: ContractHarness, kind: str
 ) -> None:
     name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
-    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 1)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 1)])
     shared = {"definition": "x", "model": "x"}
     own = await scene.start(work("own", priority=1, **shared), pulled("more", **shared), work("third", **shared))
 
@@ -272,7 +272,7 @@ async def test_a_run_that_fills_a_limit_by_itself_may_still_take_steps_under_it(
 
 @pytest.mark.spec("DIS-03", "CARD-2")
 async def test_a_further_claim_counts_in_the_limits_of_others(scene: ContractHarness) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("model:x", 1)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("model:x", 1)])
     own = await scene.start(work("own", priority=1), pulled("more", model="x"), work("third", model="x"))
     claim = await taken(scene, own, "more")
 
@@ -289,7 +289,7 @@ async def test_runs_that_ask_at_one_moment_fill_a_limit_exactly(
         *(work(f"w{number}", priority=1) for number in range(12)), *(pulled(f"p{n}", model="x") for n in range(12))
     )
     holders = await scene.claim(12)
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("model:x", 5)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("model:x", 5)])
     stores: list[Store] = [await open_another() for _ in range(4)]
 
     answers = await asyncio.gather(
@@ -353,7 +353,7 @@ async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: Contr
     again = await scene.claim_one()
     second = await taken(scene, again, "more")
 
-    step = await scene.store.step(second.step_key)
+    step = await scene.store.tasks.step(second.step_key)
     assert second.fence > first.fence
     assert (step.lost_leases, step.worker_id) == (1, scene.worker)
     assert (await scene.complete(first)).stale == {first.identity.run_id}
@@ -363,7 +363,7 @@ async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: Contr
 async def test_a_step_that_its_holders_died_of_is_poisoned(scene: ContractHarness) -> None:
     for _ in range(3):
         await scene.task(puller(), pulled("more"))
-    task_id = (await scene.store.list_tasks())[-1].id
+    task_id = (await scene.store.tasks.list_tasks())[-1].id
     for _ in range(3):
         own = next(claim for claim in await scene.claim() if claim.identity.task_id == task_id)
         await taken(scene, own, "more")
@@ -383,7 +383,7 @@ async def test_handed_back_it_is_ready_for_whoever_asks_next(scene: ContractHarn
     await scene.release(own, claim)
 
     step = (await scene.steps(own.identity.task_id))["more"]
-    run = await scene.store.run(claim.identity.run_id)
+    run = await scene.store.runs.run(claim.identity.run_id)
     assert (step.status, step.worker_id, step.holder_run_id, step.lost_leases) == (StepStatus.READY, "", "", 0)
     assert run.status is RunStatus.QUEUED
 
@@ -393,8 +393,8 @@ async def test_a_cancel_is_told_to_the_worker_that_holds_it(scene: ContractHarne
     claim = await taken(scene, own, "more")
     stop = TaskChange(cancelled=(claim.step_key,), reason="not needed")
 
-    workers = await scene.store.update_task(scene.own, own.identity.task_id, stop, now_us=scene.now_us)
-    told = await scene.store.interrupts(scene.worker)
+    workers = await scene.store.tasks.update_task(scene.own, own.identity.task_id, stop, now_us=scene.now_us)
+    told = await scene.store.claims.interrupts(scene.worker)
     await scene.advance([cancelled(claim)])
 
     statuses = await scene.statuses(own.identity.task_id)
@@ -408,7 +408,7 @@ async def test_a_cancel_is_told_to_the_worker_that_holds_it(scene: ContractHarne
 async def test_handing_back_what_was_cancelled_cancels_it(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")
-    await scene.store.cancel_task(scene.own, own.identity.task_id, reason="stop", now_us=scene.now_us)
+    await scene.store.tasks.cancel_task(scene.own, own.identity.task_id, reason="stop", now_us=scene.now_us)
 
     await scene.release(claim)
 
@@ -419,10 +419,10 @@ async def test_a_run_that_holds_one_does_not_park(scene: ContractHarness) -> Non
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")
     request = make_request(own)
-    await scene.store.raise_request(request, events=(), now_us=scene.now_us)
+    await scene.store.consent.raise_request(request, events=(), now_us=scene.now_us)
 
     async def park() -> bool:
-        return await scene.store.park(scene.worker, held(own), [request.id], max_parked=9, now_us=scene.now_us)
+        return await scene.store.claims.park(scene.worker, held(own), [request.id], max_parked=9, now_us=scene.now_us)
 
     assert not await park()
     await scene.complete(claim)
@@ -433,7 +433,7 @@ async def test_it_takes_no_slot_of_its_worker(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     await taken(scene, own, "more")
 
-    (worker,) = await scene.store.workers()
+    (worker,) = await scene.store.sessions.workers()
 
     assert worker.busy == 1
 
@@ -444,9 +444,9 @@ async def test_a_step_that_failed_is_tried_again_by_whoever_asks(scene: Contract
     await scene.advance([failed(first)])
 
     await scene.retry(first.step_key)
-    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us)
     second = await taken(scene, own, "more")
 
     assert second.identity.run_id != first.identity.run_id
     assert second.attempt == 2
-    assert held(second) in await scene.store.leases(scene.worker)
+    assert held(second) in await scene.store.claims.leases(scene.worker)

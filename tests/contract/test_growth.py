@@ -19,12 +19,12 @@ pytestmark = pytest.mark.spec("DAG-01", "DAG-04")
 
 
 async def update(scene: ContractHarness, task_id: str, change: TaskChange) -> frozenset[str]:
-    return await scene.store.update_task(scene.own, task_id, change, now_us=scene.now_us)
+    return await scene.store.tasks.update_task(scene.own, task_id, change, now_us=scene.now_us)
 
 
 async def added(scene: ContractHarness, task_id: str, *steps: NewStep | str) -> tuple[NewStep, ...]:
-    task = await scene.store.task(task_id)
-    return make_more(task, (await scene.store.run(task.root_run_id)).identity, *steps)
+    task = await scene.store.tasks.task(task_id)
+    return make_more(task, (await scene.store.runs.run(task.root_run_id)).identity, *steps)
 
 
 async def grow(scene: ContractHarness, task_id: str, *steps: NewStep | str) -> None:
@@ -32,8 +32,8 @@ async def grow(scene: ContractHarness, task_id: str, *steps: NewStep | str) -> N
 
 
 async def attempt(scene: ContractHarness, step_key: str, plan: PlanStep | None = None) -> NewStep:
-    step = await scene.store.step(step_key)
-    return further_attempt(step, await scene.store.run(step.run_id), plan, lambda _: {"v": 1, "tools": []})
+    step = await scene.store.tasks.step(step_key)
+    return further_attempt(step, await scene.store.runs.run(step.run_id), plan, lambda _: {"v": 1, "tools": []})
 
 
 def edges(task_id: str, *pairs: tuple[str, str]) -> TaskChange:
@@ -41,8 +41,8 @@ def edges(task_id: str, *pairs: tuple[str, str]) -> TaskChange:
 
 
 async def settle_all(scene: ContractHarness) -> None:
-    while failures := await scene.store.failures(scene.own):
-        await scene.store.settle_failure(scene.own, failures[0].key, failures[0].on_failure, now_us=scene.now_us)
+    while failures := await scene.store.tasks.failures(scene.own):
+        await scene.store.tasks.settle_failure(scene.own, failures[0].key, failures[0].on_failure, now_us=scene.now_us)
 
 
 # -- growing
@@ -76,19 +76,19 @@ async def test_growth_has_its_runs_under_the_tasks_root_and_is_told(scene: Contr
 
     await grow(scene, task_id, "b")
 
-    task, step = await scene.store.task(task_id), (await scene.steps(task_id))["b"]
-    assert (await scene.store.run(step.run_id)).identity.parent_run_id == task.root_run_id
+    task, step = await scene.store.tasks.task(task_id), (await scene.steps(task_id))["b"]
+    assert (await scene.store.runs.run(step.run_id)).identity.parent_run_id == task.root_run_id
     assert "task_updated" in await scene.root_event_types(task_id)
 
 
 async def test_growth_of_a_paused_task_waits_for_its_resume(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
-    await scene.store.pause_task(scene.own, task_id, reason="r", now_us=scene.now_us)
+    await scene.store.tasks.pause_task(scene.own, task_id, reason="r", now_us=scene.now_us)
 
     await grow(scene, task_id, "b")
 
     assert await scene.claim() == ()
-    await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
     assert len(await scene.claim()) == 2
 
 
@@ -98,7 +98,7 @@ async def test_growth_keeps_a_task_from_ending(scene: ContractHarness) -> None:
     await grow(scene, task_id, make_step("b", depends_on=("a",)))
     await scene.complete(claim)
 
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
 
 
 async def test_kept_failure_holds_back_no_step_that_grows_onto_it(scene: ContractHarness) -> None:
@@ -140,7 +140,7 @@ async def test_nothing_grows_onto_what_will_never_complete(scene: ContractHarnes
 
 async def test_ended_task_does_not_grow(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
-    await scene.store.cancel_task(scene.own, task_id, reason="r", now_us=scene.now_us)
+    await scene.store.tasks.cancel_task(scene.own, task_id, reason="r", now_us=scene.now_us)
 
     with pytest.raises(InvalidTransitionError, match="cancelled"):
         await grow(scene, task_id, "b")
@@ -152,9 +152,9 @@ async def test_only_the_owner_changes_a_task(scene: ContractHarness) -> None:
 
     stale = replace(scene.own, epoch=scene.own.epoch - 1)
     with pytest.raises(NotOwnerError):
-        await scene.store.update_task(stale, task_id, change, now_us=scene.now_us)
+        await scene.store.tasks.update_task(stale, task_id, change, now_us=scene.now_us)
     with pytest.raises(NotFoundError):
-        await scene.store.update_task(other, task_id, change, now_us=scene.now_us)
+        await scene.store.tasks.update_task(other, task_id, change, now_us=scene.now_us)
 
 
 # -- further dependencies
@@ -208,11 +208,11 @@ async def test_failed_step_is_tried_again_by_another_agent_while_its_dependents_
 
     steps = await scene.steps(task_id)
     assert (steps["a"].status, steps["a"].attempt, steps["b"].status) == (StepStatus.READY, 2, StepStatus.PENDING)
-    assert await scene.store.failures(scene.own) == []
+    assert await scene.store.tasks.failures(scene.own) == []
     again = next(claim for claim in await scene.claim() if claim.step_key == first.step_key)
     assert (again.identity.definition, again.identity.model) == ("strong", "big")
     assert (again.spec["instructions"], again.spec["allowed_tools"]) == ("Look again.", ["code.search"])
-    run = await scene.store.run(again.identity.run_id)
+    run = await scene.store.runs.run(again.identity.run_id)
     assert (run.attempt, run.retry_of) == (2, first.identity.run_id)
 
 
@@ -251,7 +251,7 @@ async def test_skipped_step_takes_all_below_it_and_no_other(scene: ContractHarne
     steps = await scene.steps(task_id)
     assert holders == frozenset()
     assert [steps[name].status for name in "abcd"] == ["ready", "skipped", "skipped", "pending"]
-    run = await scene.store.run(steps["b"].run_id)
+    run = await scene.store.runs.run(steps["b"].run_id)
     assert (run.status, run.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
     assert (await scene.event_types(run.id))[-2:] == ["step_skipped", "run_cancelled"]
 
@@ -263,7 +263,7 @@ async def test_cancelled_step_that_runs_is_asked_to_stop_and_the_rest_goes_on(sc
 
     holders = await update(scene, task_id, TaskChange(cancelled=(claim.step_key,), reason="enough"))
 
-    (interrupt,) = await scene.store.interrupts(scene.worker)
+    (interrupt,) = await scene.store.claims.interrupts(scene.worker)
     assert holders == {scene.worker}
     assert (interrupt.kind, interrupt.run_id, interrupt.reason) == ("cancel", claim.identity.run_id, "enough")
     await scene.release(claim)
@@ -280,7 +280,7 @@ async def test_cancelled_map_takes_its_children_with_it(scene: ContractHarness) 
 
     statuses = await scene.statuses(task_id)
     assert (statuses["m"], statuses["end"]) == (StepStatus.CANCELLED, StepStatus.SKIPPED)
-    assert {one.step_key for one in await scene.store.interrupts(scene.worker)} == {
+    assert {one.step_key for one in await scene.store.claims.interrupts(scene.worker)} == {
         f"{task_id}/m[x]",
         f"{task_id}/m[y]",
     }
@@ -298,7 +298,7 @@ async def test_failure_that_is_given_up_is_settled(scene: ContractHarness, is_sk
     keys = (claim.step_key,)
     await update(scene, task_id, TaskChange(skipped=keys) if is_skipped else TaskChange(cancelled=keys))
 
-    assert await scene.store.failures(scene.own) == []
+    assert await scene.store.tasks.failures(scene.own) == []
     assert await scene.statuses(task_id) == {"a": StepStatus.FAILED, "b": StepStatus.SKIPPED}
 
 
@@ -319,14 +319,14 @@ async def test_task_whose_step_was_taken_out_fails_and_says_so(scene: ContractHa
     await update(scene, task_id, TaskChange(skipped=(f"{task_id}/a",)))
     await scene.complete(await scene.claim_one())
 
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.FAILED
-    assert (await scene.store.task(task_id)).reason == "a was skipped"
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.FAILED
+    assert (await scene.store.tasks.task(task_id)).reason == "a was skipped"
 
 
 # -- ending
 async def end(scene: ContractHarness, task_id: str, event: TaskEvent) -> frozenset[str]:
     assert event in (TaskEvent.COMPLETE, TaskEvent.FAIL)
-    return await scene.store.end_task(scene.own, task_id, event, reason="says the agent", now_us=scene.now_us)
+    return await scene.store.tasks.end_task(scene.own, task_id, event, reason="says the agent", now_us=scene.now_us)
 
 
 async def test_task_is_completed_by_word_when_all_its_steps_have_ended(scene: ContractHarness) -> None:
@@ -339,10 +339,10 @@ async def test_task_is_completed_by_word_when_all_its_steps_have_ended(scene: Co
 
     await end(scene, task_id, TaskEvent.COMPLETE)
 
-    task = await scene.store.task(task_id)
+    task = await scene.store.tasks.task(task_id)
     assert (task.status, task.reason) == (TaskStatus.COMPLETED, "says the agent")
-    assert await scene.store.failures(scene.own) == []
-    assert (await scene.store.run(task.root_run_id)).end_reason is EndReason.COMPLETED
+    assert await scene.store.tasks.failures(scene.own) == []
+    assert (await scene.store.runs.run(task.root_run_id)).end_reason is EndReason.COMPLETED
 
 
 @pytest.mark.spec("DAG-06")
@@ -353,7 +353,7 @@ async def test_task_is_failed_by_word_and_what_runs_is_stopped(scene: ContractHa
     holders = await end(scene, task_id, TaskEvent.FAIL)
 
     assert holders == {scene.worker}
-    assert (await scene.store.task(task_id)).status is TaskStatus.FAILED
+    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.FAILED
     assert await scene.statuses(task_id) == {"a": "running", "b": "cancelled", "c": "cancelled"}
     with pytest.raises(InvalidTransitionError):
         await end(scene, task_id, TaskEvent.FAIL)
@@ -363,9 +363,9 @@ async def test_task_is_failed_by_word_and_what_runs_is_stopped(scene: ContractHa
 async def test_recounting_what_is_counted_right_changes_nothing(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
 
-    assert await scene.store.recount(scene.own, task_id, now_us=scene.now_us) == 0
+    assert await scene.store.tasks.recount(scene.own, task_id, now_us=scene.now_us) == 0
     await scene.complete(await scene.claim_one())
-    assert await scene.store.recount(scene.own, task_id, now_us=scene.now_us) == 0
+    assert await scene.store.tasks.recount(scene.own, task_id, now_us=scene.now_us) == 0
 
     assert await scene.statuses(task_id) == {"a": StepStatus.COMPLETED, "b": StepStatus.READY}
 
@@ -379,12 +379,14 @@ async def test_command_ends_with_the_change_that_carries_it_out(scene: ContractH
         match kind:
             case CommandKind.UPDATE:
                 change = TaskChange(priorities={f"{task_id}/a": 1})
-                await scene.store.update_task(own, task_id, change, now_us=now_us, command_id=command)
+                await scene.store.tasks.update_task(own, task_id, change, now_us=now_us, command_id=command)
             case CommandKind.CANCEL:
-                await scene.store.cancel_task(own, task_id, reason="r", now_us=now_us, command_id=command)
+                await scene.store.tasks.cancel_task(own, task_id, reason="r", now_us=now_us, command_id=command)
             case CommandKind.RETRY:
                 await scene.retry_task(task_id, command_id=command)
             case _:
-                await scene.store.end_task(own, task_id, TaskEvent.FAIL, reason="r", now_us=now_us, command_id=command)
-        assert (await scene.store.command(command))[1]
-        assert command not in {each.id for each in await scene.store.take_commands(scene.own)}
+                await scene.store.tasks.end_task(
+                    own, task_id, TaskEvent.FAIL, reason="r", now_us=now_us, command_id=command
+                )
+        assert (await scene.store.sessions.command(command))[1]
+        assert command not in {each.id for each in await scene.store.sessions.take_commands(scene.own)}

@@ -11,10 +11,10 @@ async def test_a_worker_is_told_of_all_its_leases_and_of_no_other(scene: Contrac
     theirs = await scene.claim(1, worker=other)
     await scene.complete(mine[0])
 
-    leases = await scene.store.leases(scene.worker)
+    leases = await scene.store.claims.leases(scene.worker)
 
     assert list(leases) == [held(claim) for claim in mine[1:]]
-    assert list(await scene.store.leases(other)) == [held(claim) for claim in theirs]
+    assert list(await scene.store.claims.leases(other)) == [held(claim) for claim in theirs]
     assert (await scene.statuses(task_id))["a"] is StepStatus.COMPLETED
 
 
@@ -23,4 +23,4 @@ async def test_a_worker_that_was_declared_gone_holds_nothing(scene: ContractHarn
 
     await scene.expire()
 
-    assert not await scene.store.leases(scene.worker)
+    assert not await scene.store.claims.leases(scene.worker)

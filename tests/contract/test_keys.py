@@ -19,11 +19,11 @@ from tests.model.builders import make_decision, make_request
 async def publish(store: Store, *key_ids: str) -> None:
     for number, key_id in enumerate(key_ids):
         said = {"principal": "ada", "reason": "a new host"}
-        await store.publish_key(key_id, bytes([number]) * 32, now_us=number, **said)
+        await store.keys.publish_key(key_id, bytes([number]) * 32, now_us=number, **said)
 
 
 async def retire(store: Store, key_id: str, *, is_revoked: bool = False, at_us: int = 5) -> list[ExpiredDecision]:
-    ended = await store.retire_key(
+    ended = await store.keys.retire_key(
         key_id, is_revoked=is_revoked, at_us=at_us, principal="ada", reason="it was time", now_us=6
     )
     return list(ended)
@@ -32,7 +32,7 @@ async def retire(store: Store, key_id: str, *, is_revoked: bool = False, at_us: 
 async def decided(scene: ContractHarness, claim: Claim, call: str, key_id: str) -> tuple[PermissionRequest, Decision]:
     request = await scene.raised(make_request(claim, call))
     decision = replace(make_decision(request), key_id=key_id)
-    await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
+    await scene.store.consent.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
     return request, decision
 
 
@@ -43,26 +43,26 @@ async def test_a_key_is_listed_with_how_it_ended(scene: ContractHarness) -> None
     await retire(scene.store, "key_b")
     await retire(scene.store, "key_b", is_revoked=True, at_us=7)
 
-    keys = await scene.store.signing_keys()
+    keys = await scene.store.keys.signing_keys()
 
     assert [(key.id, key.retired_us, key.revoked_us) for key in keys] == [
         ("key_a", 5, None),
         ("key_b", 5, 7),
         ("key_c", None, None),
     ]
-    assert await scene.store.signing_key("key_b") == keys[1]
+    assert await scene.store.keys.signing_key("key_b") == keys[1]
     assert [key.state(6) for key in keys] == ["retired", "revoked", "active"]
     assert keys[0].state(4) == "retiring"
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
 async def test_only_the_first_key_is_published_as_the_first(scene: ContractHarness) -> None:
-    is_first = await scene.store.publish_first_key("key_a", b"a" * 32, now_us=1)
-    again = [await scene.store.publish_first_key(name, b"b" * 32, now_us=2) for name in ("key_a", "key_b")]
+    is_first = await scene.store.keys.publish_first_key("key_a", b"a" * 32, now_us=1)
+    again = [await scene.store.keys.publish_first_key(name, b"b" * 32, now_us=2) for name in ("key_a", "key_b")]
 
     assert (is_first, again) == (True, [False, False])
-    assert [(key.id, key.public_key) for key in await scene.store.signing_keys()] == [("key_a", b"a" * 32)]
-    assert len(await scene.store.audit_entries(kinds=[AuditKind.KEY_PUBLISHED])) == 1
+    assert [(key.id, key.public_key) for key in await scene.store.keys.signing_keys()] == [("key_a", b"a" * 32)]
+    assert len(await scene.store.audit.audit_entries(kinds=[AuditKind.KEY_PUBLISHED])) == 1
 
 
 async def test_a_key_ends_once(scene: ContractHarness) -> None:
@@ -71,10 +71,12 @@ async def test_a_key_ends_once(scene: ContractHarness) -> None:
 
     assert await retire(scene.store, "key_a", at_us=9) == []
 
-    key = await scene.store.signing_key("key_a")
+    key = await scene.store.keys.signing_key("key_a")
     assert key is not None
     assert key.retired_us == 5
-    assert [entry.data["at_us"] for entry in await scene.store.audit_entries(kinds=[AuditKind.KEY_RETIRED])] == [5]
+    assert [entry.data["at_us"] for entry in await scene.store.audit.audit_entries(kinds=[AuditKind.KEY_RETIRED])] == [
+        5
+    ]
 
 
 async def test_a_key_that_is_not_there_cannot_end(scene: ContractHarness) -> None:
@@ -91,7 +93,7 @@ async def test_a_key_that_has_ended_signs_nothing(scene: ContractHarness) -> Non
     with pytest.raises(ConflictError, match="soong keys rotate"):
         await decided(scene, claim, "call_1", "key_a")
 
-    assert len(await scene.store.pending(scene.own.session_id)) == 1
+    assert len(await scene.store.consent.pending(scene.own.session_id)) == 1
 
 
 @pytest.mark.spec("PER-12")
@@ -102,7 +104,7 @@ async def test_a_key_that_ends_later_still_signs(scene: ContractHarness) -> None
 
     _, decision = await decided(scene, claim, "call_1", "key_a")
 
-    assert await scene.store.decision_of(decision.request_id) == decision
+    assert await scene.store.consent.decision_of(decision.request_id) == decision
 
 
 @pytest.mark.spec("PER-12", "PER-14")
@@ -114,16 +116,16 @@ async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(sce
         await decided(scene, claim, call, key) for call, key in (("c1", "key_a"), ("c2", "key_a"), ("c3", "key_b"))
     ]
     call = CallRow(run_id, "c2", "t", "e", True, "0" * 64, {}, {}, decision_id=used.id)
-    await scene.store.start_call(call, claim.fence, events=(), now_us=scene.now_us)
+    await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us)
 
     lapsed = await retire(scene.store, "key_a", is_revoked=True)
 
     assert lapsed == [ExpiredDecision(scene.own.session_id, run_id, unused.id)]
-    states = [(await scene.store.request(key))[1] for key in (unused.id, used.request_id, others.id)]
+    states = [(await scene.store.consent.request(key))[1] for key in (unused.id, used.request_id, others.id)]
     assert states == [RequestState.EXPIRED, RequestState.DECIDED, RequestState.DECIDED]
-    events = [event for event in await scene.store.events(run_id) if event.type == EventType.PERMISSION_EXPIRED]
+    events = [event for event in await scene.store.runs.events(run_id) if event.type == EventType.PERMISSION_EXPIRED]
     assert [event.data["request_id"] for event in events] == [unused.id]
-    (entry,) = await scene.store.audit_entries(kinds=[AuditKind.EXPIRED])
+    (entry,) = await scene.store.audit.audit_entries(kinds=[AuditKind.EXPIRED])
     assert (entry.data["request"], entry.data["key"]) == (unused.id, "key_a")
 
 
@@ -137,7 +139,7 @@ async def test_a_question_whose_decision_was_taken_away_is_asked_anew(scene: Con
     again = await scene.raised(make_request(claim, "call_1"))
 
     assert again.id != first.id
-    assert await scene.store.decision_of(again.id) is None
+    assert await scene.store.consent.decision_of(again.id) is None
 
 
 @pytest.mark.spec("PER-12")
@@ -147,7 +149,7 @@ async def test_a_key_is_told_when_it_is_published_and_when_it_ends(scene: Contra
     await retire(scene.store, "key_a", is_revoked=True)
 
     kinds = [AuditKind.KEY_PUBLISHED, AuditKind.KEY_RETIRED]
-    published, ended = await scene.store.audit_entries(kinds=kinds)
+    published, ended = await scene.store.audit.audit_entries(kinds=kinds)
 
     assert published.data == {"key": "key_a", "public_key": "00" * 32, "principal": "ada", "reason": "a new host"}
     assert ended.data["principal"] == "ada"

@@ -23,10 +23,10 @@ async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_l
 
     stale = await scene.release(claim)
 
-    step = await scene.store.step(claim.step_key)
+    step = await scene.store.tasks.step(claim.step_key)
     assert stale == frozenset()
     assert (step.status, step.run_id, step.lost_leases) == (StepStatus.READY, claim.identity.run_id, 0)
-    assert (await scene.store.run(claim.identity.run_id)).status is RunStatus.QUEUED
+    assert (await scene.store.runs.run(claim.identity.run_id)).status is RunStatus.QUEUED
     assert (await scene.event_types(claim.identity.run_id))[-1] == "step_handed_back"
 
 
@@ -34,14 +34,14 @@ async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_l
 async def test_claim_after_hand_back_resumes_the_run_with_its_context(scene: ContractHarness) -> None:
     first = await scene.start("a")
     node = NewNode(NodeKind.USER, {"v": 1})
-    await scene.store.append(first.identity.run_id, first.fence, nodes=[node], now_us=scene.now_us)
+    await scene.store.runs.append(first.identity.run_id, first.fence, nodes=[node], now_us=scene.now_us)
     await scene.release(first)
 
     claim = await scene.claim_one()
 
     assert claim.is_resumed
     assert claim.identity == first.identity
-    assert len(await scene.store.nodes(claim.identity.run_id)) == 1
+    assert len(await scene.store.runs.nodes(claim.identity.run_id)) == 1
     assert (await scene.event_types(claim.identity.run_id))[-2:] == ["step_claimed", "run_resumed"]
 
 
@@ -59,11 +59,11 @@ async def test_worker_that_holds_steps_cannot_go(scene: ContractHarness) -> None
     claim = await scene.start("a")
 
     with pytest.raises(ConflictError, match="hands them back"):
-        await scene.store.set_worker_state(scene.worker, ProcessState.GONE)
+        await scene.store.sessions.set_worker_state(scene.worker, ProcessState.GONE)
     await scene.release(claim)
 
-    await scene.store.set_worker_state(scene.worker, ProcessState.GONE)
-    assert await scene.store.workers() == []
+    await scene.store.sessions.set_worker_state(scene.worker, ProcessState.GONE)
+    assert await scene.store.sessions.workers() == []
 
 
 # -- expiry
@@ -72,7 +72,7 @@ async def test_expired_lease_is_claimed_with_a_higher_fence_and_the_same_run(sce
     first = await scene.start("a")
 
     sessions = await scene.expire()
-    step = await scene.store.step(first.step_key)
+    step = await scene.store.tasks.step(first.step_key)
     claim = await scene.claim_one(worker=await scene.another_worker())
 
     assert sessions == frozenset({scene.own.session_id})
@@ -88,31 +88,33 @@ async def test_expiry_is_told_in_the_log_of_the_run(scene: ContractHarness) -> N
     await scene.expire()
 
     assert "step_lease_expired" in await scene.event_types(claim.identity.run_id)
-    assert (await scene.store.run(claim.identity.run_id)).status is RunStatus.QUEUED
+    assert (await scene.store.runs.run(claim.identity.run_id)).status is RunStatus.QUEUED
 
 
 @pytest.mark.spec("DAG-05")
 async def test_how_a_worker_was_lost_stands_in_the_step_its_log_and_its_error(scene: ContractHarness) -> None:
     first = await scene.start("a")
     because = "worker-1@vm died (SIGSEGV, segmentation fault)"
-    await scene.store.expire_worker(scene.worker, 0, max_lost_leases=2, now_us=scene.now_us, because=because)
-    ready = await scene.store.step(first.step_key)
+    await scene.store.claims.expire_worker(scene.worker, 0, max_lost_leases=2, now_us=scene.now_us, because=because)
+    ready = await scene.store.tasks.step(first.step_key)
     worker = await scene.another_worker()
     await scene.claim(worker=worker)
 
-    await scene.store.expire_worker(worker, 0, max_lost_leases=2, now_us=scene.now_us, because=f"{because} again")
+    await scene.store.claims.expire_worker(
+        worker, 0, max_lost_leases=2, now_us=scene.now_us, because=f"{because} again"
+    )
 
-    failed = await scene.store.step(first.step_key)
-    events = await scene.store.events(first.identity.run_id)
+    failed = await scene.store.tasks.step(first.step_key)
+    events = await scene.store.runs.events(first.identity.run_id)
     said = [event.data["reason"] for event in events if event.type == "step_lease_expired"]
     assert (ready.status, ready.lost_to, ready.error) == (StepStatus.READY, because, None)
     assert failed.error is not None
     assert failed.error.message == f"it lost its lease 2 times; the last time {because} again"
     assert said == [because, f"{because} again"]
-    await scene.store.settle_failure(scene.own, failed.key, FailurePolicy.KEEP, now_us=scene.now_us)
-    await scene.store.finish_task(scene.own, failed.task_id, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, failed.key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.store.tasks.finish_task(scene.own, failed.task_id, now_us=scene.now_us)
     await scene.retry_task(failed.task_id)
-    assert (await scene.store.step(first.step_key)).lost_to == ""
+    assert (await scene.store.tasks.step(first.step_key)).lost_to == ""
 
 
 @PRESENT
@@ -122,10 +124,10 @@ async def test_worker_that_has_beaten_does_not_expire(scene: ContractHarness) ->
     assert await asyncio.to_thread(heart.beat, scene.worker)
     heart.close()
 
-    outcome = await scene.store.expire_worker(scene.worker, 0, max_lost_leases=3, now_us=scene.now_us)
+    outcome = await scene.store.claims.expire_worker(scene.worker, 0, max_lost_leases=3, now_us=scene.now_us)
 
     assert outcome is None
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
 
 
 @PRESENT
@@ -138,7 +140,7 @@ async def test_expired_worker_is_gone_and_cannot_beat_or_claim(scene: ContractHa
     assert not await asyncio.to_thread(heart.beat, scene.worker)
     heart.close()
     assert await scene.claim() == ()
-    assert await scene.store.workers() == []
+    assert await scene.store.sessions.workers() == []
 
 
 @PRESENT
@@ -147,7 +149,7 @@ async def test_second_expiry_changes_nothing(scene: ContractHarness) -> None:
     await scene.expire()
 
     assert await scene.expire() is None
-    assert (await scene.store.step(claim.step_key)).lost_leases == 1
+    assert (await scene.store.tasks.step(claim.step_key)).lost_leases == 1
 
 
 @PRESENT
@@ -156,11 +158,11 @@ async def test_two_reapers_expire_a_worker_once(scene: ContractHarness, other_st
     reapers = (scene.store, other_store)
 
     outcomes = await asyncio.gather(
-        *(store.expire_worker(scene.worker, 0, max_lost_leases=3, now_us=scene.now_us) for store in reapers)
+        *(store.claims.expire_worker(scene.worker, 0, max_lost_leases=3, now_us=scene.now_us) for store in reapers)
     )
 
     assert set(outcomes) == {None, frozenset({scene.own.session_id})}
-    assert (await scene.store.step(claim.step_key)).lost_leases == 1
+    assert (await scene.store.tasks.step(claim.step_key)).lost_leases == 1
 
 
 @PRESENT
@@ -176,7 +178,7 @@ async def test_expiry_of_one_worker_leaves_the_steps_of_others(scene: ContractHa
 
     await scene.expire()
 
-    assert (await scene.store.step(theirs.step_key)).status is StepStatus.RUNNING
+    assert (await scene.store.tasks.step(theirs.step_key)).status is StepStatus.RUNNING
 
 
 @pytest.mark.spec("DAG-05.d")
@@ -186,14 +188,14 @@ async def test_step_that_lost_its_lease_too_often_is_poisoned(scene: ContractHar
         claim = await scene.lost_fence(claim)
     await scene.expire(max_lost_leases=3)
 
-    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    step, run = await scene.store.tasks.step(claim.step_key), await scene.store.runs.run(claim.identity.run_id)
 
     assert (step.status, step.lost_leases) == (StepStatus.FAILED, 3)
     assert step.error is not None
     assert step.error.type == "poisoned"
     assert step.error.message == "it lost its lease 3 times; the last time its worker is gone"
     assert (run.status, run.end_reason) == (RunStatus.FAILED, EndReason.LEASE_LOST)
-    assert [failure.key for failure in await scene.store.failures(scene.own)] == [claim.step_key]
+    assert [failure.key for failure in await scene.store.tasks.failures(scene.own)] == [claim.step_key]
     assert await scene.claim(worker=await scene.another_worker()) == ()
 
 
@@ -204,7 +206,7 @@ async def test_finished_step_is_not_run_again_when_its_worker_dies(scene: Contra
 
     await scene.expire()
 
-    step = await scene.store.step(claim.step_key)
+    step = await scene.store.tasks.step(claim.step_key)
     assert (step.status, step.output, step.lost_leases) == (StepStatus.COMPLETED, "done", 0)
 
 
@@ -217,10 +219,10 @@ async def test_end_and_expiry_at_once_leave_exactly_one_of_them(scene: ContractH
 
         advance, expired = await asyncio.gather(
             scene.complete(claim),
-            other_store.expire_worker(scene.worker, 0, max_lost_leases=3, now_us=scene.now_us),
+            other_store.claims.expire_worker(scene.worker, 0, max_lost_leases=3, now_us=scene.now_us),
         )
 
-        step = await scene.store.step(claim.step_key)
+        step = await scene.store.tasks.step(claim.step_key)
         was_stale = claim.identity.run_id in advance.stale
         assert expired is not None
         assert step.status is (StepStatus.READY if was_stale else StepStatus.COMPLETED)
@@ -235,9 +237,9 @@ async def test_end_and_expiry_at_once_leave_exactly_one_of_them(scene: ContractH
 async def test_progress_of_a_held_step_is_shown(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
-    await scene.store.report_progress(scene.worker, held(claim), "3 of 7 files", now_us=scene.now_us)
+    await scene.store.claims.report_progress(scene.worker, held(claim), "3 of 7 files", now_us=scene.now_us)
 
-    assert (await scene.store.step(claim.step_key)).progress == "3 of 7 files"
+    assert (await scene.store.tasks.step(claim.step_key)).progress == "3 of 7 files"
 
 
 @pytest.mark.spec("DIS-04")
@@ -247,6 +249,6 @@ async def test_busy_of_a_worker_is_the_number_of_its_leases(scene: ContractHarne
     first, *_ = await scene.claim(3)
     await scene.advance([completed(first)])
 
-    busy = {worker.id: worker.busy for worker in await scene.store.workers()}
+    busy = {worker.id: worker.busy for worker in await scene.store.sessions.workers()}
 
     assert busy == {scene.worker: 2, idle: 0}

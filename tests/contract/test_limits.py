@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spec("DIS-03")
 @pytest.mark.parametrize("kind", ["session", "definition", "model", "pool"])
 async def test_limit_limits_live_leases_of_its_scope(scene: ContractHarness, kind: str) -> None:
     name = scene.own.session_id if kind == "session" else "default" if kind == "pool" else "x"
-    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 2)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit(f"{kind}:{name}", 2)])
     await scene.task(*(make_step(f"s{number}", definition="x", model="x") for number in range(5)))
 
     first = await scene.claim()
@@ -39,7 +39,7 @@ async def test_limit_limits_live_leases_of_its_scope(scene: ContractHarness, kin
     ids=["session", "definition", "model", "pool"],
 )
 async def test_limit_of_another_scope_does_not_limit(scene: ContractHarness, scope: str, step: NewStep) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit(scope, 1)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit(scope, 1)])
     await scene.task(step)
     await scene.task(step)
 
@@ -47,7 +47,9 @@ async def test_limit_of_another_scope_does_not_limit(scene: ContractHarness, sco
 
 
 async def test_the_narrowest_of_several_limits_counts(scene: ContractHarness) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 4), ConcurrencyLimit("definition:x", 1)])
+    await scene.store.claims.set_concurrency_limits(
+        [ConcurrencyLimit("pool:default", 4), ConcurrencyLimit("definition:x", 1)]
+    )
     await scene.task(*(make_step(f"x{number}", definition="x") for number in range(3)))
     await scene.task(*(make_step(f"y{number}", definition="y") for number in range(5)))
 
@@ -58,7 +60,7 @@ async def test_the_narrowest_of_several_limits_counts(scene: ContractHarness) ->
 
 
 async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: ContractHarness) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("model:slow", 1)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("model:slow", 1)])
     await scene.task(*(make_step(f"slow{number}", model="slow", priority=9) for number in range(3)), "quick")
 
     claims = [await scene.claim(1) for _ in range(3)]
@@ -67,10 +69,10 @@ async def test_capped_steps_do_not_stand_in_the_way_of_others(scene: ContractHar
 
 
 async def test_a_lowered_limit_ends_nothing_and_lets_nothing_begin_until_it_is_kept(scene: ContractHarness) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 3)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 3)])
     await scene.task(*(f"s{number}" for number in range(6)))
     first = await scene.claim()
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
 
     begun = [len((await scene.advance([completed(claim)], claim=5)).claims) for claim in first]
 
@@ -81,8 +83,8 @@ async def test_a_lowered_limit_ends_nothing_and_lets_nothing_begin_until_it_is_k
 async def test_limits_of_many_sessions_each_limit_their_own(scene: ContractHarness) -> None:
     others = [await open_session(scene.store) for _ in range(3)]
     for number, own in enumerate(others):
-        await scene.store.set_concurrency_limits([ConcurrencyLimit(f"session:{own.session_id}", number + 1)])
-        await scene.store.create_task(make_task(own.session_id, *(make_step(f"s{step}") for step in range(5))))
+        await scene.store.claims.set_concurrency_limits([ConcurrencyLimit(f"session:{own.session_id}", number + 1)])
+        await scene.store.tasks.create_task(make_task(own.session_id, *(make_step(f"s{step}") for step in range(5))))
 
     claims = await scene.claim(50)
 
@@ -91,8 +93,8 @@ async def test_limits_of_many_sessions_each_limit_their_own(scene: ContractHarne
 
 
 async def test_limit_below_one_removes_the_limit(scene: ContractHarness) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 0)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 0)])
     await scene.task("a", "b")
 
     assert len(await scene.claim()) == 2
@@ -100,7 +102,7 @@ async def test_limit_below_one_removes_the_limit(scene: ContractHarness) -> None
 
 @pytest.mark.spec("DIS-10.e")
 async def test_lease_that_ends_in_whatever_way_frees_its_place(scene: ContractHarness) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 1)])
     claim = await scene.start("a", "b")
 
     await scene.release(claim)
@@ -126,7 +128,7 @@ class Crowd:
         while len(self.done) < total:
             self.speaking += 1
             self.most_speaking = max(self.most_speaking, self.speaking)
-            advance = await store.advance(
+            advance = await store.claims.advance(
                 worker_id, (), claim=2, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
             )
             self.speaking -= 1
@@ -135,12 +137,12 @@ class Crowd:
             await asyncio.sleep(0)
             # Counted as free before the store can know it: what others hold is never overstated.
             self.holding -= len(advance.claims)
-            await store.release(
+            await store.claims.release(
                 worker_id, [held(claim) for claim in advance.claims[1:]], reason="spare", now_us=scene.now_us
             )
             ends = [completed(claim) for claim in advance.claims[:1]]
             self.done += [end.step_key for end in ends]
-            await store.advance(
+            await store.claims.advance(
                 worker_id, ends, claim=0, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
             )
 
@@ -148,7 +150,7 @@ class Crowd:
 @pytest.mark.spec("CARD-2.c")
 async def test_sixteen_claimers_never_exceed_a_limit_of_five(scene: ContractHarness, open_another: OpenStore) -> None:
     total = 40
-    await scene.store.set_concurrency_limits([ConcurrencyLimit(f"session:{scene.own.session_id}", 5)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit(f"session:{scene.own.session_id}", 5)])
     await scene.task(*(f"s{number}" for number in range(total)))
     stores: Sequence[Store] = [await open_another() for _ in range(4)]
     workers = [await scene.another_worker() for _ in range(16)]
@@ -167,14 +169,14 @@ async def test_sixteen_claimers_never_exceed_a_limit_of_five(scene: ContractHarn
 async def test_sixteen_claims_at_one_moment_fill_a_limit_of_five_exactly(
     scene: ContractHarness, open_another: OpenStore
 ) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 5)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 5)])
     await scene.task(*(f"s{number}" for number in range(40)))
     stores = [await open_another() for _ in range(4)]
     workers = [await scene.another_worker() for _ in range(16)]
 
     advances = await asyncio.gather(
         *(
-            stores[number % 4].advance(
+            stores[number % 4].claims.advance(
                 worker_id, (), claim=3, pools=("default",), capabilities=(), live_workers=1, now_us=scene.now_us
             )
             for number, worker_id in enumerate(workers)
@@ -182,4 +184,4 @@ async def test_sixteen_claims_at_one_moment_fill_a_limit_of_five_exactly(
     )
 
     assert sum(len(advance.claims) for advance in advances) == 5
-    assert sum(worker.busy for worker in await scene.store.workers()) == 5
+    assert sum(worker.busy for worker in await scene.store.sessions.workers()) == 5

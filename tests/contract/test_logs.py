@@ -19,7 +19,7 @@ from tests.model.builders import make_call, make_decision, make_request, make_st
 async def append(
     scene: ContractHarness, claim: Claim, *events: NewEvent, nodes: tuple[NewNode, ...] = ()
 ) -> tuple[int, int]:
-    appended = await scene.store.append(
+    appended = await scene.store.runs.append(
         claim.identity.run_id, claim.fence, nodes=nodes, events=events, now_us=scene.now_us
     )
     return appended.last_seq, appended.last_node
@@ -31,11 +31,11 @@ async def test_events_are_numbered_from_one_without_a_gap(scene: ContractHarness
     await append(scene, claim, NewEvent("one"), NewEvent("two"))
     last_seq, _ = await append(scene, claim, NewEvent("three"))
 
-    events = await scene.store.events(claim.identity.run_id)
+    events = await scene.store.runs.events(claim.identity.run_id)
 
     assert [event.seq for event in events] == list(range(1, last_seq + 1))
     assert [event.type for event in events][-3:] == ["one", "two", "three"]
-    assert (await scene.store.run(claim.identity.run_id)).last_seq == last_seq
+    assert (await scene.store.runs.run(claim.identity.run_id)).last_seq == last_seq
 
 
 @pytest.mark.spec("EVT-02.a", "EVT-01")
@@ -46,7 +46,7 @@ async def test_appends_at_once_leave_neither_gap_nor_double(scene: ContractHarne
 
     async def write(number: int) -> None:
         for turn in range(4):
-            await stores[number % 3].append(
+            await stores[number % 3].runs.append(
                 claim.identity.run_id,
                 claim.fence,
                 nodes=[node, node],
@@ -56,7 +56,7 @@ async def test_appends_at_once_leave_neither_gap_nor_double(scene: ContractHarne
 
     await asyncio.gather(*map(write, range(6)))
 
-    events = await scene.store.events(claim.identity.run_id)
+    events = await scene.store.runs.events(claim.identity.run_id)
     notes = [event.data for event in events if event.type == "note"]
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     # What one append wrote stands together, and the appends of one writer in its order.
@@ -64,7 +64,7 @@ async def test_appends_at_once_leave_neither_gap_nor_double(scene: ContractHarne
     assert all(
         [note["turn"] for note in notes if note["writer"] == number] == sorted([0, 1, 2, 3] * 3) for number in range(6)
     )
-    assert [node.number for node in await scene.store.nodes(claim.identity.run_id)] == list(range(1, 49))
+    assert [node.number for node in await scene.store.runs.nodes(claim.identity.run_id)] == list(range(1, 49))
 
 
 @pytest.mark.spec("EVT-02.d")
@@ -72,8 +72,8 @@ async def test_events_are_replayed_from_any_number(scene: ContractHarness) -> No
     claim = await scene.start("a")
     last_seq, _ = await append(scene, claim, *(NewEvent(f"e{number}") for number in range(10)))
 
-    later = await scene.store.events(claim.identity.run_id, after_seq=last_seq - 3)
-    page = await scene.store.events(claim.identity.run_id, after_seq=1, limit=2)
+    later = await scene.store.runs.events(claim.identity.run_id, after_seq=last_seq - 3)
+    page = await scene.store.runs.events(claim.identity.run_id, after_seq=1, limit=2)
 
     assert [event.type for event in later] == ["e7", "e8", "e9"]
     assert [event.seq for event in page] == [2, 3]
@@ -85,7 +85,7 @@ async def test_event_keeps_its_data_and_its_time_or_gets_the_writers(scene: Cont
     data: dict[str, Json] = {"text": "größer \u0001 ☃", "list": [1, 2.5, None, True], "deep": {"x": {}}}
     await append(scene, claim, NewEvent("timed", data, time_us=17), NewEvent("untimed"))
 
-    timed, untimed = (await scene.store.events(claim.identity.run_id))[-2:]
+    timed, untimed = (await scene.store.runs.events(claim.identity.run_id))[-2:]
 
     assert (timed.data, timed.time_us) == (data, 17)
     assert (untimed.data, untimed.time_us) == ({}, scene.now_us)
@@ -99,7 +99,7 @@ async def test_nodes_hang_under_the_last_one_or_where_they_say(scene: ContractHa
     await append(scene, claim, nodes=(plain, plain))
     _, last_node = await append(scene, claim, nodes=(branch, plain))
 
-    nodes = await scene.store.nodes(claim.identity.run_id)
+    nodes = await scene.store.runs.nodes(claim.identity.run_id)
 
     assert [(node.number, node.parent) for node in nodes] == [(1, 0), (2, 1), (3, 1), (4, 3)]
     assert (nodes[2].kind, nodes[2].payload, nodes[2].created_us) == (branch.kind, branch.payload, scene.now_us)
@@ -111,7 +111,7 @@ async def test_runs_do_not_share_their_numbers(scene: ContractHarness) -> None:
     first, second = await scene.claim()
     await append(scene, first, *(NewEvent("noise") for _ in range(5)))
 
-    events = await scene.store.events(second.identity.run_id)
+    events = await scene.store.runs.events(second.identity.run_id)
 
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
 
@@ -121,7 +121,7 @@ async def test_empty_append_tells_the_present_numbers(scene: ContractHarness) ->
 
     last_seq, last_node = await append(scene, claim)
 
-    assert (last_seq, last_node) == (len(await scene.store.events(claim.identity.run_id)), 0)
+    assert (last_seq, last_node) == (len(await scene.store.runs.events(claim.identity.run_id)), 0)
 
 
 async def test_runs_are_listed_by_session_and_by_task(scene: ContractHarness) -> None:
@@ -129,12 +129,12 @@ async def test_runs_are_listed_by_session_and_by_task(scene: ContractHarness) ->
     other = await scene.another_session()
     await scene.task("a", own=other)
 
-    of_task = await scene.store.list_runs(task_id=task_id)
-    of_session = await scene.store.list_runs(session_id=scene.own.session_id)
+    of_task = await scene.store.runs.list_runs(task_id=task_id)
+    of_session = await scene.store.runs.list_runs(session_id=scene.own.session_id)
 
     assert [run.identity.step_key for run in of_task] == ["", f"{task_id}/a", f"{task_id}/b"], "the root run first"
     assert len(of_session) == 3
-    assert len(await scene.store.list_runs(limit=2)) == 2
+    assert len(await scene.store.runs.list_runs(limit=2)) == 2
 
 
 # -- calls
@@ -143,22 +143,22 @@ async def test_call_is_in_the_ledger_before_it_has_a_result(scene: ContractHarne
     claim = await scene.start("a")
     call = make_call(claim)
 
-    await scene.store.start_call(call, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
+    await scene.store.runs.start_call(call, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
 
-    assert await scene.store.calls(claim.identity.run_id) == [call]
+    assert await scene.store.runs.calls(claim.identity.run_id) == [call]
     assert (await scene.event_types(claim.identity.run_id))[-1] == "tool_started"
 
 
 @pytest.mark.spec("EXE-06.b")
 async def test_end_of_a_call_writes_result_node_and_event_together(scene: ContractHarness) -> None:
     claim = await scene.start("a")
-    await scene.store.start_call(make_call(claim), claim.fence, events=(), now_us=scene.now_us)
+    await scene.store.runs.start_call(make_call(claim), claim.fence, events=(), now_us=scene.now_us)
 
     await end_call(scene, claim, "call_1")
 
-    (call,) = await scene.store.calls(claim.identity.run_id)
+    (call,) = await scene.store.runs.calls(claim.identity.run_id)
     assert (call.status, call.result) == (CallStatus.ENDED, {"is_error": False})
-    assert [node.kind for node in await scene.store.nodes(claim.identity.run_id)] == [NodeKind.TOOL_RESULT]
+    assert [node.kind for node in await scene.store.runs.nodes(claim.identity.run_id)] == [NodeKind.TOOL_RESULT]
     assert (await scene.event_types(claim.identity.run_id))[-1] == "tool_completed"
 
 
@@ -167,8 +167,8 @@ async def test_end_of_a_call_that_is_not_in_the_ledger_writes_node_and_event(sce
 
     await end_call(scene, claim, "call_read")
 
-    assert await scene.store.calls(claim.identity.run_id) == []
-    assert len(await scene.store.nodes(claim.identity.run_id)) == 1
+    assert await scene.store.runs.calls(claim.identity.run_id) == []
+    assert len(await scene.store.runs.nodes(claim.identity.run_id)) == 1
 
 
 @pytest.mark.spec("PER-19", "EXE-02.c")
@@ -178,7 +178,7 @@ async def test_the_end_of_a_call_brings_its_row(scene: ContractHarness) -> None:
 
     await end_call(scene, claim, "call_read", row)
 
-    (kept,) = await scene.store.calls(claim.identity.run_id)
+    (kept,) = await scene.store.runs.calls(claim.identity.run_id)
     assert kept == replace(row, status=CallStatus.ENDED, result={"is_error": False})
 
 
@@ -191,12 +191,12 @@ async def test_a_whole_input_is_kept_with_the_answer_and_gone_with_the_end(
     row = replace(make_call(claim, is_write=False), open_input={"arguments": {"key": "whole"}})
     run_id = claim.identity.run_id
 
-    await scene.store.append(
+    await scene.store.runs.append(
         run_id, claim.fence, nodes=[NewNode(NodeKind.ASSISTANT, {"v": 1})], calls=[row], now_us=scene.now_us
     )
-    before = await scene.store.calls(run_id)
+    before = await scene.store.runs.calls(run_id)
     await end_call(scene, claim, "call_1", row if brings_row else None)
-    (after,) = await scene.store.calls(run_id)
+    (after,) = await scene.store.runs.calls(run_id)
 
     assert before == [row]
     assert before[0].open_input == {"arguments": {"key": "whole"}}
@@ -207,11 +207,11 @@ async def test_a_whole_input_is_kept_with_the_answer_and_gone_with_the_end(
 async def test_a_whole_input_is_gone_when_its_call_starts_as_a_write(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     row = replace(make_call(claim, is_write=False), open_input={"arguments": {"key": "whole"}})
-    await scene.store.append(claim.identity.run_id, claim.fence, calls=[row], now_us=scene.now_us)
+    await scene.store.runs.append(claim.identity.run_id, claim.fence, calls=[row], now_us=scene.now_us)
 
-    await scene.store.start_call(make_call(claim), claim.fence, events=(), now_us=scene.now_us)
+    await scene.store.runs.start_call(make_call(claim), claim.fence, events=(), now_us=scene.now_us)
 
-    (started,) = await scene.store.calls(claim.identity.run_id)
+    (started,) = await scene.store.runs.calls(claim.identity.run_id)
     assert (started.open_input, started.is_write) == (None, True)
 
 
@@ -219,13 +219,15 @@ async def test_rows_of_calls_are_not_written_under_a_stale_fence(scene: Contract
     claim = await scene.start("a")
 
     with pytest.raises(LeaseLostError):
-        await scene.store.append(claim.identity.run_id, claim.fence - 1, calls=[make_call(claim)], now_us=scene.now_us)
+        await scene.store.runs.append(
+            claim.identity.run_id, claim.fence - 1, calls=[make_call(claim)], now_us=scene.now_us
+        )
 
-    assert await scene.store.calls(claim.identity.run_id) == []
+    assert await scene.store.runs.calls(claim.identity.run_id) == []
 
 
 async def end_call(scene: ContractHarness, claim: Claim, tool_call_id: str, call: CallRow | None = None) -> None:
-    await scene.store.end_call(
+    await scene.store.runs.end_call(
         claim.identity.run_id,
         claim.fence,
         tool_call_id,
@@ -240,11 +242,11 @@ async def end_call(scene: ContractHarness, claim: Claim, tool_call_id: str, call
 @pytest.mark.spec("DAG-09")
 async def test_call_without_a_result_is_found_by_the_next_holder(scene: ContractHarness) -> None:
     first = await scene.start("a")
-    await scene.store.start_call(make_call(first), first.fence, events=(), now_us=scene.now_us)
+    await scene.store.runs.start_call(make_call(first), first.fence, events=(), now_us=scene.now_us)
 
     claim = await scene.lost_fence(first)
 
-    (call,) = await scene.store.calls(claim.identity.run_id)
+    (call,) = await scene.store.runs.calls(claim.identity.run_id)
     assert (call.status, call.effect_id) == (CallStatus.STARTED, make_call(first).effect_id)
 
 
@@ -252,7 +254,7 @@ async def decided(scene: ContractHarness, claim: Claim) -> str:
     """Let a call ask and be allowed; return the id of the decision."""
     request = await scene.raised(make_request(claim))
     decision = make_decision(request)
-    await scene.store.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
+    await scene.store.consent.decide(scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us)
     return decision.id
 
 
@@ -260,15 +262,17 @@ async def decided(scene: ContractHarness, claim: Claim) -> str:
 async def test_decision_runs_one_call_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     decision_id = await decided(scene, claim)
-    await scene.store.start_call(make_call(claim, decision_id=decision_id), claim.fence, events=(), now_us=scene.now_us)
+    await scene.store.runs.start_call(
+        make_call(claim, decision_id=decision_id), claim.fence, events=(), now_us=scene.now_us
+    )
     events_before = await scene.event_types(claim.identity.run_id)
 
     second = make_call(claim, decision_id=decision_id)
     with pytest.raises(AlreadyConsumedError) as refusal:
-        await scene.store.start_call(second, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
+        await scene.store.runs.start_call(second, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
 
     assert refusal.value.decision_id == decision_id
-    assert [call.tool_call_id for call in await scene.store.calls(claim.identity.run_id)] == ["call_1"]
+    assert [call.tool_call_id for call in await scene.store.runs.calls(claim.identity.run_id)] == ["call_1"]
     assert await scene.event_types(claim.identity.run_id) == [*events_before, "security"]
 
 
@@ -280,7 +284,7 @@ async def test_of_calls_at_once_one_consumes_the_decision(scene: ContractHarness
 
     outcomes = await asyncio.gather(
         *(
-            store.start_call(
+            store.runs.start_call(
                 make_call(claim, decision_id=decision_id),
                 claim.fence,
                 events=[NewEvent("tool_started")],
@@ -292,5 +296,5 @@ async def test_of_calls_at_once_one_consumes_the_decision(scene: ContractHarness
     )
 
     assert [type(outcome) for outcome in outcomes if outcome is not None] == [AlreadyConsumedError] * 3
-    assert len(await scene.store.calls(claim.identity.run_id)) == 1
+    assert len(await scene.store.runs.calls(claim.identity.run_id)) == 1
     assert (await scene.event_types(claim.identity.run_id)).count("tool_started") == 1

@@ -31,7 +31,7 @@ async def test_map_step_is_never_claimed(scene: ContractHarness) -> None:
 async def test_expander_finds_what_it_has_to_do(scene: ContractHarness) -> None:
     _, map_key = await mapped(scene)
 
-    steps = await scene.store.steps_in(scene.own, StepStatus.EXPANDING)
+    steps = await scene.store.tasks.steps_in(scene.own, StepStatus.EXPANDING)
 
     assert [step.key for step in steps] == [map_key]
 
@@ -39,15 +39,15 @@ async def test_expander_finds_what_it_has_to_do(scene: ContractHarness) -> None:
 @pytest.mark.spec("OPS-12")
 async def test_starts_of_an_expansion_are_counted_until_it_opens_again(scene: ContractHarness) -> None:
     task_id, map_key = await mapped(scene)
-    begin = scene.store.begin_expansion
+    begin = scene.store.tasks.begin_expansion
 
     assert [await begin(scene.own, map_key) for _ in range(3)] == [1, 2, 3]
     assert await begin(scene.own, map_key, is_taken_back=True) == 2
 
-    await scene.store.fail_expansion(scene.own, map_key, StepError("x", "x"), now_us=scene.now_us)
+    await scene.store.tasks.fail_expansion(scene.own, map_key, StepError("x", "x"), now_us=scene.now_us)
     assert await begin(scene.own, map_key) == 0
-    await scene.store.settle_failure(scene.own, map_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
-    await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, map_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
     await scene.retry_task(task_id)
     assert (await scene.statuses(task_id))["m"] is StepStatus.EXPANDING
     assert await begin(scene.own, map_key) == 1
@@ -62,7 +62,7 @@ async def test_expansion_makes_children_ready_and_the_map_wait_for_them(scene: C
     assert list(steps) == ["m", "report", "m[x]", "m[y]"]
     assert (steps["m"].status, steps["m"].open_deps) == (StepStatus.WAITING, 2)
     assert (steps["m[y]"].status, steps["m[y]"].map_key, steps["m[y]"].item_index) == (StepStatus.READY, map_key, 1)
-    assert (await scene.store.run(steps["m[x]"].run_id)).status is RunStatus.QUEUED
+    assert (await scene.store.runs.run(steps["m[x]"].run_id)).status is RunStatus.QUEUED
     assert {"step_expanding", "step_expanded"} <= set(await scene.root_event_types(task_id))
 
 
@@ -72,7 +72,7 @@ async def test_repeated_expansion_changes_nothing(scene: ContractHarness) -> Non
 
     assert not await scene.expand(map_key, "x", "y", "z")
 
-    assert len(await scene.store.steps(task_id)) == 4
+    assert len(await scene.store.tasks.steps(task_id)) == 4
 
 
 async def test_two_expanders_at_once_insert_one_set_of_children(scene: ContractHarness, other_store: Store) -> None:
@@ -82,7 +82,7 @@ async def test_two_expanders_at_once_insert_one_set_of_children(scene: ContractH
     outcomes = await asyncio.gather(scene.expand(map_key, "x", "y"), other.expand(map_key, "x", "y"))
 
     assert sorted(outcomes) == [False, True]
-    assert len(await scene.store.steps(task_id)) == 4
+    assert len(await scene.store.tasks.steps(task_id)) == 4
 
 
 async def test_map_over_nothing_completes_with_an_empty_list_and_unlocks(scene: ContractHarness) -> None:
@@ -119,7 +119,7 @@ async def test_output_of_a_map_is_its_childrens_in_item_order(scene: ContractHar
 
     expected = ["of m[x]", "of m[y]", "of m[z]"]
     assert (await scene.claim_one()).dependencies["m"].output == expected
-    assert (await scene.store.result(map_key)).output == expected
+    assert (await scene.store.tasks.result(map_key)).output == expected
 
 
 async def test_last_two_children_ending_at_once_complete_their_map_once(
@@ -151,8 +151,8 @@ async def test_owners_look_tells_which_maps_workers_completed_and_when(scene: Co
     for _ in range(2):
         assert await scene.finish(task_id) is None
 
-    root_run_id = (await scene.store.task(task_id)).root_run_id
-    events = [event for event in await scene.store.events(root_run_id) if event.type == "step_completed"]
+    root_run_id = (await scene.store.tasks.task(task_id)).root_run_id
+    events = [event for event in await scene.store.runs.events(root_run_id) if event.type == "step_completed"]
     assert [(event.data, event.time_us) for event in events] == [({"step": map_key}, completed_us)]
 
 
@@ -174,7 +174,7 @@ async def test_child_may_be_a_map_itself(scene: ContractHarness) -> None:
     await scene.complete_all(await scene.claim())
 
     assert (await scene.statuses(task_id))["report"] is StepStatus.READY
-    assert (await scene.store.result(map_key)).output == [["Step x", "Step y"]]
+    assert (await scene.store.tasks.result(map_key)).output == [["Step x", "Step y"]]
 
 
 @pytest.mark.spec("DAG-05")
@@ -186,7 +186,7 @@ async def test_kept_failure_of_a_child_counts_as_null(scene: ContractHarness) ->
     await scene.fail(first)
     assert (await scene.statuses(task_id))["m"] is StepStatus.WAITING
 
-    await scene.store.settle_failure(scene.own, first.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, first.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
 
     assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
     assert (await scene.claim_one()).dependencies["m"].output == [None, "fine"]
@@ -200,9 +200,9 @@ async def test_failure_of_a_child_that_is_not_kept_fails_the_map_to_be_settled_i
     await scene.fail(first)
     skip = FailurePolicy.SKIP_DEPENDENTS
 
-    await scene.store.settle_failure(scene.own, first.step_key, skip, now_us=scene.now_us)
-    assert [failure.key for failure in await scene.store.failures(scene.own)] == [map_key]
-    await scene.store.settle_failure(scene.own, map_key, skip, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, first.step_key, skip, now_us=scene.now_us)
+    assert [failure.key for failure in await scene.store.tasks.failures(scene.own)] == [map_key]
+    await scene.store.tasks.settle_failure(scene.own, map_key, skip, now_us=scene.now_us)
 
     # The other child goes on to its end, and changes nothing of the map any more.
     await scene.complete(second)
@@ -218,9 +218,11 @@ async def test_second_failing_child_of_a_failed_map_is_settled_without_harm(scen
     for claim in await scene.claim():
         await scene.fail(claim)
 
-    while failures := await scene.store.failures(scene.own):
+    while failures := await scene.store.tasks.failures(scene.own):
         for failure in failures:
-            await scene.store.settle_failure(scene.own, failure.key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+            await scene.store.tasks.settle_failure(
+                scene.own, failure.key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
+            )
 
     assert (await scene.statuses(task_id))["report"] is StepStatus.SKIPPED
     assert (await scene.root_event_types(task_id)).count("step_failed") == 1
@@ -230,9 +232,9 @@ async def test_expansion_that_fails_is_a_failure_to_settle(scene: ContractHarnes
     _, map_key = await mapped(scene)
     error = StepError("invalid_input", "`over` is not a list")
 
-    await scene.store.fail_expansion(scene.own, map_key, error, now_us=scene.now_us)
+    await scene.store.tasks.fail_expansion(scene.own, map_key, error, now_us=scene.now_us)
 
-    (failure,) = await scene.store.failures(scene.own)
+    (failure,) = await scene.store.tasks.failures(scene.own)
     assert (failure.key, failure.status, failure.error) == (map_key, StepStatus.FAILED, error)
 
 
@@ -243,32 +245,32 @@ async def test_child_may_be_retried_while_its_map_waits(scene: ContractHarness) 
     await scene.fail(child)
 
     await scene.retry(child.step_key)
-    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us)
     await scene.complete(await scene.claim_one(), "at last")
 
     assert (await scene.statuses(task_id))["m"] is StepStatus.COMPLETED
-    assert (await scene.store.result(map_key)).output == ["at last"]
+    assert (await scene.store.tasks.result(map_key)).output == ["at last"]
 
 
 async def test_map_of_another_session_is_not_expanded(scene: ContractHarness) -> None:
     other = await scene.another_session()
     new = make_task(other.session_id, make_map("m"))
-    await scene.store.create_task(new)
-    step = await scene.store.step(new.steps[0].key)
+    await scene.store.tasks.create_task(new)
+    step = await scene.store.tasks.step(new.steps[0].key)
 
     children = make_children(step, new.root_run.identity, "x")
     with pytest.raises(NotFoundError):
-        await scene.store.expand(scene.own, step.key, children, now_us=scene.now_us)
+        await scene.store.tasks.expand(scene.own, step.key, children, now_us=scene.now_us)
 
-    assert len(await scene.store.steps(new.id)) == 1
+    assert len(await scene.store.tasks.steps(new.id)) == 1
 
 
 async def test_children_of_a_paused_task_wait_until_it_goes_on(scene: ContractHarness) -> None:
     task_id = await scene.task(make_map())
-    await scene.store.pause_task(scene.own, task_id, reason="later", now_us=scene.now_us)
+    await scene.store.tasks.pause_task(scene.own, task_id, reason="later", now_us=scene.now_us)
 
     await scene.expand(f"{task_id}/m", "x", "y")
 
     assert await scene.claim() == ()
-    await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
     assert sorted(step_ids(await scene.claim())) == ["m[x]", "m[y]"]

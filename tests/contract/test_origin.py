@@ -30,37 +30,37 @@ async def test_a_worker_is_told_who_had_each_of_its_runs_made(scene: ContractHar
     task = make_task(scene.own.session_id, "a", "b", "c")
     origins = dict(zip("abc", (OWN, ADA, ROOT), strict=True))
     steps = tuple(dispatched(step, origins[step.step_id]) for step in task.steps)
-    await scene.store.create_task(replace(task, steps=steps))
+    await scene.store.tasks.create_task(replace(task, steps=steps))
 
     claims = {claim.step_key.rpartition("/")[2]: claim for claim in await scene.claim()}
 
     assert {step_id: claim.identity.origin for step_id, claim in claims.items()} == origins
     for claim in claims.values():
-        assert (await other_store.run(claim.identity.run_id)).identity == claim.identity
+        assert (await other_store.runs.run(claim.identity.run_id)).identity == claim.identity
 
 
 async def test_a_question_names_who_had_its_run_made(scene: ContractHarness) -> None:
     task = make_task(scene.own.session_id, "a")
-    await scene.store.create_task(replace(task, steps=(dispatched(task.steps[0], ROOT),)))
+    await scene.store.tasks.create_task(replace(task, steps=(dispatched(task.steps[0], ROOT),)))
     claim = await scene.claim_one()
 
     await scene.raised(make_request(claim))
 
-    found = await scene.store.open_questions(scene.own.session_id, limit=10)
+    found = await scene.store.consent.open_questions(scene.own.session_id, limit=10)
     assert found is not None
     assert [one.identity.origin for one in found.pending] == [ROOT]
-    assert [one.request.identity.origin for one in await scene.store.questions()] == [ROOT]
+    assert [one.request.identity.origin for one in await scene.store.consent.questions()] == [ROOT]
 
 
 async def test_a_retry_is_of_whoever_asks_for_it_and_so_is_what_its_maps_expand_to(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
-    await scene.store.cancel_task(scene.own, task_id, reason="", now_us=scene.now_us)
-    task = await scene.store.task(task_id)
-    last = await scene.store.run((await scene.store.step(f"{task_id}/a")).run_id)
+    await scene.store.tasks.cancel_task(scene.own, task_id, reason="", now_us=scene.now_us)
+    task = await scene.store.tasks.task(task_id)
+    last = await scene.store.runs.run((await scene.store.tasks.step(f"{task_id}/a")).run_id)
 
     run = made_by(make_retry(last), ROOT)
-    await scene.store.retry_task(scene.own, task_id, [run], origin=ROOT, now_us=scene.now_us)
+    await scene.store.tasks.retry_task(scene.own, task_id, [run], origin=ROOT, now_us=scene.now_us)
 
     assert (await scene.claim_one()).identity.origin == ROOT
-    assert (await scene.store.run(task.root_run_id)).identity.origin == ROOT
-    assert (await scene.store.run(last.id)).identity.origin == OWN
+    assert (await scene.store.runs.run(task.root_run_id)).identity.origin == ROOT
+    assert (await scene.store.runs.run(last.id)).identity.origin == OWN

@@ -27,22 +27,22 @@ async def read_all(page: Callable[[str], Awaitable[Sequence[T]]]) -> list[str]:
 async def test_sessions_are_read_from_the_newest_on(store: Store) -> None:
     made = [replace(make_session(), is_closed=number == 3) for number in range(6)]
     for session in made:
-        await store.open_session(session)
+        await store.sessions.open_session(session)
 
-    ids = await read_all(lambda before: store.session_page(before=before, limit=2))
-    every = await read_all(lambda before: store.session_page(before=before, limit=4, include_closed=True))
+    ids = await read_all(lambda before: store.sessions.session_page(before=before, limit=2))
+    every = await read_all(lambda before: store.sessions.session_page(before=before, limit=4, include_closed=True))
 
     assert every == [session.id for session in reversed(made)]
     assert ids == [session.id for session in reversed(made) if not session.is_closed]
-    assert await store.session_page(before="sess_unknown") == []
+    assert await store.sessions.session_page(before="sess_unknown") == []
 
 
 async def test_a_task_that_comes_meanwhile_moves_no_page(scene: ContractHarness) -> None:
     made = [await scene.task("a") for _ in range(3)]
-    first = await scene.store.list_tasks(limit=2)
+    first = await scene.store.tasks.list_tasks(limit=2)
     await scene.task("a")
 
-    second = await scene.store.list_tasks(before=first[-1].id, limit=2)
+    second = await scene.store.tasks.list_tasks(before=first[-1].id, limit=2)
 
     assert [task.id for task in (*first, *second)] == made[::-1]
 
@@ -52,24 +52,24 @@ async def test_runs_are_read_from_the_newest_on_and_by_task(scene: ContractHarne
     await scene.task("a")
     store = scene.store
 
-    ids = await read_all(lambda before: store.run_page(task_id=task, before=before, limit=2))
+    ids = await read_all(lambda before: store.runs.run_page(task_id=task, before=before, limit=2))
 
-    assert ids == [run.id for run in reversed(await store.list_runs(task_id=task))]
+    assert ids == [run.id for run in reversed(await store.runs.list_runs(task_id=task))]
     assert len(ids) == 4
-    whole = await store.run_page(session_id=scene.own.session_id)
-    assert [run.id for run in whole] == [run.id for run in reversed(await store.list_runs())]
+    whole = await store.runs.run_page(session_id=scene.own.session_id)
+    assert [run.id for run in whole] == [run.id for run in reversed(await store.runs.list_runs())]
 
 
 async def test_nodes_go_on_after_a_number(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     run_id = claim.identity.run_id
     nodes = [NewNode(NodeKind.USER, {"v": 1, "text": str(number)}) for number in range(5)]
-    await scene.store.append(run_id, claim.fence, nodes=nodes, now_us=scene.now_us)
+    await scene.store.runs.append(run_id, claim.fence, nodes=nodes, now_us=scene.now_us)
 
-    pages = [await scene.store.node_page(run_id, after=after, limit=2) for after in (0, 2, 4, 5)]
+    pages = [await scene.store.runs.node_page(run_id, after=after, limit=2) for after in (0, 2, 4, 5)]
 
     assert [[node.number for node in page] for page in pages] == [[1, 2], [3, 4], [5], []]
-    assert [node for page in pages for node in page] == list(await scene.store.nodes(run_id))
+    assert [node for page in pages for node in page] == list(await scene.store.runs.nodes(run_id))
 
 
 async def test_questions_go_on_beyond_the_last_one_seen(scene: ContractHarness) -> None:
@@ -77,15 +77,15 @@ async def test_questions_go_on_beyond_the_last_one_seen(scene: ContractHarness) 
     store, asked = scene.store, []
     for claim in await scene.claim():
         request = make_request(claim)
-        asked.append(await store.raise_request(request, events=(), now_us=scene.now_us))
-    decision = make_decision((await store.request(asked[1]))[0])
+        asked.append(await store.consent.raise_request(request, events=(), now_us=scene.now_us))
+    decision = make_decision((await store.consent.request(asked[1]))[0])
     decided = [NewEvent("permission_decided")]
-    await store.decide(scene.own, decision, state=RequestState.DECIDED, events=decided, now_us=scene.now_us)
+    await store.consent.decide(scene.own, decision, state=RequestState.DECIDED, events=decided, now_us=scene.now_us)
 
-    later = await store.questions(beyond=asked[0])
-    earlier = await store.questions(include_closed=True, beyond=asked[2], limit=1)
+    later = await store.consent.questions(beyond=asked[0])
+    earlier = await store.consent.questions(include_closed=True, beyond=asked[2], limit=1)
 
     assert [question.request.id for question in later] == [asked[2]]
     assert [question.request.id for question in earlier] == [asked[1]]
-    assert await store.questions(beyond="req_unknown") == []
-    assert await store.questions(beyond="req_unknown", include_closed=True) == []
+    assert await store.consent.questions(beyond="req_unknown") == []
+    assert await store.consent.questions(beyond="req_unknown", include_closed=True) == []

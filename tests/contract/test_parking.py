@@ -34,7 +34,7 @@ async def park(
     max_parked: int = 10,
 ) -> bool:
     ids = [request.id for request in requests]
-    return await (store or scene.store).park(
+    return await (store or scene.store).claims.park(
         worker or scene.worker, held(claim), ids, max_parked=max_parked, now_us=scene.now_us
     )
 
@@ -49,7 +49,9 @@ async def decide(
 ) -> bool:
     events = [NewEvent("permission_decided")]
     decision = make_decision(request, choice)
-    decided = await (store or scene.store).decide(scene.own, decision, state=state, events=events, now_us=scene.now_us)
+    decided = await (store or scene.store).consent.decide(
+        scene.own, decision, state=state, events=events, now_us=scene.now_us
+    )
     return decided.was_parked
 
 
@@ -66,10 +68,10 @@ async def parked(scene: ContractHarness, *steps: str) -> tuple[Claim, Permission
 async def test_parked_run_holds_no_lease_and_keeps_its_fence(scene: ContractHarness) -> None:
     claim, _ = await parked(scene)
 
-    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    step, run = await scene.store.tasks.step(claim.step_key), await scene.store.runs.run(claim.identity.run_id)
     assert (step.status, step.worker_id, step.fence) == (StepStatus.BLOCKED, "", claim.fence)
     assert (run.status, run.worker_id, run.fence, run.ended_us) == (RunStatus.PARKED, "", claim.fence, None)
-    assert await scene.store.leases(scene.worker) == []
+    assert await scene.store.claims.leases(scene.worker) == []
     assert (await scene.event_types(run.id))[-2:] == ["step_blocked", "run_parked"]
 
 
@@ -84,7 +86,7 @@ async def test_parked_run_is_not_claimable(scene: ContractHarness) -> None:
     await parked(scene)
 
     assert await scene.claim() == ()
-    assert (await scene.store.backlog()).ready.get("default", 0) == 0
+    assert (await scene.store.claims.backlog()).ready.get("default", 0) == 0
 
 
 @pytest.mark.spec("DAG-03", "PER-13")
@@ -93,12 +95,12 @@ async def test_nothing_is_written_under_the_fence_of_a_parked_run(scene: Contrac
     run_id = claim.identity.run_id
 
     with pytest.raises(LeaseLostError):
-        await scene.store.append(run_id, claim.fence, events=[NewEvent("model_requested")], now_us=scene.now_us)
+        await scene.store.runs.append(run_id, claim.fence, events=[NewEvent("model_requested")], now_us=scene.now_us)
     with pytest.raises(LeaseLostError):
-        await scene.store.withdraw(run_id, "call_1", claim.fence, reason="late", now_us=scene.now_us)
+        await scene.store.consent.withdraw(run_id, "call_1", claim.fence, reason="late", now_us=scene.now_us)
     assert (await scene.complete(claim)).stale == {run_id}
     assert await scene.release(claim) == {run_id}
-    assert (await scene.store.request(request.id))[1] is RequestState.PENDING
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.PENDING
 
 
 @pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED, RequestState.WITHDRAWN], ids=str)
@@ -109,7 +111,7 @@ async def test_run_whose_question_is_closed_does_not_park(scene: ContractHarness
     await decide(scene, second, state=state)
 
     assert not await park(scene, claim, [first, second])
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
     assert "step_blocked" not in await scene.event_types(claim.identity.run_id)
 
 
@@ -129,7 +131,7 @@ async def test_who_does_not_hold_the_lease_parks_nothing(scene: ContractHarness)
     assert not await park(scene, outdated(claim), requests)
     assert not await park(scene, claim, requests, worker=await scene.another_worker())
     assert not await park(scene, replace(claim, step_key="task_none/a"), requests)
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
 
 
 async def test_parking_twice_is_parking_once(scene: ContractHarness) -> None:
@@ -196,10 +198,10 @@ async def test_closed_question_makes_the_step_ready_in_the_same_transaction(
 
     assert await decide(scene, request, state=state)
 
-    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    step, run = await scene.store.tasks.step(claim.step_key), await scene.store.runs.run(claim.identity.run_id)
     assert (step.status, run.status, run.worker_id) == (StepStatus.READY, RunStatus.QUEUED, "")
     assert (await scene.event_types(run.id))[-2:] == ["permission_decided", "step_unparked"]
-    assert (await scene.store.backlog()).ready == {"default": 1}
+    assert (await scene.store.claims.backlog()).ready == {"default": 1}
 
 
 @pytest.mark.spec("PER-13")
@@ -208,7 +210,7 @@ async def test_decision_of_a_run_that_is_not_parked_dispatches_nothing(scene: Co
     (request,) = await ask(scene, claim)
 
     assert not await decide(scene, request)
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.RUNNING
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
 
 
 @pytest.mark.spec("PER-13", "DAG-03", "DAG-07")
@@ -222,10 +224,10 @@ async def test_parked_run_goes_on_under_its_id_with_a_higher_fence_elsewhere(sce
     assert (again.fence, again.is_resumed, again.attempt) == (claim.fence + 1, True, 1)
     (asked,) = await ask(scene, again)
     assert asked.id == request.id
-    decision = await scene.store.decision_of(request.id)
+    decision = await scene.store.consent.decision_of(request.id)
     assert decision is not None
     row = make_call(again, "call_1", decision_id=decision.id)
-    await scene.store.start_call(row, again.fence, events=(), now_us=scene.now_us)
+    await scene.store.runs.start_call(row, again.fence, events=(), now_us=scene.now_us)
 
 
 @pytest.mark.spec("PER-13")
@@ -285,7 +287,7 @@ async def test_further_attempt_of_a_step_that_was_parked_waits_its_turn(scene: C
     await decide(scene, request)
     await scene.fail(await scene.claim_one())
     await scene.retry(claim.step_key)
-    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us)
     await scene.task(make_step("new", priority=1))
 
     assert step_ids(await scene.claim()) == ["new", "retried"]
@@ -307,7 +309,7 @@ async def test_parking_and_deciding_at_once_lose_neither(scene: ContractHarness,
 
     for claim, (has_parked, was_parked) in zip(claims, outcomes, strict=True):
         assert has_parked == was_parked
-        status = (await scene.store.step(claim.step_key)).status
+        status = (await scene.store.tasks.step(claim.step_key)).status
         assert status is (StepStatus.READY if has_parked else StepStatus.RUNNING)
 
 
@@ -320,14 +322,14 @@ async def test_parking_and_cancelling_at_once_leave_nothing_parked(
     asked = [(await ask(scene, claim))[0] for claim in claims]
     other = await open_another()
 
-    cancel = scene.store.cancel_task(scene.own, task, reason="enough", now_us=scene.now_us)
+    cancel = scene.store.tasks.cancel_task(scene.own, task, reason="enough", now_us=scene.now_us)
     await asyncio.gather(
         cancel, *(park(scene, claim, [request], store=other) for claim, request in zip(claims, asked, strict=True))
     )
 
-    stopping = {interrupt.step_key for interrupt in await scene.store.interrupts(scene.worker)}
+    stopping = {interrupt.step_key for interrupt in await scene.store.claims.interrupts(scene.worker)}
     for claim in claims:
-        status = (await scene.store.step(claim.step_key)).status
+        status = (await scene.store.tasks.step(claim.step_key)).status
         assert status is StepStatus.CANCELLED or (status is StepStatus.RUNNING and claim.step_key in stopping)
 
 
@@ -337,13 +339,13 @@ async def test_cancelled_task_ends_its_parked_runs_and_withdraws_their_questions
     claim, request = await parked(scene)
     task_id = claim.identity.task_id
 
-    assert await scene.store.cancel_task(scene.own, task_id, reason="enough", now_us=scene.now_us) == frozenset()
+    assert await scene.store.tasks.cancel_task(scene.own, task_id, reason="enough", now_us=scene.now_us) == frozenset()
 
-    run = await scene.store.run(claim.identity.run_id)
+    run = await scene.store.runs.run(claim.identity.run_id)
     assert (run.status, run.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.CANCELLED
-    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
-    assert await scene.store.pending(scene.own.session_id) == []
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.CANCELLED
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
+    assert await scene.store.consent.pending(scene.own.session_id) == []
     told = await scene.event_types(run.id)
     assert told[-3:] == ["permission_withdrawn", "step_cancelled", "run_cancelled"]
     with pytest.raises(AlreadyDecidedError, match="withdrawn"):
@@ -359,11 +361,11 @@ async def test_step_cancelled_alone_withdraws_its_question_and_no_other(scene: C
         assert await park(scene, claim, [request])
     change = TaskChange(cancelled=(claims[0].step_key,), reason="not needed")
 
-    await scene.store.update_task(scene.own, task, change, now_us=scene.now_us)
+    await scene.store.tasks.update_task(scene.own, task, change, now_us=scene.now_us)
 
     assert await scene.statuses(task) == {"a": StepStatus.CANCELLED, "b": StepStatus.BLOCKED}
-    assert (await scene.store.request(mine.id))[1] is RequestState.WITHDRAWN
-    assert (await scene.store.request(other.id))[1] is RequestState.PENDING
+    assert (await scene.store.consent.request(mine.id))[1] is RequestState.WITHDRAWN
+    assert (await scene.store.consent.request(other.id))[1] is RequestState.PENDING
 
 
 async def test_parked_step_is_cancelled_and_not_skipped(scene: ContractHarness) -> None:
@@ -371,7 +373,7 @@ async def test_parked_step_is_cancelled_and_not_skipped(scene: ContractHarness) 
     change = TaskChange(skipped=(claim.step_key,))
 
     with pytest.raises(InvalidTransitionError, match="blocked"):
-        await scene.store.update_task(scene.own, claim.identity.task_id, change, now_us=scene.now_us)
+        await scene.store.tasks.update_task(scene.own, claim.identity.task_id, change, now_us=scene.now_us)
 
 
 @pytest.mark.spec("DAG-05", "PER-15")
@@ -382,11 +384,11 @@ async def test_failure_that_fails_the_task_ends_its_parked_runs(scene: ContractH
     assert await park(scene, asks, [request])
     await scene.advance([failed(fails)])
 
-    await scene.store.settle_failure(scene.own, fails.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, fails.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
 
     assert (await scene.statuses(task))["asks"] is StepStatus.CANCELLED
-    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
-    assert await scene.store.finish_task(scene.own, task, now_us=scene.now_us) is TaskStatus.FAILED
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
+    assert await scene.store.tasks.finish_task(scene.own, task, now_us=scene.now_us) is TaskStatus.FAILED
 
 
 @pytest.mark.spec("PER-13")
@@ -395,42 +397,42 @@ async def test_task_with_a_parked_run_goes_on(scene: ContractHarness) -> None:
     await scene.complete(await scene.claim_one())
     task_id = claim.identity.task_id
 
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
 
     await decide(scene, request)
     await scene.complete(await scene.claim_one())
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
 
 
 async def test_task_that_is_failed_by_its_planner_ends_its_parked_runs(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
     task_id = claim.identity.task_id
 
-    await scene.store.end_task(scene.own, task_id, TaskEvent.FAIL, reason="no use", now_us=scene.now_us)
+    await scene.store.tasks.end_task(scene.own, task_id, TaskEvent.FAIL, reason="no use", now_us=scene.now_us)
 
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.CANCELLED
-    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.CANCELLED
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
 
 
 @pytest.mark.spec("PER-13")
 async def test_paused_task_keeps_what_is_parked_and_what_may_go_on(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
     task_id = claim.identity.task_id
-    await scene.store.pause_task(scene.own, task_id, reason="lunch", now_us=scene.now_us)
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.BLOCKED
+    await scene.store.tasks.pause_task(scene.own, task_id, reason="lunch", now_us=scene.now_us)
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.BLOCKED
 
     await decide(scene, request)
 
-    assert (await scene.store.step(claim.step_key)).status is StepStatus.READY
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.READY
     assert await scene.claim() == ()
-    await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
     assert step_ids(await scene.claim()) == ["a"]
 
 
 async def test_task_resumed_while_its_run_is_parked_lets_it_go_on_later(scene: ContractHarness) -> None:
     claim, request = await parked(scene)
-    await scene.store.pause_task(scene.own, claim.identity.task_id, reason="lunch", now_us=scene.now_us)
-    await scene.store.resume_task(scene.own, claim.identity.task_id, now_us=scene.now_us)
+    await scene.store.tasks.pause_task(scene.own, claim.identity.task_id, reason="lunch", now_us=scene.now_us)
+    await scene.store.tasks.resume_task(scene.own, claim.identity.task_id, now_us=scene.now_us)
 
     await decide(scene, request)
 
@@ -441,12 +443,12 @@ async def test_task_resumed_while_its_run_is_parked_lets_it_go_on_later(scene: C
 async def test_run_of_a_paused_or_cancelled_task_does_not_park(scene: ContractHarness) -> None:
     paused, stopped = await scene.start("a"), await scene.start("b")
     asked = [await ask(scene, claim) for claim in (paused, stopped)]
-    await scene.store.pause_task(scene.own, paused.identity.task_id, reason="lunch", now_us=scene.now_us)
-    await scene.store.cancel_task(scene.own, stopped.identity.task_id, reason="enough", now_us=scene.now_us)
+    await scene.store.tasks.pause_task(scene.own, paused.identity.task_id, reason="lunch", now_us=scene.now_us)
+    await scene.store.tasks.cancel_task(scene.own, stopped.identity.task_id, reason="enough", now_us=scene.now_us)
 
     assert not await park(scene, paused, asked[0])
     assert not await park(scene, stopped, asked[1])
-    assert len(await scene.store.interrupts(scene.worker)) == 2
+    assert len(await scene.store.claims.interrupts(scene.worker)) == 2
 
 
 @pytest.mark.spec("DAG-07")
@@ -455,7 +457,7 @@ async def test_parked_run_outlives_the_worker_that_had_it(scene: ContractHarness
 
     await scene.expire(max_lost_leases=1)
 
-    step = await scene.store.step(claim.step_key)
+    step = await scene.store.tasks.step(claim.step_key)
     assert (step.status, step.lost_leases, step.fence) == (StepStatus.BLOCKED, 0, claim.fence)
     await decide(scene, request)
     assert (await scene.claim_one(worker=await scene.another_worker())).fence == claim.fence + 1
@@ -463,7 +465,7 @@ async def test_parked_run_outlives_the_worker_that_had_it(scene: ContractHarness
 
 async def test_cancelled_task_with_parked_runs_can_be_tried_again(scene: ContractHarness) -> None:
     claim, _ = await parked(scene)
-    await scene.store.cancel_task(scene.own, claim.identity.task_id, reason="enough", now_us=scene.now_us)
+    await scene.store.tasks.cancel_task(scene.own, claim.identity.task_id, reason="enough", now_us=scene.now_us)
 
     await scene.retry_task(claim.identity.task_id)
 
@@ -475,8 +477,8 @@ async def test_cancelled_task_with_parked_runs_can_be_tried_again(scene: Contrac
 async def test_question_of_a_parked_run_is_no_orphan(scene: ContractHarness) -> None:
     _, request = await parked(scene)
 
-    assert list(await scene.store.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
-    assert [one.id for one in await scene.store.pending(scene.own.session_id)] == [request.id]
+    assert list(await scene.store.consent.withdraw_orphans(scene.own.session_id, now_us=scene.now_us)) == []
+    assert [one.id for one in await scene.store.consent.pending(scene.own.session_id)] == [request.id]
 
 
 # -- a decision that nobody used in time
@@ -486,12 +488,12 @@ async def test_decision_that_lapsed_leaves_its_call_to_be_asked_anew(scene: Cont
     (first,) = await ask(scene, claim)
     await decide(scene, first)
 
-    assert await scene.store.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
+    assert await scene.store.consent.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
 
     (second,) = await ask(scene, claim)
     assert second.id != first.id
-    assert (await scene.store.request(first.id))[1] is RequestState.EXPIRED
-    assert (await scene.store.request(second.id))[1] is RequestState.PENDING
+    assert (await scene.store.consent.request(first.id))[1] is RequestState.EXPIRED
+    assert (await scene.store.consent.request(second.id))[1] is RequestState.PENDING
     assert "permission_expired" in await scene.event_types(claim.identity.run_id)
 
 
@@ -500,20 +502,20 @@ async def test_decision_that_was_used_does_not_lapse(scene: ContractHarness) -> 
     claim = await scene.start("a")
     (request,) = await ask(scene, claim)
     await decide(scene, request)
-    decision = await scene.store.decision_of(request.id)
+    decision = await scene.store.consent.decision_of(request.id)
     assert decision is not None
     row = make_call(claim, "call_1", decision_id=decision.id)
-    await scene.store.start_call(row, claim.fence, events=(), now_us=scene.now_us)
+    await scene.store.runs.start_call(row, claim.fence, events=(), now_us=scene.now_us)
 
-    assert not await scene.store.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
-    assert (await scene.store.request(request.id))[1] is RequestState.DECIDED
+    assert not await scene.store.consent.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
 
 
 async def test_pending_question_does_not_lapse_and_a_lost_lease_lapses_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     (request,) = await ask(scene, claim)
 
-    assert not await scene.store.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
+    assert not await scene.store.consent.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
     with pytest.raises(LeaseLostError):
-        await scene.store.lapse(claim.identity.run_id, "call_1", claim.fence - 1, now_us=scene.now_us)
-    assert (await scene.store.request(request.id))[1] is RequestState.PENDING
+        await scene.store.consent.lapse(claim.identity.run_id, "call_1", claim.fence - 1, now_us=scene.now_us)
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.PENDING

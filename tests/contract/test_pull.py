@@ -30,9 +30,9 @@ async def test_a_pump_takes_what_is_assigned_and_leaves_what_is_pulled(scene: Co
 async def test_the_dispatcher_is_not_told_of_steps_that_are_pulled(scene: ContractHarness) -> None:
     await scene.task(pulled("p"), pulled("q"), work("a"))
 
-    assert (await scene.store.backlog()).ready == {"default": 1}
+    assert (await scene.store.claims.backlog()).ready == {"default": 1}
     await scene.claim()
-    assert (await scene.store.backlog()).ready == {}
+    assert (await scene.store.claims.backlog()).ready == {}
 
 
 async def test_steps_that_are_pulled_do_not_shrink_a_workers_share(scene: ContractHarness) -> None:
@@ -50,7 +50,7 @@ async def test_a_puller_is_claimed_like_any_run_and_a_step_of_both_modes_is_give
     await scene.complete(first)
     second = await taken(scene, own, "a")
 
-    assert (await scene.store.step(own.step_key)).is_puller
+    assert (await scene.store.tasks.step(own.step_key)).is_puller
     assert step_ids([own, first, second]) == ["puller", "p", "a"]
 
 
@@ -76,7 +76,7 @@ async def test_pullers_on_several_workers_do_each_step_once(scene: ContractHarne
         for number in range(total):
             claim = await further(scene, own, f"p{number}", worker=worker, store=store)
             if isinstance(claim, Claim):
-                advance = await store.advance(
+                advance = await store.claims.advance(
                     worker,
                     [completed(claim)],
                     claim=0,
@@ -95,7 +95,7 @@ async def test_pullers_on_several_workers_do_each_step_once(scene: ContractHarne
 
     assert len(done) == total
     assert set(done.values()) == {1}
-    counts = (await scene.store.counts(task_id)).by_status
+    counts = (await scene.store.tasks.counts(task_id)).by_status
     assert counts.get("completed") == total  # type: ignore[call-overload]  # a status is its word
 
 
@@ -105,44 +105,46 @@ async def test_a_task_ends_by_its_own_steps_and_not_before_its_pullers(scene: Co
     own = await scene.start(puller(priority=1, on_failure=FailurePolicy.KEEP), work("a"))
     task_id = own.identity.task_id
     await scene.complete(await scene.claim_one())
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is None
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
 
     await scene.advance([{"completed": completed, "failed": failed, "cancelled": cancelled}[end](own)])
-    for left in await scene.store.failures(scene.own):
-        await scene.store.settle_failure(scene.own, left.key, left.on_failure, now_us=scene.now_us)
+    for left in await scene.store.tasks.failures(scene.own):
+        await scene.store.tasks.settle_failure(scene.own, left.key, left.on_failure, now_us=scene.now_us)
 
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
 
 
 async def test_a_step_that_failed_under_a_puller_fails_its_task_and_is_named_alone(scene: ContractHarness) -> None:
     own = await scene.start(puller(on_failure=FailurePolicy.KEEP), pulled("p"))
     task_id = own.identity.task_id
     await scene.advance([failed(await taken(scene, own, "p")), failed(own)])
-    for left in await scene.store.failures(scene.own):
-        await scene.store.settle_failure(scene.own, left.key, left.on_failure, now_us=scene.now_us)
+    for left in await scene.store.tasks.failures(scene.own):
+        await scene.store.tasks.settle_failure(scene.own, left.key, left.on_failure, now_us=scene.now_us)
 
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.FAILED
-    assert (await scene.store.task(task_id)).reason == "p"
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.FAILED
+    assert (await scene.store.tasks.task(task_id)).reason == "p"
 
 
 async def test_a_task_is_not_completed_by_its_planner_while_a_puller_goes_on(scene: ContractHarness) -> None:
     own = await scene.start(puller())
 
     with pytest.raises(ConflictError, match="puller"):
-        await scene.store.end_task(scene.own, own.identity.task_id, TaskEvent.COMPLETE, reason="", now_us=scene.now_us)
+        await scene.store.tasks.end_task(
+            scene.own, own.identity.task_id, TaskEvent.COMPLETE, reason="", now_us=scene.now_us
+        )
 
 
 async def test_pullers_are_added_once_by_one_command(scene: ContractHarness) -> None:
     task_id = await scene.task(pulled("p"))
-    task = await scene.store.task(task_id)
-    root = (await scene.store.run(task.root_run_id)).identity
+    task = await scene.store.tasks.task(task_id)
+    root = (await scene.store.runs.run(task.root_run_id)).identity
     change = TaskChange(steps=make_more(task, root, puller("puller-1")))
     command_id = await scene.command(task_id, CommandKind.DISPATCH)
 
-    await scene.store.update_task(scene.own, task_id, change, now_us=scene.now_us, command_id=command_id)
+    await scene.store.tasks.update_task(scene.own, task_id, change, now_us=scene.now_us, command_id=command_id)
 
-    assert await scene.store.take_commands(scene.own) == []
+    assert await scene.store.sessions.take_commands(scene.own) == []
     with pytest.raises(ConflictError, match="puller-1"):
-        await scene.store.update_task(scene.own, task_id, change, now_us=scene.now_us)
+        await scene.store.tasks.update_task(scene.own, task_id, change, now_us=scene.now_us)
     own = await scene.claim_one()
-    assert (await scene.store.step(own.step_key)).is_puller
+    assert (await scene.store.tasks.step(own.step_key)).is_puller

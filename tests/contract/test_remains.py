@@ -37,8 +37,8 @@ def partly(claim: Claim, output: Json = "done") -> StepEnd:
 
 
 async def settle(scene: ContractHarness) -> None:
-    for failure in await scene.store.failures(scene.own):
-        await scene.store.settle_failure(scene.own, failure.key, failure.on_failure, now_us=scene.now_us)
+    for failure in await scene.store.tasks.failures(scene.own):
+        await scene.store.tasks.settle_failure(scene.own, failure.key, failure.on_failure, now_us=scene.now_us)
 
 
 async def test_dependents_are_told_what_a_partial_step_was_denied(scene: ContractHarness) -> None:
@@ -49,7 +49,7 @@ async def test_dependents_are_told_what_a_partial_step_was_denied(scene: Contrac
     result = later.dependencies["a"]
     assert (result.output, result.outcome, result.partial) == ("done", Outcome.PARTIAL, None)
     assert (result.denials, result.unknown_effects) == ((DENIAL,), (UNKNOWN,))
-    assert await scene.store.result(claim.step_key) == result
+    assert await scene.store.tasks.result(claim.step_key) == result
 
 
 @pytest.mark.spec("DAG-10.c")
@@ -57,7 +57,7 @@ async def test_dependents_of_a_kept_failure_are_told_why_and_how_far_it_got(scen
     """Kilo-Org/kilocode#11797: a failed sub-agent took all its work with it."""
     await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
-    await scene.store.report_progress(scene.worker, held(claim), "read 3 of 10", now_us=scene.now_us)
+    await scene.store.claims.report_progress(scene.worker, held(claim), "read 3 of 10", now_us=scene.now_us)
     end = replace(failed(claim), nodes=(said("first"), said("Three files are fine."), report(denials=[DENIAL])))
     await scene.advance([end])
     await settle(scene)
@@ -101,9 +101,9 @@ async def test_further_attempt_leaves_nothing_of_the_last(scene: ContractHarness
     claim = await scene.start("a")
     await scene.advance([replace(failed(claim), nodes=(said("half"), report(denials=[DENIAL])))])
     await scene.retry(claim.step_key)
-    await scene.store.promote_due(scene.own, now_us=scene.now_us)
+    await scene.store.tasks.promote_due(scene.own, now_us=scene.now_us)
     await scene.complete(await scene.claim_one(), "whole")
 
-    result = await scene.store.result(claim.step_key)
+    result = await scene.store.tasks.result(claim.step_key)
 
     assert (result.output, result.denials, result.partial) == ("whole", (), None)

@@ -35,35 +35,35 @@ OWNED = pytest.mark.spec("CARD-1")
 async def test_session_comes_back_as_it_was_opened(store: Store) -> None:
     session = make_session(answer_mode=AnswerMode.INBOX, policy={"rules": [], "mode": "strict"}, principal="ada")
 
-    await store.open_session(session)
+    await store.sessions.open_session(session)
 
-    assert await store.session(session.id) == session
+    assert await store.sessions.session(session.id) == session
 
 
 async def test_sessions_are_listed_by_owner_and_without_the_closed(store: Store) -> None:
-    await store.register_owner(make_owner("own_1"))
+    await store.sessions.register_owner(make_owner("own_1"))
     mine, closed, free = make_session(owner_id="own_1"), make_session(owner_id="own_1"), make_session()
     for session in (mine, closed, free):
-        await store.open_session(session)
-    await store.close_session(closed.ownership)
+        await store.sessions.open_session(session)
+    await store.sessions.close_session(closed.ownership)
 
-    assert {session.id for session in await store.list_sessions()} == {mine.id, free.id}
-    assert {session.id for session in await store.list_sessions(owner_id="own_1")} == {mine.id}
-    assert len(await store.list_sessions(include_closed=True)) == 3
+    assert {session.id for session in await store.sessions.list_sessions()} == {mine.id, free.id}
+    assert {session.id for session in await store.sessions.list_sessions(owner_id="own_1")} == {mine.id}
+    assert len(await store.sessions.list_sessions(include_closed=True)) == 3
 
 
 # -- owners
 @OWNED
 async def test_free_session_is_adopted_in_a_new_epoch(store: Store) -> None:
-    await store.register_owner(make_owner("own_1"))
+    await store.sessions.register_owner(make_owner("own_1"))
     session = make_session()
-    await store.open_session(session)
+    await store.sessions.open_session(session)
 
-    (adopted,) = await store.adopt_sessions("own_1")
+    (adopted,) = await store.sessions.adopt_sessions("own_1")
 
     assert adopted == replace(session, owner_id="own_1", owner_epoch=1)
-    assert await store.session(session.id) == adopted
-    assert await store.adopt_sessions("own_1") == []
+    assert await store.sessions.session(session.id) == adopted
+    assert await store.sessions.adopt_sessions("own_1") == []
 
 
 @OWNED
@@ -72,12 +72,14 @@ async def test_of_two_adopters_at_once_each_session_goes_to_one(
 ) -> None:
     stores = [await open_another(), await open_another()]
     for number in range(2):
-        await scene.store.register_owner(make_owner(f"own_{number}"))
+        await scene.store.sessions.register_owner(make_owner(f"own_{number}"))
     opened = [make_session() for _ in range(20)]
     for session in opened:
-        await scene.store.open_session(session)
+        await scene.store.sessions.open_session(session)
 
-    taken = await asyncio.gather(*(store.adopt_sessions(f"own_{number}") for number, store in enumerate(stores)))
+    taken = await asyncio.gather(
+        *(store.sessions.adopt_sessions(f"own_{number}") for number, store in enumerate(stores))
+    )
 
     ids = [session.id for adopted in taken for session in adopted]
     assert sorted(ids) == sorted(session.id for session in opened)
@@ -86,35 +88,35 @@ async def test_of_two_adopters_at_once_each_session_goes_to_one(
 @OWNED
 async def test_owned_and_closed_sessions_are_not_adopted(store: Store) -> None:
     for owner_id in ("own_1", "own_2"):
-        await store.register_owner(make_owner(owner_id))
+        await store.sessions.register_owner(make_owner(owner_id))
     owned, closed = make_session(owner_id="own_1"), make_session(owner_id="own_1")
     for session in (owned, closed):
-        await store.open_session(session)
-    await store.close_session(closed.ownership)
-    await store.release_owner("own_1")
+        await store.sessions.open_session(session)
+    await store.sessions.close_session(closed.ownership)
+    await store.sessions.release_owner("own_1")
 
-    assert [session.id for session in await store.adopt_sessions("own_2")] == [owned.id]
+    assert [session.id for session in await store.sessions.adopt_sessions("own_2")] == [owned.id]
 
 
 @OWNED
 async def test_dead_owners_sessions_are_taken_over_in_a_higher_epoch(scene: ContractHarness) -> None:
-    await scene.store.register_owner(make_owner("own_next"))
+    await scene.store.sessions.register_owner(make_owner("own_next"))
 
-    assert await scene.store.expire_owner(scene.own.owner_id, 0)
-    (adopted,) = await scene.store.adopt_sessions("own_next")
+    assert await scene.store.sessions.expire_owner(scene.own.owner_id, 0)
+    (adopted,) = await scene.store.sessions.adopt_sessions("own_next")
 
     assert (adopted.owner_id, adopted.owner_epoch) == ("own_next", scene.own.epoch + 1)
-    assert [owner.id for owner in await scene.store.owners()] == ["own_next"]
+    assert [owner.id for owner in await scene.store.sessions.owners()] == ["own_next"]
 
 
 @OWNED
 async def test_owner_that_has_beaten_does_not_expire(scene: ContractHarness) -> None:
-    assert await scene.store.beat_owner(scene.own.owner_id)
+    assert await scene.store.sessions.beat_owner(scene.own.owner_id)
 
-    assert not await scene.store.expire_owner(scene.own.owner_id, 0)
+    assert not await scene.store.sessions.expire_owner(scene.own.owner_id, 0)
 
-    assert (await scene.store.session(scene.own.session_id)).owner_id == scene.own.owner_id
-    assert [owner.beat for owner in await scene.store.owners()] == [1]
+    assert (await scene.store.sessions.session(scene.own.session_id)).owner_id == scene.own.owner_id
+    assert [owner.beat for owner in await scene.store.sessions.owners()] == [1]
 
 
 @OWNED
@@ -124,37 +126,37 @@ async def test_a_process_registered_again_stays_as_it_stands(scene: ContractHarn
     owner, worker = make_owner("own_said_twice"), make_worker("wrk_said_twice")
     heart = scene.store.heart()
     for _ in range(2):
-        await scene.store.register_owner(owner)
-        await scene.store.register_worker(worker)
+        await scene.store.sessions.register_owner(owner)
+        await scene.store.sessions.register_worker(worker)
         await asyncio.to_thread(heart.beat, worker.id)
-        await scene.store.beat_owner(owner.id)
+        await scene.store.sessions.beat_owner(owner.id)
     heart.close()
 
-    (told,) = [one for one in await scene.store.workers() if one.id == worker.id]
-    (told_owner,) = [one for one in await scene.store.owners() if one.id == owner.id]
+    (told,) = [one for one in await scene.store.sessions.workers() if one.id == worker.id]
+    (told_owner,) = [one for one in await scene.store.sessions.owners() if one.id == owner.id]
     assert (told.beat, told_owner.beat) == (2, 2)
-    await scene.store.expire_worker(worker.id, 2, max_lost_leases=3, now_us=scene.now_us)
-    await scene.store.register_worker(worker)
-    assert worker.id not in {one.id for one in await scene.store.workers()}
+    await scene.store.claims.expire_worker(worker.id, 2, max_lost_leases=3, now_us=scene.now_us)
+    await scene.store.sessions.register_worker(worker)
+    assert worker.id not in {one.id for one in await scene.store.sessions.workers()}
 
 
 @OWNED
 async def test_owner_declared_gone_cannot_beat_or_adopt_or_expire_again(scene: ContractHarness) -> None:
-    await scene.store.expire_owner(scene.own.owner_id, 0)
+    await scene.store.sessions.expire_owner(scene.own.owner_id, 0)
 
-    assert not await scene.store.beat_owner(scene.own.owner_id)
-    assert await scene.store.adopt_sessions(scene.own.owner_id) == []
-    assert not await scene.store.expire_owner(scene.own.owner_id, 0)
+    assert not await scene.store.sessions.beat_owner(scene.own.owner_id)
+    assert await scene.store.sessions.adopt_sessions(scene.own.owner_id) == []
+    assert not await scene.store.sessions.expire_owner(scene.own.owner_id, 0)
 
 
 @OWNED
 async def test_owner_that_leaves_frees_its_sessions_and_keeps_their_epoch(scene: ContractHarness) -> None:
-    await scene.store.release_owner(scene.own.owner_id)
+    await scene.store.sessions.release_owner(scene.own.owner_id)
 
-    session = await scene.store.session(scene.own.session_id)
+    session = await scene.store.sessions.session(scene.own.session_id)
 
     assert (session.owner_id, session.owner_epoch) == ("", scene.own.epoch)
-    assert await scene.store.owners() == []
+    assert await scene.store.sessions.owners() == []
 
 
 Write: TypeAlias = Callable[[ContractHarness, Claim], Awaitable[object]]
@@ -162,43 +164,47 @@ NO_ERROR = StepError("invalid_input", "no list")
 
 
 async def retry_step(scene: ContractHarness, claim: Claim) -> None:
-    run = make_retry(await scene.store.run(claim.identity.run_id))
-    await scene.store.retry_step(scene.own, claim.step_key, run, not_before_us=0, now_us=scene.now_us)
+    run = make_retry(await scene.store.runs.run(claim.identity.run_id))
+    await scene.store.tasks.retry_step(scene.own, claim.step_key, run, not_before_us=0, now_us=scene.now_us)
 
 
 async def decide(scene: ContractHarness, claim: Claim) -> None:
-    (request,) = await scene.store.pending(scene.own.session_id)
-    await scene.store.decide(
+    (request,) = await scene.store.consent.pending(scene.own.session_id)
+    await scene.store.consent.decide(
         scene.own, make_decision(request), state=RequestState.DECIDED, events=(), now_us=scene.now_us
     )
 
 
 OWNER_WRITES: dict[str, Write] = {
-    "steps_in": lambda scene, _: scene.store.steps_in(scene.own, StepStatus.READY),
+    "steps_in": lambda scene, _: scene.store.tasks.steps_in(scene.own, StepStatus.READY),
     "expand": lambda scene, claim: scene.expand(f"{claim.identity.task_id}/m"),
-    "begin_expansion": lambda scene, claim: scene.store.begin_expansion(scene.own, f"{claim.identity.task_id}/m"),
-    "fail_expansion": lambda scene, claim: scene.store.fail_expansion(
+    "begin_expansion": lambda scene, claim: scene.store.tasks.begin_expansion(scene.own, f"{claim.identity.task_id}/m"),
+    "fail_expansion": lambda scene, claim: scene.store.tasks.fail_expansion(
         scene.own, f"{claim.identity.task_id}/m", NO_ERROR, now_us=scene.now_us
     ),
-    "failures": lambda scene, _: scene.store.failures(scene.own),
+    "failures": lambda scene, _: scene.store.tasks.failures(scene.own),
     "retry_step": retry_step,
-    "promote_due": lambda scene, _: scene.store.promote_due(scene.own, now_us=scene.later_us),
-    "settle_failure": lambda scene, claim: scene.store.settle_failure(
+    "promote_due": lambda scene, _: scene.store.tasks.promote_due(scene.own, now_us=scene.later_us),
+    "settle_failure": lambda scene, claim: scene.store.tasks.settle_failure(
         scene.own, claim.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us
     ),
-    "finish_task": lambda scene, claim: scene.store.finish_task(scene.own, claim.identity.task_id, now_us=scene.now_us),
-    "open_tasks": lambda scene, _: scene.store.open_tasks(scene.own),
-    "pause_task": lambda scene, claim: scene.store.pause_task(
+    "finish_task": lambda scene, claim: scene.store.tasks.finish_task(
+        scene.own, claim.identity.task_id, now_us=scene.now_us
+    ),
+    "open_tasks": lambda scene, _: scene.store.tasks.open_tasks(scene.own),
+    "pause_task": lambda scene, claim: scene.store.tasks.pause_task(
         scene.own, claim.identity.task_id, reason="x", now_us=scene.now_us
     ),
-    "resume_task": lambda scene, claim: scene.store.resume_task(scene.own, claim.identity.task_id, now_us=scene.now_us),
-    "cancel_task": lambda scene, claim: scene.store.cancel_task(
+    "resume_task": lambda scene, claim: scene.store.tasks.resume_task(
+        scene.own, claim.identity.task_id, now_us=scene.now_us
+    ),
+    "cancel_task": lambda scene, claim: scene.store.tasks.cancel_task(
         scene.own, claim.identity.task_id, reason="x", now_us=scene.now_us
     ),
     "retry_task": lambda scene, claim: scene.retry_task(claim.identity.task_id),
-    "take_commands": lambda scene, _: scene.store.take_commands(scene.own),
+    "take_commands": lambda scene, _: scene.store.sessions.take_commands(scene.own),
     "decide": decide,
-    "close_session": lambda scene, _: scene.store.close_session(scene.own),
+    "close_session": lambda scene, _: scene.store.sessions.close_session(scene.own),
 }
 
 
@@ -208,12 +214,12 @@ OWNER_WRITES: dict[str, Write] = {
 async def test_stale_owner_is_refused_at_every_write(scene: ContractHarness, write: Write, successor: bool) -> None:
     failing = await scene.start("a", "b", make_map("m"))
     asking = await scene.claim_one()
-    await scene.store.raise_request(make_request(asking), events=(), now_us=scene.now_us)
+    await scene.store.consent.raise_request(make_request(asking), events=(), now_us=scene.now_us)
     await scene.fail(failing)
-    await scene.store.expire_owner(scene.own.owner_id, 0)
+    await scene.store.sessions.expire_owner(scene.own.owner_id, 0)
     if successor:
-        await scene.store.register_owner(make_owner("own_next"))
-        await scene.store.adopt_sessions("own_next")
+        await scene.store.sessions.register_owner(make_owner("own_next"))
+        await scene.store.sessions.adopt_sessions("own_next")
     before = await picture(scene, failing)
 
     with pytest.raises(NotOwnerError):
@@ -226,11 +232,11 @@ async def picture(scene: ContractHarness, claim: Claim) -> list[object]:
     """Return all that an owner's write could have changed."""
     task_id = claim.identity.task_id
     return [
-        await scene.store.session(scene.own.session_id),
-        await scene.store.task(task_id),
-        await scene.store.steps(task_id),
-        await scene.store.list_runs(session_id=scene.own.session_id),
-        await scene.store.pending(scene.own.session_id),
+        await scene.store.sessions.session(scene.own.session_id),
+        await scene.store.tasks.task(task_id),
+        await scene.store.tasks.steps(task_id),
+        await scene.store.runs.list_runs(session_id=scene.own.session_id),
+        await scene.store.consent.pending(scene.own.session_id),
     ]
 
 
@@ -239,7 +245,7 @@ async def test_made_up_epoch_is_refused(scene: ContractHarness) -> None:
     forged = Ownership(scene.own.session_id, scene.own.owner_id, scene.own.epoch + 1)
 
     with pytest.raises(NotOwnerError) as refusal:
-        await scene.store.close_session(forged)
+        await scene.store.sessions.close_session(forged)
 
     assert (refusal.value.session_id, refusal.value.epoch) == (forged.session_id, forged.epoch)
 
@@ -249,20 +255,20 @@ async def test_made_up_epoch_is_refused(scene: ContractHarness) -> None:
 async def test_responders_attach_beat_and_leave(scene: ContractHarness) -> None:
     responder = make_responder(scene.own.session_id)
 
-    await scene.store.attach_responder(responder)
-    assert await scene.store.beat_responder(responder.id)
-    assert await scene.store.responders(scene.own.session_id) == [replace(responder, beat=1)]
-    await scene.store.detach_responder(responder.id)
+    await scene.store.sessions.attach_responder(responder)
+    assert await scene.store.sessions.beat_responder(responder.id)
+    assert await scene.store.sessions.responders(scene.own.session_id) == [replace(responder, beat=1)]
+    await scene.store.sessions.detach_responder(responder.id)
 
-    assert await scene.store.responders(scene.own.session_id) == []
-    assert not await scene.store.beat_responder(responder.id)
+    assert await scene.store.sessions.responders(scene.own.session_id) == []
+    assert not await scene.store.sessions.beat_responder(responder.id)
 
 
 async def test_responders_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
     other = await scene.another_session()
-    await scene.store.attach_responder(make_responder(other.session_id))
+    await scene.store.sessions.attach_responder(make_responder(other.session_id))
 
-    assert await scene.store.responders(scene.own.session_id) == []
+    assert await scene.store.sessions.responders(scene.own.session_id) == []
 
 
 # -- commands
@@ -270,35 +276,38 @@ async def test_responders_of_other_sessions_are_theirs(scene: ContractHarness) -
 async def test_commands_are_taken_in_order_until_they_have_ended(scene: ContractHarness) -> None:
     commands = [make_command(scene.own.session_id, kind, "task_1") for kind in (CommandKind.PAUSE, CommandKind.RESUME)]
     for command in commands:
-        await scene.store.send_command(command)
+        await scene.store.sessions.send_command(command)
 
-    assert await scene.store.take_commands(scene.own) == commands
-    assert await scene.store.take_commands(scene.own) == commands
-    await scene.store.end_command(commands[0].id)
+    assert await scene.store.sessions.take_commands(scene.own) == commands
+    assert await scene.store.sessions.take_commands(scene.own) == commands
+    await scene.store.sessions.end_command(commands[0].id)
 
-    assert await scene.store.take_commands(scene.own) == commands[1:]
+    assert await scene.store.sessions.take_commands(scene.own) == commands[1:]
 
 
 async def test_command_tells_whether_and_how_it_ended(scene: ContractHarness) -> None:
     command = make_command(scene.own.session_id, CommandKind.CANCEL, "task_1")
-    await scene.store.send_command(command)
-    assert await scene.store.command(command.id) == (command, False)
+    await scene.store.sessions.send_command(command)
+    assert await scene.store.sessions.command(command.id) == (command, False)
 
-    await scene.store.end_command(command.id, refusal="there is no task 'task_1'")
+    await scene.store.sessions.end_command(command.id, refusal="there is no task 'task_1'")
 
-    assert await scene.store.command(command.id) == (replace(command, refusal="there is no task 'task_1'"), True)
+    assert await scene.store.sessions.command(command.id) == (
+        replace(command, refusal="there is no task 'task_1'"),
+        True,
+    )
 
 
 async def test_commands_of_other_sessions_are_theirs(scene: ContractHarness) -> None:
     other = await scene.another_session()
-    await scene.store.send_command(make_command(other.session_id, CommandKind.CLOSE, other.session_id))
+    await scene.store.sessions.send_command(make_command(other.session_id, CommandKind.CLOSE, other.session_id))
 
-    assert await scene.store.take_commands(scene.own) == []
+    assert await scene.store.sessions.take_commands(scene.own) == []
 
 
 async def test_unknown_command_is_named(store: Store) -> None:
     with pytest.raises(NotFoundError, match="command 'cmd_none'"):
-        await store.command("cmd_none")
+        await store.sessions.command("cmd_none")
 
 
 # -- workers
@@ -306,41 +315,41 @@ async def test_unknown_command_is_named(store: Store) -> None:
 async def test_worker_comes_back_as_it_registered(store: Store) -> None:
     worker = make_worker(slots=4, pools=("default", "big"), capabilities=("gpu", "protocol:1"))
 
-    await store.register_worker(worker)
+    await store.sessions.register_worker(worker)
 
-    assert await store.workers() == [worker]
+    assert await store.sessions.workers() == [worker]
 
 
 @pytest.mark.spec("OPS-06")
 async def test_worker_goes_from_live_over_draining_to_gone_and_never_back(store: Store) -> None:
     worker = make_worker()
-    await store.register_worker(worker)
+    await store.sessions.register_worker(worker)
     seen = []
     for state in (ProcessState.DRAINING, ProcessState.LIVE, ProcessState.GONE, ProcessState.DRAINING):
-        await store.set_worker_state(worker.id, state)
-        seen += [known.state for known in await store.workers(include_gone=True)]
+        await store.sessions.set_worker_state(worker.id, state)
+        seen += [known.state for known in await store.sessions.workers(include_gone=True)]
 
     assert seen == [ProcessState.DRAINING, ProcessState.DRAINING, ProcessState.GONE, ProcessState.GONE]
-    assert await store.workers() == []
+    assert await store.sessions.workers() == []
 
 
 @pytest.mark.spec("DAG-03")
 async def test_heart_beats_from_a_thread_of_its_own(store: Store) -> None:
     worker = make_worker()
-    await store.register_worker(worker)
+    await store.sessions.register_worker(worker)
     heart = store.heart()
 
     beaten = [await asyncio.to_thread(heart.beat, worker.id) for _ in range(3)]
     await asyncio.to_thread(heart.close)
 
     assert beaten == [True] * 3
-    assert [known.beat for known in await store.workers()] == [3]
+    assert [known.beat for known in await store.sessions.workers()] == [3]
 
 
 async def test_draining_worker_still_beats(store: Store) -> None:
     worker = make_worker()
-    await store.register_worker(worker)
-    await store.set_worker_state(worker.id, ProcessState.DRAINING)
+    await store.sessions.register_worker(worker)
+    await store.sessions.set_worker_state(worker.id, ProcessState.DRAINING)
     heart = store.heart()
 
     assert await asyncio.to_thread(heart.beat, worker.id)
@@ -356,12 +365,12 @@ async def test_heart_of_an_unknown_worker_does_not_beat(store: Store) -> None:
 
 async def test_busy_sessions_are_those_with_open_work(store: Store) -> None:
     owner = make_owner()
-    await store.register_owner(owner)
+    await store.sessions.register_owner(owner)
     idle, working, asked = (make_session(owner_id=owner.id) for _ in range(3))
     for session in (idle, working, asked, make_session()):
-        await store.open_session(session)
-    await store.create_task(make_task(working.id, "a"))
-    await store.send_command(make_command(asked.id, CommandKind.CLOSE, asked.id))
+        await store.sessions.open_session(session)
+    await store.tasks.create_task(make_task(working.id, "a"))
+    await store.sessions.send_command(make_command(asked.id, CommandKind.CLOSE, asked.id))
 
-    assert await store.busy_sessions(owner.id) == [working.id, asked.id]
-    assert await store.busy_sessions("own_other") == []
+    assert await store.sessions.busy_sessions(owner.id) == [working.id, asked.id]
+    assert await store.sessions.busy_sessions("own_other") == []

@@ -79,7 +79,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         self.workers: list[str] = []
         self.claims: list[tuple[str, Claim]] = []
         self.requests: dict[str, PermissionRequest] = {}
-        self.do(self.store.open_session(self.session))
+        self.do(self.store.sessions.open_session(self.session))
         self.take_over()
 
     def teardown(self) -> None:
@@ -111,25 +111,25 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     def new_worker(self) -> None:
         worker = make_worker()
         self.workers.append(worker.id)
-        self.do(self.store.register_worker(worker))
+        self.do(self.store.sessions.register_worker(worker))
 
     @precondition(lambda self: len(self.model.tasks) < 3)
     @rule(plan=PLANS)
     def create(self, plan: Plan) -> None:
         task = make_task(self.session.id, *_steps(plan))
         self.roots[task.id] = task.root_run.identity.run_id
-        self.do(self.store.create_task(task))
+        self.do(self.store.tasks.create_task(task))
         self.model.create(task.id, [Node(s.key, task.id, set(s.depends_on), s.run is None) for s in task.steps])
 
     @precondition(lambda self: self.that_are(StepStatus.EXPANDING))
     @rule(which=ANY, items=st.integers(0, 3))
     def expand(self, which: int, items: int) -> None:
         key = _one(self.that_are(StepStatus.EXPANDING), which)
-        step = self.do(self.store.step(key))
-        root = self.do(self.store.run(self.roots[step.task_id])).identity
+        step = self.do(self.store.tasks.step(key))
+        root = self.do(self.store.runs.run(self.roots[step.task_id])).identity
         children = make_children(step, root, *(f"i{number}" for number in range(items)))
         for is_expanding in (True, False):  # the second time it is none any more
-            assert self.owned(lambda own: self.store.expand(own, key, children, now_us=NOW)) is is_expanding
+            assert self.owned(lambda own: self.store.tasks.expand(own, key, children, now_us=NOW)) is is_expanding
         assert self.model.expand(key, [child.key for child in children])
 
     @precondition(lambda self: self.that_are(StepStatus.EXPANDING))
@@ -137,7 +137,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     def fail_expansion(self, which: int) -> None:
         key = _one(self.that_are(StepStatus.EXPANDING), which)
         error = StepError("invalid_input", "it is over no list")
-        self.owned(lambda own: self.store.fail_expansion(own, key, error, now_us=NOW))
+        self.owned(lambda own: self.store.tasks.fail_expansion(own, key, error, now_us=NOW))
         self.model.fail_expansion(key)
 
     # -- workers
@@ -160,7 +160,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
 
     def advance(self, worker: str, ends: Sequence[StepEnd], count: int) -> None:
         advance = self.do(
-            self.store.advance(
+            self.store.claims.advance(
                 worker, ends, claim=count, pools=("default",), capabilities=(), live_workers=1, now_us=NOW
             )
         )
@@ -182,7 +182,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     def release(self, which: int) -> None:
         worker, claim = _one(self.claims, which)
         is_held = self.model.holds(worker, claim.step_key, claim.fence)
-        stale = self.do(self.store.release(worker, [held(claim)], reason="drain", now_us=NOW))
+        stale = self.do(self.store.claims.release(worker, [held(claim)], reason="drain", now_us=NOW))
         assert stale == (frozenset() if is_held else {claim.identity.run_id})
         if is_held:
             self.model.release(claim.step_key)
@@ -194,7 +194,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         worker, claim = _one(self.held(), which)
         for _ in range(count):
             request = make_request(claim, f"call_{len(self.requests)}")
-            assert self.do(self.store.raise_request(request, events=(), now_us=NOW)) == request.id
+            assert self.do(self.store.consent.raise_request(request, events=(), now_us=NOW)) == request.id
             self.requests[request.id] = request
             self.model.questions[request.id] = (claim.step_key, claim.identity.run_id)
         asked = self.model.open_of(claim.identity.run_id)
@@ -213,7 +213,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
 
     def park(self, worker: str, claim: Claim, asked: set[str]) -> None:
         may_park = self.model.may_park(worker, claim.step_key, claim.fence, asked, 2)
-        park = self.store.park(worker, held(claim), sorted(asked), max_parked=2, now_us=NOW)
+        park = self.store.claims.park(worker, held(claim), sorted(asked), max_parked=2, now_us=NOW)
         assert self.do(park) is may_park
         if may_park:
             self.model.park(claim.step_key)
@@ -228,7 +228,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         decision = make_decision(request)
 
         async def act(own: Ownership) -> bool:
-            decided = await self.store.decide(own, decision, state=RequestState.DECIDED, events=(), now_us=NOW)
+            decided = await self.store.consent.decide(own, decision, state=RequestState.DECIDED, events=(), now_us=NOW)
             return decided.was_parked
 
         if not self.model.is_orphan(request.id):
@@ -239,7 +239,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     @precondition(lambda self: self.model.questions)
     @rule()
     def withdraw_orphans(self) -> None:
-        withdrawn = self.do(self.store.withdraw_orphans(self.session.id, now_us=NOW))
+        withdrawn = self.do(self.store.consent.withdraw_orphans(self.session.id, now_us=NOW))
         assert set(withdrawn) == self.model.withdraw_orphans()
 
     @precondition(lambda self: self.claims)
@@ -247,7 +247,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     def write_to_the_log(self, which: int) -> None:
         worker, claim = _one(self.claims, which)
         events = [NewEvent(EventType.MODEL_REQUESTED), NewEvent(EventType.MODEL_RESPONDED)]
-        append = self.store.append(claim.identity.run_id, claim.fence, events=events, now_us=NOW)
+        append = self.store.runs.append(claim.identity.run_id, claim.fence, events=events, now_us=NOW)
         if self.model.holds(worker, claim.step_key, claim.fence):
             self.do(append)
         else:
@@ -258,7 +258,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     @rule(which=ANY, most=st.integers(1, 3))
     def expire(self, which: int, most: int) -> None:
         worker, _ = _one(self.held(), which)
-        concerned = self.do(self.store.expire_worker(worker, 0, max_lost_leases=most, now_us=NOW))
+        concerned = self.do(self.store.claims.expire_worker(worker, 0, max_lost_leases=most, now_us=NOW))
         assert concerned == frozenset({self.session.id})
         self.model.expire(worker, most)
         self.new_worker()
@@ -268,11 +268,11 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     def take_over(self) -> None:
         """The owner ends, by its will or not, and another adopts its session."""
         if self.own.owner_id:
-            self.do(self.store.release_owner(self.own.owner_id))
+            self.do(self.store.sessions.release_owner(self.own.owner_id))
             self.lost.append(self.own)
         owner = make_owner()
-        self.do(self.store.register_owner(owner))
-        (adopted,) = self.do(self.store.adopt_sessions(owner.id))
+        self.do(self.store.sessions.register_owner(owner))
+        (adopted,) = self.do(self.store.sessions.adopt_sessions(owner.id))
         assert adopted.owner_epoch == self.own.epoch + 1
         self.own = adopted.ownership
 
@@ -280,20 +280,20 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     @rule(which=ANY)
     def retry(self, which: int) -> None:
         key = _one(self.retryable(), which)
-        last = self.do(self.store.run(self.do(self.store.step(key)).run_id))
-        self.owned(lambda own: self.store.retry_step(own, key, make_retry(last), not_before_us=NOW, now_us=NOW))
+        last = self.do(self.store.runs.run(self.do(self.store.tasks.step(key)).run_id))
+        self.owned(lambda own: self.store.tasks.retry_step(own, key, make_retry(last), not_before_us=NOW, now_us=NOW))
         self.model.retry(key)
 
     @rule()
     def promote(self) -> None:
-        assert self.owned(lambda own: self.store.promote_due(own, now_us=NOW)) is None
+        assert self.owned(lambda own: self.store.tasks.promote_due(own, now_us=NOW)) is None
         self.model.promote()
 
     @precondition(lambda self: self.that_are(StepStatus.FAILED))
     @rule(which=ANY, policy=st.sampled_from(list(FailurePolicy)))
     def settle(self, which: int, policy: FailurePolicy) -> None:
         key = _one(self.that_are(StepStatus.FAILED), which)
-        self.owned(lambda own: self.store.settle_failure(own, key, policy, now_us=NOW))
+        self.owned(lambda own: self.store.tasks.settle_failure(own, key, policy, now_us=NOW))
         assert self.model.settle(key, policy)
 
     @rule(which=ANY, order=st.sampled_from(["pause", "resume", "resume", "cancel"]))
@@ -310,23 +310,23 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     async def _steer(self, own: Ownership, task: str, order: str) -> None:
         match order:
             case "pause":
-                await self.store.pause_task(own, task, reason="r", now_us=NOW)
+                await self.store.tasks.pause_task(own, task, reason="r", now_us=NOW)
             case "resume":
-                await self.store.resume_task(own, task, now_us=NOW)
+                await self.store.tasks.resume_task(own, task, now_us=NOW)
             case _:
-                await self.store.cancel_task(own, task, reason="r", now_us=NOW)
+                await self.store.tasks.cancel_task(own, task, reason="r", now_us=NOW)
 
     @rule(which=ANY)
     def finish(self, which: int) -> None:
         task = _one(list(self.model.tasks), which)
-        assert self.owned(lambda own: self.store.finish_task(own, task, now_us=NOW)) is self.model.finish(task)
+        assert self.owned(lambda own: self.store.tasks.finish_task(own, task, now_us=NOW)) is self.model.finish(task)
 
     # -- what must hold after each act
     @invariant()
     def steps_stand_as_the_model_says(self) -> None:
         for task, status in self.model.tasks.items():
-            assert self.do(self.store.task(task)).status is status
-            for step in self.do(self.store.steps(task)):
+            assert self.do(self.store.tasks.task(task)).status is status
+            for step in self.do(self.store.tasks.steps(task)):
                 node = self.model.nodes[step.key]
                 assert (step.key, step.status, step.fence) == (node.key, node.status, node.fence)
                 if step.status.is_leased:
@@ -337,19 +337,19 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
     @invariant()
     def leases_and_failures_are_those_of_the_model(self) -> None:
         for worker in self.workers[-3:]:
-            leases = {lease.step_key for lease in self.do(self.store.leases(worker))}
+            leases = {lease.step_key for lease in self.do(self.store.claims.leases(worker))}
             running = self.that_are(StepStatus.RUNNING)
             assert leases == {key for key in running if self.model.nodes[key].holder == worker}
         unsettled = {key for key in self.that_are(StepStatus.FAILED) if not self.model.nodes[key].is_settled}
-        assert {step.key for step in self.do(self.store.failures(self.own))} == unsettled
+        assert {step.key for step in self.do(self.store.tasks.failures(self.own))} == unsettled
 
     @invariant()
     def questions_are_those_of_the_model(self) -> None:
-        assert {request.id for request in self.do(self.store.pending(self.session.id))} == self.model.waiting()
+        assert {request.id for request in self.do(self.store.consent.pending(self.session.id))} == self.model.waiting()
 
     def check_logs(self) -> None:
-        for run in self.do(self.store.list_runs(session_id=self.session.id)):
-            numbers = [event.seq for event in self.do(self.store.events(run.id))]
+        for run in self.do(self.store.runs.list_runs(session_id=self.session.id)):
+            numbers = [event.seq for event in self.do(self.store.runs.events(run.id))]
             assert numbers == list(range(1, run.last_seq + 1))
 
     # -- looking at the model
@@ -365,7 +365,7 @@ class StepsStandAsTheModelSays(RuleBasedStateMachine):
         return [key for key in self.model.nodes if self.model.may_retry(key)]
 
     def live(self) -> set[str]:
-        return {worker.id for worker in self.do(self.store.workers())}
+        return {worker.id for worker in self.do(self.store.sessions.workers())}
 
 
 def _one(choices: Sequence[T], which: int) -> T:

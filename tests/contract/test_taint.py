@@ -17,7 +17,7 @@ def agent(step_id: str, *depends_on: str) -> NewStep:
 
 async def read(scene: ContractHarness, claim: Claim, *, taints: bool = True, call: str = "call_1") -> None:
     """End a call of a run, one that read untrusted content."""
-    await scene.store.end_call(
+    await scene.store.runs.end_call(
         claim.identity.run_id,
         claim.fence,
         call,
@@ -30,7 +30,7 @@ async def read(scene: ContractHarness, claim: Claim, *, taints: bool = True, cal
 
 
 async def tainted(store: Store, claim: Claim) -> bool:
-    return await store.is_tainted(claim.identity.run_id)
+    return await store.runs.is_tainted(claim.identity.run_id)
 
 
 @pytest.mark.spec("PER-21.c")
@@ -46,7 +46,7 @@ async def test_a_run_is_tainted_by_the_end_of_a_call_that_read_and_never_cleared
 
     assert not before
     assert await tainted(other_store, claim)
-    assert (await other_store.run(claim.identity.run_id)).is_tainted
+    assert (await other_store.runs.run(claim.identity.run_id)).is_tainted
 
 
 @pytest.mark.spec("PER-21")
@@ -81,13 +81,13 @@ async def test_taint_passes_to_dependents_however_far_and_to_nobody_else(
 @pytest.mark.spec("PER-21.b")
 async def test_the_parent_is_tainted_by_what_any_of_its_children_read(scene: ContractHarness) -> None:
     task_id = await scene.task(agent("a"), agent("b"))
-    root = (await scene.store.task(task_id)).root_run_id
+    root = (await scene.store.tasks.task(task_id)).root_run_id
     a, b = await scene.claim(2)
-    before = await scene.store.is_tainted(root)
+    before = await scene.store.runs.is_tainted(root)
 
     await read(scene, b)
 
-    assert (before, await scene.store.is_tainted(root)) == (False, True)
+    assert (before, await scene.store.runs.is_tainted(root)) == (False, True)
     # A child learns nothing from its parent's other children.
     assert not await tainted(scene.store, a)
 
@@ -132,4 +132,4 @@ async def test_what_a_function_gives_is_not_trusted(scene: ContractHarness) -> N
 
 async def test_the_taint_of_no_run_is_not_asked_for(scene: ContractHarness) -> None:
     with pytest.raises(NotFoundError):
-        await scene.store.is_tainted("run_none")
+        await scene.store.runs.is_tainted("run_none")

@@ -14,11 +14,11 @@ from tests.model.builders import make_map, make_owner, make_step
 
 
 async def pause(scene: ContractHarness, task_id: str) -> frozenset[str]:
-    return await scene.store.pause_task(scene.own, task_id, reason="Ctrl-C", now_us=scene.now_us)
+    return await scene.store.tasks.pause_task(scene.own, task_id, reason="Ctrl-C", now_us=scene.now_us)
 
 
 async def cancel(scene: ContractHarness, task_id: str) -> frozenset[str]:
-    return await scene.store.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
+    return await scene.store.tasks.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
 
 
 # -- pausing
@@ -31,8 +31,8 @@ async def test_paused_task_gives_no_claims_and_names_its_holders(scene: Contract
 
     assert holders == {scene.worker}
     assert await scene.claim(worker=idle) == ()
-    assert (await scene.store.backlog()).ready.get("default", 0) == 0
-    task = await scene.store.task(task_id)
+    assert (await scene.store.claims.backlog()).ready.get("default", 0) == 0
+    task = await scene.store.tasks.task(task_id)
     assert (task.status, task.reason) == (TaskStatus.PAUSED, "Ctrl-C")
     assert "task_paused" in await scene.root_event_types(task_id)
 
@@ -41,11 +41,11 @@ async def test_holder_of_a_paused_step_is_asked_to_hand_it_back(scene: ContractH
     claim = await scene.start("a")
     await pause(scene, claim.identity.task_id)
 
-    (interrupt,) = await scene.store.interrupts(scene.worker)
+    (interrupt,) = await scene.store.claims.interrupts(scene.worker)
 
     assert (interrupt.kind, interrupt.step_key, interrupt.fence) == ("pause", claim.step_key, claim.fence)
     await scene.release(claim)
-    assert await scene.store.interrupts(scene.worker) == []
+    assert await scene.store.claims.interrupts(scene.worker) == []
 
 
 async def test_end_of_a_step_of_a_paused_task_counts(scene: ContractHarness) -> None:
@@ -67,10 +67,10 @@ async def test_resumed_task_goes_on_where_it_stood(scene: ContractHarness) -> No
     await pause(scene, task_id)
     await scene.release(claim)
 
-    await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
 
     assert (await scene.claim_one()).identity == claim.identity
-    assert (await scene.store.task(task_id)).status is TaskStatus.RUNNING
+    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.RUNNING
     assert "task_resumed" in await scene.root_event_types(task_id)
 
 
@@ -79,7 +79,7 @@ async def test_pausing_twice_and_resuming_twice_do_no_harm(scene: ContractHarnes
     for _ in range(2):
         await pause(scene, task_id)
     for _ in range(2):
-        await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+        await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
 
     assert len(await scene.claim()) == 1
 
@@ -105,7 +105,7 @@ async def test_cancel_ends_at_once_what_nobody_holds(scene: ContractHarness) -> 
     assert holders == frozenset()
     assert set((await scene.statuses(task_id)).values()) == {StepStatus.CANCELLED}
     for name in ("ready", "pending", "m[child]"):
-        run = await scene.store.run(steps[name].run_id)
+        run = await scene.store.runs.run(steps[name].run_id)
         assert (run.status, run.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
         assert (await scene.event_types(run.id))[-2:] == ["step_cancelled", "run_cancelled"]
 
@@ -116,8 +116,8 @@ async def test_cancel_ends_task_and_root_run_with_the_reason(scene: ContractHarn
 
     await cancel(scene, task_id)
 
-    task = await scene.store.task(task_id)
-    root = await scene.store.run(task.root_run_id)
+    task = await scene.store.tasks.task(task_id)
+    root = await scene.store.runs.run(task.root_run_id)
     assert (task.status, task.reason, task.ended_us) == (TaskStatus.CANCELLED, "by a person", scene.now_us)
     assert (root.status, root.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
     assert "task_cancelled" in await scene.root_event_types(task_id)
@@ -128,14 +128,14 @@ async def test_held_step_is_interrupted_and_ends_as_its_worker_says(scene: Contr
     claim = await scene.start("a", make_step("b", depends_on=("a",)))
 
     holders = await cancel(scene, claim.identity.task_id)
-    (interrupt,) = await scene.store.interrupts(scene.worker)
+    (interrupt,) = await scene.store.claims.interrupts(scene.worker)
     await scene.advance([cancelled(claim)])
 
     assert holders == {scene.worker}
     assert (interrupt.kind, interrupt.run_id, interrupt.fence) == ("cancel", claim.identity.run_id, claim.fence)
     assert set((await scene.statuses(claim.identity.task_id)).values()) == {StepStatus.CANCELLED}
-    assert (await scene.store.run(claim.identity.run_id)).status is RunStatus.CANCELLED
-    assert await scene.store.interrupts(scene.worker) == []
+    assert (await scene.store.runs.run(claim.identity.run_id)).status is RunStatus.CANCELLED
+    assert await scene.store.claims.interrupts(scene.worker) == []
 
 
 @pytest.mark.spec("DAG-06")
@@ -156,7 +156,7 @@ async def test_failure_after_a_cancel_needs_no_settling(scene: ContractHarness) 
 
     await scene.fail(claim)
 
-    assert await scene.store.failures(scene.own) == []
+    assert await scene.store.tasks.failures(scene.own) == []
 
 
 @pytest.mark.spec("DAG-06")
@@ -166,7 +166,7 @@ async def test_open_failure_is_final_when_its_task_is_cancelled(scene: ContractH
 
     await cancel(scene, claim.identity.task_id)
 
-    assert await scene.store.failures(scene.own) == []
+    assert await scene.store.tasks.failures(scene.own) == []
 
 
 @pytest.mark.parametrize("lost_by", ["release", "expire"])
@@ -180,7 +180,7 @@ async def test_cancelled_step_whose_lease_ends_is_cancelled(scene: ContractHarne
     else:
         await scene.expire(max_lost_leases=1)
 
-    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    step, run = await scene.store.tasks.step(claim.step_key), await scene.store.runs.run(claim.identity.run_id)
     assert step.status is StepStatus.CANCELLED
     assert (run.status, run.end_reason) == (RunStatus.CANCELLED, EndReason.CANCELLED)
     assert await scene.claim(worker=await scene.another_worker()) == ()
@@ -192,7 +192,7 @@ async def test_paused_task_can_be_cancelled(scene: ContractHarness) -> None:
 
     await cancel(scene, task_id)
 
-    assert (await scene.store.task(task_id)).status is TaskStatus.CANCELLED
+    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.CANCELLED
 
 
 @pytest.mark.parametrize("act", [pause, cancel], ids=["pause", "cancel"])
@@ -204,7 +204,7 @@ async def test_ended_task_takes_no_further_order(scene: ContractHarness, act: ob
     with pytest.raises(InvalidTransitionError):
         await act(scene, task_id)
     with pytest.raises(InvalidTransitionError):
-        await scene.store.resume_task(scene.own, task_id, now_us=scene.now_us)
+        await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
 
 
 async def test_task_of_another_session_takes_no_order(scene: ContractHarness) -> None:
@@ -214,7 +214,7 @@ async def test_task_of_another_session_takes_no_order(scene: ContractHarness) ->
         with pytest.raises(NotFoundError):
             await act(scene, task_id)
 
-    assert (await scene.store.task(task_id)).status is TaskStatus.RUNNING
+    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.RUNNING
 
 
 # -- retrying a task
@@ -224,13 +224,13 @@ async def test_retried_task_runs_its_failed_and_skipped_steps_and_no_finished_on
     good, bad = await scene.claim()
     await scene.complete(good, "kept")
     await scene.fail(bad)
-    await scene.store.settle_failure(scene.own, bad.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
-    await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, bad.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
 
     await scene.retry_task(task_id)
 
     steps = await scene.steps(task_id)
-    assert (await scene.store.task(task_id)).status is TaskStatus.RUNNING
+    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.RUNNING
     assert [steps[name].status for name in ("good", "bad", "join")] == ["completed", "ready", "pending"]
     assert (steps["bad"].attempt, steps["bad"].error, steps["join"].open_deps) == (2, None, 1)
     again = await scene.claim_one()
@@ -248,7 +248,7 @@ async def test_cancelled_task_can_be_retried_to_its_end(scene: ContractHarness) 
     while claims := await scene.claim():
         await scene.complete_all(claims)
 
-    assert await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
+    assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
 
 
 @pytest.mark.spec("DAG-08")
@@ -258,9 +258,11 @@ async def test_retried_map_waits_for_the_children_it_has(scene: ContractHarness)
     good, bad = await scene.claim()
     await scene.complete(good, "kept")
     await scene.fail(bad)
-    while failures := await scene.store.failures(scene.own):
-        await scene.store.settle_failure(scene.own, failures[0].key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
-    await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+    while failures := await scene.store.tasks.failures(scene.own):
+        await scene.store.tasks.settle_failure(
+            scene.own, failures[0].key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
+        )
+    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
 
     await scene.retry_task(task_id)
 
@@ -287,16 +289,16 @@ async def test_retried_map_whose_children_had_all_completed_runs_none_of_them_ag
 async def test_root_run_of_a_retried_task_goes_on_and_ends_anew(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await cancel(scene, task_id)
-    root_run_id = (await scene.store.task(task_id)).root_run_id
+    root_run_id = (await scene.store.tasks.task(task_id)).root_run_id
 
     await scene.retry_task(task_id)
-    root = await scene.store.run(root_run_id)
+    root = await scene.store.runs.run(root_run_id)
     assert (root.status, root.end_reason, root.ended_us) == (RunStatus.RUNNING, None, None)
-    await scene.store.append(root_run_id, 0, now_us=scene.now_us)
+    await scene.store.runs.append(root_run_id, 0, now_us=scene.now_us)
     await scene.complete(await scene.claim_one())
-    await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
 
-    assert (await scene.store.run(root_run_id)).end_reason is EndReason.COMPLETED
+    assert (await scene.store.runs.run(root_run_id)).end_reason is EndReason.COMPLETED
 
 
 async def test_running_task_is_not_retried(scene: ContractHarness) -> None:
@@ -313,7 +315,7 @@ async def test_task_with_a_step_still_held_is_not_retried(scene: ContractHarness
     with pytest.raises(ConflictError, match="still run"):
         await scene.retry_task(claim.identity.task_id)
 
-    assert (await scene.store.task(claim.identity.task_id)).status is TaskStatus.CANCELLED
+    assert (await scene.store.tasks.task(claim.identity.task_id)).status is TaskStatus.CANCELLED
 
 
 # -- from one step on
@@ -321,7 +323,7 @@ CHAIN = ("a", make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",
 
 
 async def finish(scene: ContractHarness, task_id: str) -> TaskStatus | None:
-    return await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+    return await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
 
 
 async def run_all(scene: ContractHarness) -> list[str]:
@@ -347,7 +349,7 @@ async def test_completed_task_runs_anew_from_a_step_and_keeps_what_does_not_come
     assert ran == ["b", "c"]
     assert await finish(scene, task_id) is TaskStatus.COMPLETED
     assert [after[name].attempt for name in ("a", "b", "c", "other")] == [1, 2, 2, 1]
-    assert (await scene.store.run(after["b"].run_id)).retry_of == before["b"].run_id
+    assert (await scene.store.runs.run(after["b"].run_id)).retry_of == before["b"].run_id
     assert after["other"] == before["other"]
 
 
@@ -357,7 +359,7 @@ async def test_retry_from_a_step_takes_along_what_did_not_complete(scene: Contra
     good, bad = await scene.claim()
     await scene.complete(good)
     await scene.fail(bad)
-    await scene.store.settle_failure(scene.own, bad.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(scene.own, bad.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
     await finish(scene, task_id)
 
     await scene.retry_task(task_id, from_step="a")
@@ -383,7 +385,7 @@ async def test_map_whose_items_come_of_the_retried_step_is_expanded_anew(scene: 
 
     assert ran == ["m[y]", "m[z]", "end"]
     assert await finish(scene, task_id) is TaskStatus.COMPLETED
-    assert (await scene.store.result(f"{task_id}/m")).output == ["Step y", "Step z"]
+    assert (await scene.store.tasks.result(f"{task_id}/m")).output == ["Step y", "Step z"]
     assert (await scene.event_types(old.run_id))[-1] == "run_completed"
 
 
@@ -410,7 +412,7 @@ async def test_completed_task_is_not_retried_without_a_step(scene: ContractHarne
     with pytest.raises(InvalidTransitionError, match="completed"):
         await scene.retry_task(task_id)
 
-    assert (await scene.store.task(task_id)).status is TaskStatus.COMPLETED
+    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.COMPLETED
 
 
 @pytest.mark.spec("DAG-08")
@@ -418,13 +420,13 @@ async def test_asking_for_a_retry_opens_a_closed_session_for_adoption(scene: Con
     task_id = await scene.task("a")
     await run_all(scene)
     await finish(scene, task_id)
-    await scene.store.close_session(scene.own)
+    await scene.store.sessions.close_session(scene.own)
 
     await scene.command(task_id, CommandKind.RETRY)
 
     successor = make_owner()
-    await scene.store.register_owner(successor)
-    (adopted,) = await scene.store.adopt_sessions(successor.id)
+    await scene.store.sessions.register_owner(successor)
+    (adopted,) = await scene.store.sessions.adopt_sessions(successor.id)
     assert (adopted.id, adopted.is_closed, adopted.owner_epoch) == (scene.own.session_id, False, scene.own.epoch + 1)
     with pytest.raises(NotOwnerError):
         await scene.retry_task(task_id, from_step="a")
@@ -433,11 +435,11 @@ async def test_asking_for_a_retry_opens_a_closed_session_for_adoption(scene: Con
 async def test_retried_task_opens_its_session(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await cancel(scene, task_id)
-    await scene.store.close_session(scene.own)
+    await scene.store.sessions.close_session(scene.own)
 
     await scene.retry_task(task_id)
 
-    assert not (await scene.store.session(scene.own.session_id)).is_closed
+    assert not (await scene.store.sessions.session(scene.own.session_id)).is_closed
 
 
 # -- run folders
@@ -449,16 +451,16 @@ async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: C
     await scene.complete_all([claim for claim in claims if claim.identity.task_id == task_id])
     await finish(scene, task_id)
 
-    before = await scene.store.unrecorded(scene.own.owner_id)
-    await scene.store.mark_recorded(task_id)
-    await scene.store.mark_recorded(open_task)
+    before = await scene.store.tasks.unrecorded(scene.own.owner_id)
+    await scene.store.tasks.mark_recorded(task_id)
+    await scene.store.tasks.mark_recorded(open_task)
 
     assert before == [task_id]
-    assert await scene.store.unrecorded(scene.own.owner_id) == []
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id) == []
     await cancel(scene, open_task)
-    assert await scene.store.unrecorded(scene.own.owner_id) == []  # a step of it is still held
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id) == []  # a step of it is still held
     await scene.release(next(claim for claim in claims if claim.identity.task_id == open_task))
-    assert await scene.store.unrecorded(scene.own.owner_id) == [open_task]
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id) == [open_task]
 
 
 @pytest.mark.spec("EVT-03")
@@ -466,15 +468,15 @@ async def test_a_task_that_was_tried_again_is_recorded_anew(scene: ContractHarne
     task_id = await scene.task(*CHAIN)
     await run_all(scene)
     await finish(scene, task_id)
-    await scene.store.mark_recorded(task_id)
+    await scene.store.tasks.mark_recorded(task_id)
 
     await scene.retry_task(task_id, from_step="c")
-    during = await scene.store.unrecorded(scene.own.owner_id)
+    during = await scene.store.tasks.unrecorded(scene.own.owner_id)
     await run_all(scene)
     await finish(scene, task_id)
 
     assert during == []
-    assert await scene.store.unrecorded(scene.own.owner_id) == [task_id]
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id) == [task_id]
 
 
 @pytest.mark.spec("EVT-03")
@@ -483,9 +485,9 @@ async def test_what_another_owner_has_is_recorded_by_it_and_what_nobody_has_by_a
     await run_all(scene)
     await finish(scene, task_id)
 
-    assert await scene.store.unrecorded("own_other") == []
-    await scene.store.release_owner(scene.own.owner_id)
-    assert await scene.store.unrecorded("own_other") == [task_id]
+    assert await scene.store.tasks.unrecorded("own_other") == []
+    await scene.store.sessions.release_owner(scene.own.owner_id)
+    assert await scene.store.tasks.unrecorded("own_other") == [task_id]
 
 
 @pytest.mark.spec("DAG-08", "DIS-08")
@@ -495,7 +497,9 @@ async def test_retry_on_another_model_sets_it_for_agents_and_for_the_items_of_th
     agents = replace(make_map("m", depends_on=("list",)), model="old:one")
     task_id = await scene.task("list", agents, make_step("end", depends_on=("m",), model="old:one"))
     await scene.fail(await scene.claim_one())
-    await scene.store.settle_failure(scene.own, f"{task_id}/list", FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us)
+    await scene.store.tasks.settle_failure(
+        scene.own, f"{task_id}/list", FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
+    )
     await finish(scene, task_id)
 
     await scene.retry_task(task_id, model="new:two")

@@ -41,7 +41,7 @@ async def test_claim_tells_since_when_the_step_was_ready(scene: ContractHarness)
 
     claim = await scene.claim_one()
 
-    *_, ready, claimed, started = await scene.store.events(claim.identity.run_id)
+    *_, ready, claimed, started = await scene.store.runs.events(claim.identity.run_id)
     assert [event.type for event in (ready, claimed, started)] == ["step_ready", "step_claimed", "run_started"]
     assert (ready.time_us, claimed.time_us) == (unlocked_us, scene.now_us)
 
@@ -51,7 +51,7 @@ async def test_cancelled_step_tells_that_it_had_been_ready(scene: ContractHarnes
     task_id = await scene.task(*JOIN)
     await scene.complete_all(await scene.claim())
 
-    await scene.store.cancel_task(scene.own, task_id, reason="enough", now_us=scene.now_us)
+    await scene.store.tasks.cancel_task(scene.own, task_id, reason="enough", now_us=scene.now_us)
 
     join = (await scene.steps(task_id))["join"]
     types = await scene.event_types(join.run_id)
@@ -158,11 +158,11 @@ async def test_end_is_stored_whole(scene: ContractHarness) -> None:
 
     await scene.advance([replace(completed(claim, output), usage=usage, outcome=Outcome.PARTIAL)])
 
-    step, run = await scene.store.step(claim.step_key), await scene.store.run(claim.identity.run_id)
+    step, run = await scene.store.tasks.step(claim.step_key), await scene.store.runs.run(claim.identity.run_id)
     assert (step.status, step.output, step.outcome) == (StepStatus.COMPLETED, output, Outcome.PARTIAL)
     assert (run.status, run.end_reason, run.usage) == (RunStatus.COMPLETED, EndReason.COMPLETED, usage)
     assert step.ended_us == run.ended_us == scene.now_us
-    assert await scene.store.result(claim.step_key) == StepResult("a", step.status, output, Outcome.PARTIAL)
+    assert await scene.store.tasks.result(claim.step_key) == StepResult("a", step.status, output, Outcome.PARTIAL)
 
 
 @pytest.mark.spec("EVT-01", "EXE-06")
@@ -174,7 +174,7 @@ async def test_nodes_and_events_of_an_end_stand_before_the_end_itself(scene: Con
 
     types = await scene.event_types(claim.identity.run_id)
     assert types[-3:] == ["model_responded", "step_completed", "run_completed"]
-    assert [stored.payload for stored in await scene.store.nodes(claim.identity.run_id)] == [node.payload]
+    assert [stored.payload for stored in await scene.store.runs.nodes(claim.identity.run_id)] == [node.payload]
 
 
 @pytest.mark.spec("EVT-01")
@@ -183,7 +183,7 @@ async def test_completed_run_ends_with_a_result_node_also_when_its_worker_gave_n
 
     await scene.complete(claim, {"n": 1})
 
-    (node,) = await scene.store.nodes(claim.identity.run_id)
+    (node,) = await scene.store.runs.nodes(claim.identity.run_id)
     assert (node.kind, node.payload) == (NodeKind.RESULT, {"v": 1, "output": {"n": 1}})
 
 

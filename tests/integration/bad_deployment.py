@@ -88,11 +88,11 @@ async def deployed(urls: RoleUrls, callback: Callback) -> AsyncIterator[Deployme
         stack.push_async_callback(bad.close)
         bench = await stack.enter_async_context(open_bench(callback, store=store.as_store()))
         ((ended, ended_worker), (victim, victim_worker)) = await bench.claim(2)
-        await good.advance(
+        await good.claims.advance(
             ended_worker, [completed(ended)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
         )
         own_worker = await open_worker(bad)
-        await bench.store.create_task(make_task(bench.session_id, make_step("mine")))
+        await bench.store.tasks.create_task(make_task(bench.session_id, make_step("mine")))
         own = await claim_one(bad, own_worker, bench)
         process = await BadWorker.start(plain(urls.worker), BAD)
         stack.push_async_callback(process.end)
@@ -101,7 +101,7 @@ async def deployed(urls: RoleUrls, callback: Callback) -> AsyncIterator[Deployme
 
 
 async def claim_one(store: Store, worker_id: str, bench: ConsentHarness) -> Claim:
-    advance = await store.advance(
+    advance = await store.claims.advance(
         worker_id,
         (),
         claim=1,

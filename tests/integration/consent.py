@@ -127,7 +127,7 @@ class ConsentHarness:
 
     def gate(self, claim: Claim, worker_id: str, policy: Policy | None = None, *, token: str = "") -> WorkerGate:
         if worker_id not in self.inboxes:
-            self.inboxes[worker_id] = DecisionInbox(self.store, self.subscriber, worker_id)
+            self.inboxes[worker_id] = DecisionInbox(self.store.consent, self.subscriber, worker_id)
         return WorkerGate(
             self.store,
             self.notifier,
@@ -141,7 +141,7 @@ class ConsentHarness:
     async def claim(self, count: int = 1) -> list[tuple[Claim, str]]:
         """Claim ``count`` steps of one task, each in a worker process of its own."""
         task = make_task(self.session_id, *(make_step(f"s{number}") for number in range(count)))
-        await self.store.create_task(task)
+        await self.store.tasks.create_task(task)
         held = []
         for _ in range(count):
             worker_id = await open_worker(self.store)
@@ -149,7 +149,7 @@ class ConsentHarness:
         return held
 
     async def claim_for(self, worker_id: str) -> Claim:
-        advance = await self.store.advance(
+        advance = await self.store.claims.advance(
             worker_id,
             (),
             claim=1,
@@ -161,7 +161,7 @@ class ConsentHarness:
         return advance.claims[0]
 
     async def events(self, claim: Claim) -> list[Event]:
-        return list(await self.store.events(claim.identity.run_id))
+        return list(await self.store.runs.events(claim.identity.run_id))
 
     async def event(self, claim: Claim, type: EventType) -> Event:
         """Return the one event of that type in the run's log."""
@@ -171,14 +171,14 @@ class ConsentHarness:
     async def pending(self, count: int = 1) -> list[PermissionRequest]:
         """Wait until exactly ``count`` questions are open."""
         await until(lambda: self._has_pending(count))
-        return list(await self.store.pending(self.session_id))
+        return list(await self.store.consent.pending(self.session_id))
 
     async def pass_time(self, seconds: float) -> None:
         """Let time pass, in which attached clients live, and have the desk look at what that means."""
         self.clock.advance(timedelta(seconds=seconds))
         if self.attached:
-            for responder in await self.store.responders(self.session_id):
-                await self.store.beat_responder(responder.id)
+            for responder in await self.store.sessions.responders(self.session_id):
+                await self.store.sessions.beat_responder(responder.id)
         await self.broker.review([self.session_id])
 
     async def settle(self) -> None:
@@ -228,10 +228,10 @@ class ConsentHarness:
         await asyncio.gather(*gone, return_exceptions=True)
 
     async def is_attended(self) -> bool:
-        return bool(await self.store.responders(self.session_id))
+        return bool(await self.store.sessions.responders(self.session_id))
 
     async def _has_pending(self, count: int) -> bool:
-        return len(await self.store.pending(self.session_id)) == count
+        return len(await self.store.consent.pending(self.session_id)) == count
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
@@ -299,10 +299,10 @@ async def open_bench(
 async def next_owner(bench: ConsentHarness) -> None:
     """Let the owner's process die and another take its session."""
     await bench.broker.close()
-    await bench.store.release_owner(bench.ownership.owner_id)
+    await bench.store.sessions.release_owner(bench.ownership.owner_id)
     successor = make_owner()
-    await bench.store.register_owner(successor)
-    (session,) = await bench.store.adopt_sessions(successor.id)
+    await bench.store.sessions.register_owner(successor)
+    (session,) = await bench.store.sessions.adopt_sessions(successor.id)
     bench.ownership, bench.broker = session.ownership, bench.new_desk(successor.id)
 
 

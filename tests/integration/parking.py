@@ -109,9 +109,9 @@ class Site:
             clock=self.clock,
         )
         owner = make_owner()
-        await self.store.register_owner(owner)
-        await self.store.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
-        await self.store.create_task(prepared.task)
+        await self.store.sessions.register_owner(owner)
+        await self.store.sessions.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
+        await self.store.tasks.create_task(prepared.task)
         self.own, self.task_id = Ownership(prepared.session.id, owner.id, 1), prepared.task.id
         key = DeploymentKey(self.store, Signer.generate(), self.clock)
         self.broker = ApprovalBroker(self.store, self.board, key, self.clock, self.settings, owner_id=lambda: owner.id)
@@ -120,8 +120,10 @@ class Site:
     async def start_worker(self, slots: int = 1, **settings: object) -> WorkerProcess:
         """Start a worker process; each of its slots takes a dispatch whenever there is something to claim."""
         own = self.settings.model_copy(update={"slots": slots, **settings})
-        incarnation = Incarnation(self.store, self.clock, f"w{len(self._processes)}@here", slots, ("default",), ())
-        inbox = DecisionInbox(self.store, self.board, "")
+        incarnation = Incarnation(
+            self.store.sessions, self.clock, f"w{len(self._processes)}@here", slots, ("default",), ()
+        )
+        inbox = DecisionInbox(self.store.consent, self.board, "")
         agents = AgentStepRunner(
             self.store,
             self.board,
@@ -151,7 +153,7 @@ class Site:
 
     async def _dispatch(self, process: WorkerProcess) -> None:
         while True:
-            if any((await self.store.backlog()).ready.values()):
+            if any((await self.store.claims.backlog()).ready.values()):
                 self._begin(process.hold_slot())
             await asyncio.sleep(0.01)
 
@@ -179,7 +181,7 @@ class Site:
 
     # -- looking
     async def steps(self) -> dict[str, Step]:
-        return {step.step_id: step for step in await self.store.steps(self.task_id)}
+        return {step.step_id: step for step in await self.store.tasks.steps(self.task_id)}
 
     async def until_stands(self, **statuses: StepStatus) -> dict[str, Step]:
         """Wait until the named steps stand so."""
@@ -195,19 +197,19 @@ class Site:
         """Wait until so many questions are open."""
 
         async def are_open() -> bool:
-            return len(await self.store.pending(self.own.session_id)) == count
+            return len(await self.store.consent.pending(self.own.session_id)) == count
 
         await until(are_open)
-        return await self.store.pending(self.own.session_id)
+        return await self.store.consent.pending(self.own.session_id)
 
     async def answer(self, *requests: PermissionRequest, choice: Choice = Choice.ALLOW_ONCE) -> None:
         for request in requests:
-            await self.store.answer(make_answer(request, choice))
+            await self.store.consent.answer(make_answer(request, choice))
             await self.board.permission_raised(request.id, self.own.session_id)
 
     async def story(self, name: str = "asks") -> Counter[str]:
         run_id = (await self.steps())[name].run_id
-        return Counter(str(event.type) for event in await self.store.events(run_id))
+        return Counter(str(event.type) for event in await self.store.runs.events(run_id))
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 import psycopg
 from sqlalchemy import make_url
 
+from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.roles.role_grants import Roles, grant
 from soong.shared.storage.sql.store import SqlStore
@@ -32,12 +33,14 @@ WORKER_METHODS: Final = frozenset(
             "set_worker_state",
             "workers",
         ),
-        *("heart", "append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
+        *("append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
         *("park", "lapse"),
         *("settled", "task", "step", "steps", "counts", "result", "leases"),
     }
 )
 """What a worker's process calls of its store; everything else is the business of clients and owners."""
+PARTS: Final = frozenset({"sessions", "tasks", "claims", "runs", "consent", "keys", "access", "audit"})
+"""The parts of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,15 @@ class RoleUrls:
     worker: str
 
 
+class _SplitPart:
+    def __init__(self, worker: object, others: object) -> None:
+        self._worker = worker
+        self._others = others
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker if name in WORKER_METHODS else self._others, name)
+
+
 class SplitStore:
     """One deployment's store: a worker's methods under its role, all others under the orchestrator's."""
 
@@ -58,7 +70,10 @@ class SplitStore:
         self._others = others
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._worker if name in WORKER_METHODS else self._others, name)
+        return _SplitPart(getattr(self._worker, name), getattr(self._others, name))
+
+    def heart(self) -> HeartbeatWriter:
+        return self._worker.heart()
 
     async def close(self) -> None:
         await self._worker.close()

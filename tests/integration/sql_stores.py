@@ -40,15 +40,15 @@ def connected(url: str, *, is_writer: bool = True) -> Iterator[Connection]:
 async def begin(store: SqlStore) -> tuple[Session, str]:
     """Open an owned session and register a worker; return both."""
     session, worker = make_session(owner_id="own_1"), make_worker()
-    await store.open_session(session)
-    await store.register_worker(worker)
+    await store.sessions.open_session(session)
+    await store.sessions.register_worker(worker)
     return session, worker.id
 
 
 async def claim_one(store: SqlStore, session: Session, worker_id: str) -> Claim:
     """Create a task of one step and claim it."""
-    await store.create_task(make_task(session.id, make_step("a")))
-    advance = await store.advance(
+    await store.tasks.create_task(make_task(session.id, make_step("a")))
+    advance = await store.claims.advance(
         worker_id, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
     )
     return advance.claims[0]

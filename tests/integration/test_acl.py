@@ -248,7 +248,7 @@ async def _is_cut(server: AclServer) -> bool:
 
 
 async def _is_held(service: Deployment, task_id: str) -> bool:
-    return any(step.status.is_leased for step in await service.store.steps(task_id))
+    return any(step.status.is_leased for step in await service.store.tasks.steps(task_id))
 
 
 @pytest.mark.spec("OPS-02", "OPS-08")

@@ -30,11 +30,11 @@ from tests.model.builders import make_worker
 
 async def asked(bench: ConsentHarness, folder: str = "/work/out") -> tuple["asyncio.Task[Verdict]", Question]:
     """Have a worker ask; return its waiting call and the question."""
-    before = {question.request.id for question in await bench.store.questions()}
+    before = {question.request.id for question in await bench.store.consent.questions()}
     asking, new = await call(bench, folder), list[Question]()
 
     async def is_there() -> bool:
-        new[:] = [one for one in await bench.store.questions() if one.request.id not in before]
+        new[:] = [one for one in await bench.store.consent.questions() if one.request.id not in before]
         return bool(new)
 
     await until(is_there)
@@ -82,7 +82,7 @@ async def test_an_answer_from_another_terminal_reaches_exactly_its_call(
         assert (code, said.partition(": ")[2]) == (AnswerExitCode.DONE, sentence)
         assert verdict.is_allowed is (choice is not Choice.DENY)
         assert (verdict.author, verdict.reason) == ("person", "seen")
-        stored = await bench.store.answer_of(question.request.id)
+        stored = await bench.store.consent.answer_of(question.request.id)
         assert stored is not None
         assert (stored.channel, stored.input_digest) == ("cli", question.request.input_digest)
 
@@ -113,7 +113,7 @@ async def test_a_question_that_was_withdrawn_is_answered_at_once_with_why(open_b
         code, said = await answer(bench, question, Choice.ALLOW_ONCE)
 
         assert (code, "withdrawn" in said) == (AnswerExitCode.DECIDED, True)
-        assert await bench.store.questions() == []
+        assert await bench.store.consent.questions() == []
         approval = await approval_of(
             bench.store, await find_question(bench.store, question.request.id), TargetChecker((), bench.settings.home)
         )
@@ -126,13 +126,13 @@ async def test_what_an_ended_run_asked_takes_no_answer_though_no_orchestrator_ru
     async with open_bench() as bench:
         asking, question = await asked(bench)
         await bench.broker.close()
-        (worker,) = await bench.store.workers()
-        await bench.store.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us())
+        (worker,) = await bench.store.sessions.workers()
+        await bench.store.claims.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us())
 
         code, said = await answer(bench, question, Choice.ALLOW_ONCE)
 
         assert (code, "withdrawn" in said) == (AnswerExitCode.DECIDED, True)
-        assert await bench.store.questions() == []
+        assert await bench.store.consent.questions() == []
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
@@ -165,7 +165,7 @@ async def test_another_principal_may_not_answer_and_the_question_stays(open_benc
         assert (
             said.sentence == "not answered: its session is answered by 'local', and you are 'mallory' (SOONG_PRINCIPAL)"
         )
-        assert await bench.store.answer_of(question.request.id) is None
+        assert await bench.store.consent.answer_of(question.request.id) is None
         await answer(bench, question, Choice.ALLOW_ONCE)
         assert (await verdicts(asking))[0].is_allowed
 
@@ -188,14 +188,14 @@ async def test_what_a_run_has_started_cannot_answer(open_bench: OpenBench) -> No
         asking, question = await asked(bench)
         now_us = time.time_ns() // 1000
         worker = replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us)
-        await bench.store.register_worker(worker)
+        await bench.store.sessions.register_worker(worker)
 
         code, said = await answer(bench, question, Choice.ALLOW_ONCE)
 
         assert code == AnswerExitCode.NOT_ALLOWED
         assert said.startswith(f"not answered: process {os.getppid()} (")
         assert said.endswith(") belongs to a run, and runs do not answer for people")
-        assert await bench.store.answer_of(question.request.id) is None
+        assert await bench.store.consent.answer_of(question.request.id) is None
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
@@ -230,7 +230,7 @@ async def test_what_is_listed_says_who_asks_for_what_and_what_a_grant_would_cove
         asking, question = await asked(bench)
         who = question.request.identity
 
-        text = list_text(await bench.store.questions(), bench.clock.now_us())
+        text = list_text(await bench.store.consent.questions(), bench.clock.now_us())
 
         for word in (
             question.request.id[-8:],
@@ -392,7 +392,7 @@ async def test_the_end_of_the_input_leaves_the_question_to_others(open_bench: Op
         watcher(bench, closed, sentences)
         await until(lambda: len(sentences) == 2)
 
-        assert await bench.store.answer_of(question.request.id) is None
+        assert await bench.store.consent.answer_of(question.request.id) is None
         assert sentences[0] == "standard input ended"
         assert sentences[1].startswith("1 question stays open; `soong approvals list`")
         await until(lambda: _nobody_attached(bench))
@@ -401,7 +401,7 @@ async def test_the_end_of_the_input_leaves_the_question_to_others(open_bench: Op
 
 
 async def _nobody_attached(bench: ConsentHarness) -> bool:
-    return not await bench.store.responders(bench.session_id)
+    return not await bench.store.sessions.responders(bench.session_id)
 
 
 @pytest.mark.spec("PER-15")
@@ -434,8 +434,10 @@ async def test_who_leaves_is_told_of_questions_that_stay_and_of_no_others(
         await until(lambda: silent.at_once == 1)
         await bench.broker.close()
         if has_ended:
-            (worker,) = await bench.store.workers()
-            await bench.store.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us())
+            (worker,) = await bench.store.sessions.workers()
+            await bench.store.claims.expire_worker(
+                worker.id, worker.beat, max_lost_leases=1, now_us=bench.clock.now_us()
+            )
 
         await _cancelled(bench.tasks[-1])
 
@@ -465,4 +467,4 @@ async def test_a_terminal_attaches_to_a_session_only_while_it_asks(open_bench: O
 
 
 async def _is_attached(bench: ConsentHarness) -> bool:
-    return bool(await bench.store.responders(bench.session_id))
+    return bool(await bench.store.sessions.responders(bench.session_id))

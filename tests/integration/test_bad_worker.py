@@ -210,7 +210,7 @@ async def test_what_others_hold_cannot_be_touched_and_their_question_is_answered
     assert verdict.is_allowed
     assert [shown.id for shown in callback_of(bench).shown] == [request.id]
     assert callback_of(bench).shown[0].identity == deployment.victim.identity
-    found = await verify(bench.store, bench.store)
+    found = await verify(bench.store.audit, bench.store.keys)
     assert found.holds
 
 
@@ -238,7 +238,7 @@ async def test_a_decision_that_another_waits_for_cannot_be_used_up(deployment: D
 
     assert verdict.is_allowed
     assert await deployment.try_(statement) == DENIED
-    assert list(await bench.store.uses()) == []
+    assert list(await bench.store.audit.uses()) == []
 
 
 async def decided(deployment: Deployment, choice: Choice) -> str:
@@ -250,13 +250,13 @@ async def decided(deployment: Deployment, choice: Choice) -> str:
     assert (await deployment.raise_own(request))["rows"] == 1
     await bench.broker.review([bench.session_id])
     await until(lambda: _is_closed(bench, request.id))
-    decision = await bench.store.decision_of(request.id)
+    decision = await bench.store.consent.decision_of(request.id)
     assert decision is not None
     return decision.id
 
 
 async def _is_closed(bench: ConsentHarness, request_id: str) -> bool:
-    return (await bench.store.request(request_id))[1] is not RequestState.PENDING
+    return (await bench.store.consent.request(request_id))[1] is not RequestState.PENDING
 
 
 USE_OWN = f"{USE} VALUES (%(decision)s, %(own)s, %(call)s, 1)"
@@ -289,7 +289,7 @@ async def test_a_yes_that_it_used_for_another_input_is_found(deployment: Deploym
     call = f"{CALL} VALUES (%(own)s, 'call_1', 0, 't', 'e', 1, %(digest)s, '{{}}', '{{}}', %(decision)s, 'started')"
     assert (await deployment.try_(call, decision=decision, digest="f" * 64))["rows"] == 1
 
-    found = await verify(deployment.bench.store, deployment.bench.store)
+    found = await verify(deployment.bench.store.audit, deployment.bench.store.keys)
 
     assert not found.holds
     (problem,) = found.misused
@@ -307,9 +307,9 @@ async def test_a_question_of_its_own_that_is_not_proven_is_shown_to_nobody_and_t
     await until(lambda: _is_closed(bench, request.id))
 
     assert not callback_of(bench).shown
-    events = await bench.store.events(deployment.own.identity.run_id)
+    events = await bench.store.runs.events(deployment.own.identity.run_id)
     assert [event.data["what"] for event in events if event.type == EventType.SECURITY] == ["forged_request"]
-    (entry,) = await bench.store.audit_entries(kinds=[AuditKind.SECURITY])
+    (entry,) = await bench.store.audit.audit_entries(kinds=[AuditKind.SECURITY])
     assert (entry.data["what"], entry.data["run"]) == ("forged_request", deployment.own.identity.run_id)
 
 
@@ -344,8 +344,8 @@ async def test_a_row_that_is_no_question_is_shown_to_nobody_told_and_holds_nobod
 
     assert verdict.is_allowed
     assert [shown.identity for shown in callback_of(bench).shown] == [deployment.victim.identity]
-    assert await bench.store.pending(bench.session_id) == []
-    entries = await bench.store.audit_entries(kinds=[AuditKind.SECURITY])
+    assert await bench.store.consent.pending(bench.session_id) == []
+    entries = await bench.store.audit.audit_entries(kinds=[AuditKind.SECURITY])
     assert [entry.data["what"] for entry in entries] == ["malformed_request"] * len(MALFORMED)
 
 
@@ -367,13 +367,14 @@ async def test_a_flood_of_questions_shows_a_bounded_number_and_holds_nobody_back
 
     assert verdict.is_allowed
     of_flood = [one for one in callback_of(bench).shown if one.identity == deployment.own.identity]
-    assert len(of_flood) <= shown
-    told = [entry.data for entry in await bench.store.audit_entries(kinds=[AuditKind.SECURITY])]
+    # A client reads the rows itself: it may show one before the owner has closed it, and then takes it back.
+    assert len(of_flood) <= max(shown, 1)
+    told = [entry.data for entry in await bench.store.audit.audit_entries(kinds=[AuditKind.SECURITY])]
     assert sum(int(str(data["closed"])) for data in told if data["what"] == "question_flood") == count - shown
 
 
 async def _is_calm(bench: ConsentHarness) -> bool:
-    return len(await bench.store.pending(bench.session_id, limit=MAX_OPEN + 1)) <= MAX_OPEN
+    return len(await bench.store.consent.pending(bench.session_id, limit=MAX_OPEN + 1)) <= MAX_OPEN
 
 
 async def _flood(deployment: Deployment, count: int, *, is_proven: bool) -> None:

@@ -104,7 +104,7 @@ HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.spec("PER-12", "OPS-12")
 async def test_what_nobody_holds_is_only_claimed(deployment: Deployment) -> None:
     task = make_task(deployment.bench.session_id, "free", make_step("waiting", depends_on=("free",)))
-    await deployment.bench.store.create_task(task)
+    await deployment.bench.store.tasks.create_task(task)
     step = task.steps[0]
     assert step.run is not None
     names = {"free": step.run.identity.run_id, "free_step": step.key, "waiting_step": f"{step.task_id}/waiting"}
@@ -113,7 +113,7 @@ async def test_what_nobody_holds_is_only_claimed(deployment: Deployment) -> None
 
     assert outcomes == {what: expected for what, (_, expected) in HELD_BY_NOBODY.items()}
     good_worker = await open_worker(deployment.bench.store)
-    advance = await deployment.bench.store.advance(
+    advance = await deployment.bench.store.claims.advance(
         good_worker, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=1
     )
     (claim,) = advance.claims
@@ -127,25 +127,25 @@ async def test_what_it_left_beyond_its_logs_holds_nobody_up(deployment: Deployme
         assert await deployment.try_(f"{EVENT} VALUES (%(own)s, {place}, 'left', 1, '{{}}')") == {"rows": 1}
         assert await deployment.try_(f"{NODE} VALUES (%(own)s, {place}, 0, 'user', '{{}}', 1)") == {"rows": 1}
     held = Lease(own.step_key, own.identity.run_id, own.fence)
-    await deployment.own_store.release(deployment.own_worker, [held], reason="left", now_us=1)
+    await deployment.own_store.claims.release(deployment.own_worker, [held], reason="left", now_us=1)
 
     claim = await claim_one(bench.store, await open_worker(bench.store), bench)
     log = [NewEvent(EventType.TOOL_STARTED)]
     nodes = [NewNode(NodeKind.USER, {"v": 1})]
-    appended = await bench.store.append(claim.identity.run_id, claim.fence, nodes=nodes, events=log, now_us=1)
-    await bench.store.cancel_task(
+    appended = await bench.store.runs.append(claim.identity.run_id, claim.fence, nodes=nodes, events=log, now_us=1)
+    await bench.store.tasks.cancel_task(
         bench.ownership, claim.step_key.partition("/")[0], reason="enough", now_us=bench.clock.now_us()
     )
 
     assert (claim.identity.run_id, claim.is_resumed, claim.malformed) == (own.identity.run_id, True, "")
     assert appended.last_node == 23
-    types = [event.type for event in await bench.store.events(own.identity.run_id)]
+    types = [event.type for event in await bench.store.runs.events(own.identity.run_id)]
     assert types[-7:] == [*["left"] * 3, "step_handed_back", "step_claimed", "run_resumed", "tool_started"]
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
 async def test_what_it_has_ended_it_changes_no_more(deployment: Deployment) -> None:
-    await deployment.own_store.advance(
+    await deployment.own_store.claims.advance(
         deployment.own_worker, [completed(deployment.own)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
     )
 

@@ -94,13 +94,13 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
             told = await deployment.try_(INSERT_REQUEST, id=request.id, **values)
             assert told == {"rows": 1}, request
         async with asyncio.timeout(120):
-            while await bench.store.pending(bench.session_id):
+            while await bench.store.consent.pending(bench.session_id):
                 await bench.settle()
 
     gate = bench.gate(deployment.victim, deployment.victim_worker)
     async with asyncio.timeout(60):
         (verdict,) = await verdicts(gate.decide(make_call(deployment.victim)))
-    listed = await bench.store.questions(session_id=bench.session_id, include_closed=True, limit=1000)
+    listed = await bench.store.consent.questions(session_id=bench.session_id, include_closed=True, limit=1000)
     shown = 0
     for question in listed:
         if question.request.identity == deployment.own.identity:
@@ -161,10 +161,10 @@ async def test_an_answer_whose_metadata_is_malformed_answers_nothing_and_holds_n
     gate = bench.gate(deployment.victim, deployment.victim_worker)
     async with asyncio.timeout(60):
         (verdict,) = await verdicts(gate.decide(make_call(deployment.victim)))
-        while await bench.store.pending(bench.session_id):
+        while await bench.store.consent.pending(bench.session_id):
             await bench.settle()
 
     assert verdict.is_allowed
-    decision = await bench.store.decision_of(request.id)
+    decision = await bench.store.consent.decision_of(request.id)
     assert decision is not None
     assert (decision.choice, decision.error) == (Choice.DENY, ErrorType.PERMISSION_FAILED)

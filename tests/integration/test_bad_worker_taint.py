@@ -46,7 +46,7 @@ async def test_a_taint_that_it_wrote_it_takes_back_by_no_statement(deployment: D
     bench, own = deployment.bench, deployment.own
     run_id = own.identity.run_id
     for call in ("call_1", "call_2"):
-        await deployment.own_store.end_call(
+        await deployment.own_store.runs.end_call(
             *(run_id, own.fence, call),
             result=None,
             nodes=(),
@@ -60,22 +60,22 @@ async def test_a_taint_that_it_wrote_it_takes_back_by_no_statement(deployment: D
 
     assert outcomes == dict.fromkeys(CLEARED, DENIED)
     assert column == {"refused": "UndefinedColumn"}
-    assert await bench.store.is_tainted(run_id)
-    assert (await bench.store.run(run_id)).is_tainted
+    assert await bench.store.runs.is_tainted(run_id)
+    assert (await bench.store.runs.run(run_id)).is_tainted
 
 
 @pytest.mark.spec("PER-21.b", "OPS-12.c")
 async def test_what_it_feeds_stays_tainted_once_it_has_let_its_run_go(deployment: Deployment) -> None:
     bench = deployment.bench
     source = make_step("source", kind=StepKind.AGENT)
-    await bench.store.create_task(
+    await bench.store.tasks.create_task(
         make_task(bench.session_id, source, make_step("after", depends_on=("source",), kind=StepKind.AGENT))
     )
     own = await claim_one(deployment.own_store, deployment.own_worker, bench)
-    await deployment.own_store.end_call(
+    await deployment.own_store.runs.end_call(
         *(own.identity.run_id, own.fence, "call_1"), result=None, nodes=(), events=(), now_us=1, taints=True
     )
-    await deployment.own_store.advance(
+    await deployment.own_store.claims.advance(
         deployment.own_worker, [completed(own)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
     )
 
@@ -84,13 +84,13 @@ async def test_what_it_feeds_stays_tainted_once_it_has_let_its_run_go(deployment
 
     assert outcome == DENIED
     assert after.identity.step_key.endswith("/after")
-    assert await bench.store.is_tainted(after.identity.run_id)
+    assert await bench.store.runs.is_tainted(after.identity.run_id)
 
 
 @pytest.mark.spec("OPS-12.c")
 async def test_it_taints_no_run_that_it_does_not_hold(deployment: Deployment) -> None:
     task = make_task(deployment.bench.session_id, "free")
-    await deployment.bench.store.create_task(task)
+    await deployment.bench.store.tasks.create_task(task)
     free = task.steps[0].run
     assert free is not None
     others = {
@@ -103,4 +103,4 @@ async def test_it_taints_no_run_that_it_does_not_hold(deployment: Deployment) ->
     outcomes = {which: await deployment.try_(f"{TAINT} VALUES (%(run)s, 1)", run=run) for which, run in others.items()}
 
     assert outcomes == dict.fromkeys(others, DENIED)
-    assert [await deployment.bench.store.is_tainted(run) for run in others.values()] == [False] * len(others)
+    assert [await deployment.bench.store.runs.is_tainted(run) for run in others.values()] == [False] * len(others)

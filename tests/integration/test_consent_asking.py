@@ -113,7 +113,7 @@ async def test_questions_about_different_scopes_do_not_wait_for_each_other(open_
 
         for request in await bench.pending(3):
             if request.id != shown.id:
-                await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+                await bench.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE))
         await bench.broker.review([bench.session_id])
         await bench.pending(1)
         assert first.gate is not None
@@ -193,10 +193,10 @@ async def test_a_decision_runs_one_call_once(open_bench: OpenBench) -> None:
             answer.decision_id,
         )
 
-        await bench.store.start_call(row, claim.fence, events=(), now_us=1)
+        await bench.store.runs.start_call(row, claim.fence, events=(), now_us=1)
 
         with pytest.raises(AlreadyConsumedError):
-            await bench.store.start_call(replace(row, tool_call_id="call_2"), claim.fence, events=(), now_us=1)
+            await bench.store.runs.start_call(replace(row, tool_call_id="call_2"), claim.fence, events=(), now_us=1)
 
 
 @pytest.mark.spec("PER-20.b")
@@ -239,7 +239,7 @@ async def test_a_cancelled_call_withdraws_its_question_and_stops_the_asking(open
         await asyncio.gather(asking, return_exceptions=True)
 
         assert await bench.pending(0) == []
-        _, state = await bench.store.request(request.id)
+        _, state = await bench.store.consent.request(request.id)
         assert state is RequestState.WITHDRAWN
         await until(lambda: callback.at_once == 0)
 
@@ -267,7 +267,7 @@ async def test_what_a_hook_made_of_a_call_can_be_read_whole_however_long_it_is(
         asking = asyncio.ensure_future(bench.gate(claim, worker).decide(call))
         (request,) = await bench.pending(1)
 
-        whole = await read_full_input(bench.store, request)
+        whole = await read_full_input(bench.store.runs, request)
 
         assert request.arguments != made
         assert (whole.input["content"], whole.note) == (f"{secret and MARK}\n{TEXT}", note)

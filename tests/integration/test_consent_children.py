@@ -29,7 +29,7 @@ async def test_a_childs_question_that_nobody_sees_stands_in_rows_and_log_and_its
         await bench.settle()
 
         told = await bench.event(claim, EventType.PERMISSION_REQUESTED)
-        listed = [question.request.id for question in await bench.store.questions()]
+        listed = [question.request.id for question in await bench.store.consent.questions()]
         assert not asking.done()
         assert (told.data["request_id"], listed) == (request.id, [request.id])
 
@@ -92,13 +92,15 @@ async def test_a_question_names_the_child_and_the_model_that_it_is_from(open_ben
         (step,) = task.steps
         assert step.run is not None
         identity = replace(step.run.identity, definition="reviewer", model="anthropic:claude-small")
-        await bench.store.create_task(replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),)))
+        await bench.store.tasks.create_task(
+            replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),))
+        )
         worker = await open_worker(bench.store)
         claim = await bench.claim_for(worker)
         asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
         (request,) = await bench.pending()
 
-        text = list_text(await bench.store.questions(), bench.clock.now_us())
+        text = list_text(await bench.store.consent.questions(), bench.clock.now_us())
 
         assert request.identity == identity
         for word in ("reviewer", "anthropic:claude-small", identity.agent_id, identity.step_title):

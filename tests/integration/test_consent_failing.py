@@ -201,7 +201,7 @@ async def test_an_inbox_waits_as_long_as_it_takes_for_anybodys_answer(open_bench
         await bench.settle()
         assert not asking.done()
 
-        await bench.store.answer(make_answer(request, principal="somebody@example.org"))
+        await bench.store.consent.answer(make_answer(request, principal="somebody@example.org"))
         await bench.settle()
 
         (verdict,) = await verdicts(asking)
@@ -212,7 +212,7 @@ async def test_an_inbox_waits_as_long_as_it_takes_for_anybodys_answer(open_bench
 async def test_a_responder_that_goes_away_and_does_not_come_back_is_no_callback(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         responder = make_responder(bench.session_id)
-        await bench.store.attach_responder(responder)
+        await bench.store.sessions.attach_responder(responder)
         asking, _ = await ask(bench)
 
         await bench.pass_time(bench.settings.responder_lease_s)  # its beat has not moved: it is away from now on
@@ -223,17 +223,17 @@ async def test_a_responder_that_goes_away_and_does_not_come_back_is_no_callback(
         await bench.pass_time(1)
 
         await ended(bench, asking, ErrorType.PERMISSION_NO_CALLBACK)
-        assert not await bench.store.responders(bench.session_id)
+        assert not await bench.store.sessions.responders(bench.session_id)
 
 
 async def test_a_responder_that_beats_keeps_the_question_open(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         responder = make_responder(bench.session_id)
-        await bench.store.attach_responder(responder)
+        await bench.store.sessions.attach_responder(responder)
         asking, _ = await ask(bench)
 
         for _ in range(10):
-            await bench.store.beat_responder(responder.id)
+            await bench.store.sessions.beat_responder(responder.id)
             await bench.pass_time(10)
             await bench.settle()
 
@@ -254,7 +254,7 @@ async def test_an_answer_that_does_not_fit_the_question_allows_nothing(
         asking, request = await ask(bench)
         answer = make_answer(request, principal=principal)
 
-        await bench.store.answer(replace(answer, input_digest=digest or request.input_digest))
+        await bench.store.consent.answer(replace(answer, input_digest=digest or request.input_digest))
         await bench.settle()
 
         verdict = await ended(bench, asking, ErrorType.PERMISSION_FAILED)
@@ -265,16 +265,16 @@ async def test_an_answer_that_does_not_fit_the_question_allows_nothing(
 async def test_a_second_answer_is_told_that_it_comes_too_late(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, request = await ask(bench)
-        await bench.store.answer(make_answer(request, Choice.DENY))
+        await bench.store.consent.answer(make_answer(request, Choice.DENY))
 
         with pytest.raises(AlreadyDecidedError):
-            await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+            await bench.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE))
 
         await bench.settle()
         (verdict,) = await verdicts(asking)
         assert verdict.error is ErrorType.PERMISSION_DENIED
         with pytest.raises(AlreadyDecidedError):
-            await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+            await bench.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE))
 
 
 @pytest.mark.spec("PER-10")

@@ -31,7 +31,7 @@ async def test_a_request_without_the_proof_of_its_run_is_withdrawn_and_nobody_is
         assert not callback.shown
         security = await bench.event(claim, EventType.SECURITY)
         assert security.data["what"] == "forged_request"
-        _, state = await bench.store.request(str(security.data["request_id"]))
+        _, state = await bench.store.consent.request(str(security.data["request_id"]))
         assert state is RequestState.WITHDRAWN
 
 
@@ -173,7 +173,7 @@ async def test_a_decision_that_was_used_is_not_asked_anew_when_it_expires(open_b
         gate = bench.gate(claim, worker)
         (used,) = await verdicts(gate.decide(make_call(claim)))
         row = make_row(claim, decision_id=used.decision_id)
-        await bench.store.start_call(row, claim.fence, events=(), now_us=bench.clock.now_us())
+        await bench.store.runs.start_call(row, claim.fence, events=(), now_us=bench.clock.now_us())
 
         await bench.pass_time(bench.settings.decision_ttl_s)
         (again,) = await verdicts(gate.decide(make_call(claim)))

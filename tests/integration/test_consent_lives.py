@@ -18,7 +18,7 @@ from tests.model.builders import make_answer, open_worker
 
 async def resumed(bench: ConsentHarness, claim: Claim, worker: str) -> tuple[Claim, str]:
     """Hand the run back and let another worker take it up."""
-    await bench.store.release(
+    await bench.store.claims.release(
         worker, [Lease(claim.step_key, claim.identity.run_id, claim.fence)], reason="test", now_us=1
     )
     successor = await open_worker(bench.store)
@@ -118,7 +118,7 @@ async def test_a_new_owner_that_finds_an_answer_asks_nobody(open_bench: OpenBenc
         (request,) = await bench.pending()
         await until(lambda: silent.at_once == 1)
         await bench.broker.close()
-        await bench.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+        await bench.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE))
 
         await bench.detach()
         await next_owner(bench)
@@ -152,8 +152,8 @@ async def test_an_owner_that_lost_its_session_decides_nothing_more(open_bench: O
         asking = start(bench, claim, worker)
         await until(lambda: silent.at_once == 1)
         former, session = bench.broker, bench.ownership
-        await bench.store.release_owner(session.owner_id)
-        successor = await bench.store.session(bench.session_id)
+        await bench.store.sessions.release_owner(session.owner_id)
+        successor = await bench.store.sessions.session(bench.session_id)
         assert successor.owner_id == ""
 
         assert silent.gate is not None
@@ -164,7 +164,7 @@ async def test_an_owner_that_lost_its_session_decides_nothing_more(open_bench: O
         await until(lambda: approvals.task is None or approvals.task.done())
 
         assert not asking.done()
-        (question,) = await bench.store.questions(session_id=bench.session_id)
+        (question,) = await bench.store.consent.questions(session_id=bench.session_id)
         assert question.decision is None
         asking.cancel()
 
@@ -176,10 +176,10 @@ async def test_the_question_of_a_run_that_has_ended_is_withdrawn(open_bench: Ope
         ((claim, worker),) = await bench.claim()
         asking = start(bench, claim, worker)
         await until(lambda: silent.at_once == 1)
-        held = await bench.store.cancel_task(bench.ownership, claim.identity.task_id, reason="test", now_us=1)
+        held = await bench.store.tasks.cancel_task(bench.ownership, claim.identity.task_id, reason="test", now_us=1)
         assert held == {worker}
         await bench.inboxes[worker].close()
-        await bench.store.expire_worker(worker, 0, max_lost_leases=3, now_us=1)
+        await bench.store.claims.expire_worker(worker, 0, max_lost_leases=3, now_us=1)
 
         await bench.pass_time(10)
 
@@ -259,17 +259,17 @@ async def test_a_terminal_that_was_taken_for_gone_attaches_again(open_bench: Ope
         bench.settings = bench.settings.model_copy(update={"responder_lease_s": 0.3})
         bench.attach(Callback())
         await until(lambda: _has_responders(bench, 1))
-        (first,) = await bench.store.responders(bench.session_id)
+        (first,) = await bench.store.sessions.responders(bench.session_id)
 
-        await bench.store.detach_responder(first.id)
+        await bench.store.sessions.detach_responder(first.id)
 
         await until(lambda: _has_responders(bench, 1))
-        (second,) = await bench.store.responders(bench.session_id)
+        (second,) = await bench.store.sessions.responders(bench.session_id)
         assert second.id != first.id
 
 
 async def _has_responders(bench: ConsentHarness, count: int) -> bool:
-    found: Sequence[object] = await bench.store.responders(bench.session_id)
+    found: Sequence[object] = await bench.store.sessions.responders(bench.session_id)
     return len(found) == count
 
 
@@ -315,7 +315,7 @@ async def test_who_picks_a_question_behind_the_one_that_is_shown_has_answered_th
         _, behind = await bench.pending(2)
         answer = replace(make_answer(behind, Choice.DENY), reason="not that one")
 
-        await bench.store.answer(answer)
+        await bench.store.consent.answer(answer)
         await bench.broker.review([bench.session_id])
 
         (verdict,) = await verdicts(asking)

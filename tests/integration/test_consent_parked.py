@@ -21,7 +21,7 @@ async def parked(bench: ConsentHarness) -> tuple[Claim, PermissionRequest]:
     asking = asyncio.get_running_loop().create_task(gate.decide(make_call(claim)))
     (request,) = await bench.pending()
     held = Lease(claim.step_key, claim.identity.run_id, claim.fence)
-    assert await bench.store.park(worker, held, [request.id], max_parked=1, now_us=bench.clock.now_us())
+    assert await bench.store.claims.park(worker, held, [request.id], max_parked=1, now_us=bench.clock.now_us())
     gate.interruption.stop = "park"
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
@@ -29,7 +29,7 @@ async def parked(bench: ConsentHarness) -> tuple[Claim, PermissionRequest]:
 
 
 async def status(bench: ConsentHarness, claim: Claim) -> StepStatus:
-    return (await bench.store.step(claim.step_key)).status
+    return (await bench.store.tasks.step(claim.step_key)).status
 
 
 async def error(bench: ConsentHarness, claim: Claim) -> object:
@@ -95,7 +95,7 @@ async def test_a_parked_run_of_an_inbox_waits_for_days(open_bench: OpenBench) ->
         await bench.settle()
         assert await status(bench, claim) is StepStatus.BLOCKED
 
-        await bench.store.answer(make_answer(request))
+        await bench.store.consent.answer(make_answer(request))
         await bench.settle()
 
         assert await status(bench, claim) is StepStatus.READY
@@ -106,13 +106,13 @@ async def test_time_does_not_count_while_the_task_of_a_parked_run_is_paused(open
     async with open_bench(Callback(gate=asyncio.Event())) as bench:
         claim, _ = await parked(bench)
         own, task_id, now_us = bench.ownership, claim.identity.task_id, bench.clock.now_us()
-        await bench.store.pause_task(own, task_id, reason="lunch", now_us=now_us)
+        await bench.store.tasks.pause_task(own, task_id, reason="lunch", now_us=now_us)
         await bench.settle()
         await bench.pass_time(2 * bench.settings.permission_timeout_s)
         await bench.settle()
         assert await status(bench, claim) is StepStatus.BLOCKED
 
-        await bench.store.resume_task(own, task_id, now_us=now_us)
+        await bench.store.tasks.resume_task(own, task_id, now_us=now_us)
         await bench.settle()
         assert await status(bench, claim) is StepStatus.BLOCKED
         await bench.pass_time(bench.settings.permission_timeout_s)
@@ -145,11 +145,11 @@ async def test_the_question_of_a_cancelled_parked_run_is_shown_no_longer(open_be
         await until(lambda: person.at_once == 1)
 
         now_us = bench.clock.now_us()
-        await bench.store.cancel_task(bench.ownership, claim.identity.task_id, reason="enough", now_us=now_us)
+        await bench.store.tasks.cancel_task(bench.ownership, claim.identity.task_id, reason="enough", now_us=now_us)
         await bench.settle()
 
         await until(lambda: person.at_once == 0)
-        assert await bench.store.pending(bench.session_id) == []
+        assert await bench.store.consent.pending(bench.session_id) == []
 
 
 async def _stands(bench: ConsentHarness, claim: Claim, wanted: StepStatus) -> bool:

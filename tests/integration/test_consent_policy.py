@@ -40,7 +40,7 @@ def fetch(claim: Claim, call_id: str = "call_1", host: str = "example.org") -> G
 
 async def taint(bench: ConsentHarness, claim: Claim) -> None:
     """End a call of the run that has read something."""
-    await bench.store.end_call(
+    await bench.store.runs.end_call(
         claim.identity.run_id,
         claim.fence,
         "read",
@@ -94,7 +94,7 @@ async def foreign_claim(bench: ConsentHarness) -> tuple[Claim, str]:
     (step,) = task.steps
     assert step.run is not None
     identity = replace(step.run.identity, origin=Origin("root", is_foreign=True))
-    await bench.store.create_task(replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),)))
+    await bench.store.tasks.create_task(replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),)))
     worker_id = await open_worker(bench.store)
     return await bench.claim_for(worker_id), worker_id
 
@@ -267,7 +267,7 @@ async def test_what_a_callback_says_beside_its_answer_is_kept_with_it(open_bench
         (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
 
         decided = await bench.event(claim, EventType.PERMISSION_DECIDED)
-        answer = await bench.store.answer_of(str(decided.data["request_id"]))
+        answer = await bench.store.consent.answer_of(str(decided.data["request_id"]))
         assert verdict.is_allowed
         assert decided.data["metadata"] == said
         assert answer is not None
@@ -401,6 +401,7 @@ class Forgetful:
 
     def __init__(self, store: object) -> None:
         self._store = store
+        self.runs = self
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)

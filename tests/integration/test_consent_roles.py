@@ -20,7 +20,7 @@ async def claim_as(bench: ConsentHarness, role: Role) -> tuple[Claim, str]:
     (step,) = task.steps
     assert step.run is not None
     identity = replace(step.run.identity, role=role, definition=str(role))
-    await bench.store.create_task(replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),)))
+    await bench.store.tasks.create_task(replace(task, steps=(replace(step, run=replace(step.run, identity=identity)),)))
     worker_id = await open_worker(bench.store)
     return await bench.claim_for(worker_id), worker_id
 
@@ -44,7 +44,7 @@ async def test_every_role_asks_the_same_callback_and_every_decision_resumes(
         (request,) = await bench.pending()
         await until(lambda: silent.at_once == 1)
         await bench.broker.close()
-        await bench.store.answer(make_answer(request, choice))
+        await bench.store.consent.answer(make_answer(request, choice))
         await bench.detach()
         await next_owner(bench)
         bench.attach(later)

@@ -23,7 +23,7 @@ from soong.shared.permissions.request import Answer, Choice, Decision, RequestSt
 from soong.shared.permissions.signing import Signer
 from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.storage.sql.engine.rows import decision_body
-from soong.shared.storage.sql.store import SqlStore, open_store
+from soong.shared.storage.sql.store import SqlConsentStore, open_store
 from soong.shared.tools.result import ErrorType
 from tests.contract.databases import sqlite_copy
 from tests.integration import consent
@@ -34,9 +34,9 @@ from tests.model.builders import make_answer, make_provenance
 
 async def security(bench: ConsentHarness, claim: Claim) -> tuple[list[str], list[str]]:
     """Return what security events there are: in the run's log, and in the audit log after the owner's sweep."""
-    await bench.store.take_reports(bench.ownership.owner_id, now_us=bench.clock.now_us())
+    await bench.store.audit.take_reports(bench.ownership.owner_id, now_us=bench.clock.now_us())
     logged = [str(event.data["what"]) for event in await bench.events(claim) if event.type == EventType.SECURITY]
-    told = [str(entry.data["what"]) for entry in await bench.store.audit_entries(kinds=[AuditKind.SECURITY])]
+    told = [str(entry.data["what"]) for entry in await bench.store.audit.audit_entries(kinds=[AuditKind.SECURITY])]
     return logged, told
 
 
@@ -64,7 +64,7 @@ async def test_an_answer_that_does_not_fit_fails_and_is_a_security_event(
         asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))
         (request,) = await bench.pending()
 
-        await bench.store.answer(alter(make_answer(request)))
+        await bench.store.consent.answer(alter(make_answer(request)))
         await bench.settle()
         (verdict,) = await verdicts(asking)
 
@@ -86,16 +86,16 @@ async def test_an_answer_after_the_time_ran_out_changes_nothing_and_is_told(open
         (verdict,) = await verdicts(asking)
 
         with pytest.raises(AlreadyDecidedError):
-            await bench.store.answer(make_answer(request))
+            await bench.store.consent.answer(make_answer(request))
 
         assert verdict.error is ErrorType.PERMISSION_TIMEOUT
         assert await security(bench, claim) == (["late_answer"], ["late_answer"])
-        decision = await bench.store.decision_of(request.id)
+        decision = await bench.store.consent.decision_of(request.id)
         assert decision is not None
         assert decision.choice is Choice.DENY
 
 
-class AlteringStore(SqlStore):
+class AlteringConsent(SqlConsentStore):
     """Somebody who may write into the database file: ``alter`` changes a decision's row before a worker reads it."""
 
     alter: Callable[[dict[str, Any]], object]
@@ -126,9 +126,9 @@ async def test_a_decision_row_that_is_none_allows_nothing_and_is_told(
     alter: Callable[[dict[str, Any]], object], sqlite_template: Path, tmp_path: Path
 ) -> None:
     plain = await open_store(sqlite_copy(sqlite_template, tmp_path))
-    store = AlteringStore(plain._database)
-    store.alter = alter
-    async with consent.open_bench(Callback(), store=store) as bench:
+    plain.consent = altering = AlteringConsent(*plain._parts)
+    altering.alter = alter
+    async with consent.open_bench(Callback(), store=plain) as bench:
         ((claim, worker),) = await bench.claim()
 
         (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
@@ -155,7 +155,7 @@ async def test_an_expired_decision_is_told_when_it_is_refused(open_bench: OpenBe
 # -- keys
 async def with_key_file(bench: ConsentHarness, path: Path, callback: Callback | None = None) -> KeyRing:
     """Let the bench's desk sign with a key file, as an orchestrator does; return what operators hold."""
-    keyring = KeyRing(bench.store, path, bench.clock, "ada")
+    keyring = KeyRing(bench.store.keys, path, bench.clock, "ada")
     await keyring.adopt(reason="the bench had another")
     bench.broker._tools = replace(bench.broker._tools, key=await open_key(bench.store, path, bench.clock))
     if callback is not None:
@@ -165,7 +165,7 @@ async def with_key_file(bench: ConsentHarness, path: Path, callback: Callback | 
 
 async def key_of_decision(bench: ConsentHarness, call_id: str, claim: Claim, worker: str) -> tuple[str, bool]:
     (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, call_id)))
-    questions = await bench.store.questions(session_id=bench.session_id, include_closed=True)
+    questions = await bench.store.consent.questions(session_id=bench.session_id, include_closed=True)
     decision = questions[-1].decision
     assert decision is not None
     return decision.key_id, verdict.is_allowed
@@ -189,7 +189,7 @@ async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_de
         assert again.is_allowed, "what the old key signed is used"
         states = {key.id: key.state(bench.clock.now_us()) for key in await keyring.keys()}
         assert states == {first: "retiring", second: "active"}
-        assert (await verify(bench.store, bench.store)).holds
+        assert (await verify(bench.store.audit, bench.store.keys)).holds
 
 
 @pytest.mark.spec("PER-12")
@@ -203,7 +203,7 @@ async def test_what_a_retired_key_signs_later_is_refused_and_asked_anew(open_ben
         early = bench.clock.now_us() - 1
         keyring.file.unlink()
         await keyring.adopt(reason="a new one")
-        await bench.store.retire_key(
+        await bench.store.keys.retire_key(
             first, is_revoked=False, at_us=early, principal="ada", reason="", now_us=bench.clock.now_us()
         )
 
@@ -229,7 +229,7 @@ async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_ar
 
         assert verdict.is_allowed
         assert len(callback.shown) == 2, "the person was asked again"
-        questions = await bench.store.questions(session_id=bench.session_id, include_closed=True)
+        questions = await bench.store.consent.questions(session_id=bench.session_id, include_closed=True)
         assert [question.state for question in questions] == [RequestState.EXPIRED, RequestState.DECIDED]
         assert [one.request_id for one in ended.lapsed] == [questions[0].request.id]
         decision = questions[1].decision
@@ -261,7 +261,7 @@ async def test_a_key_file_that_is_taken_away_goes_on_signing_and_a_new_one_leave
 
 async def key_events(bench: ConsentHarness) -> list[tuple[str, str]]:
     """Return what the audit log says of keys that were refused: which, and why."""
-    entries = await bench.store.audit_entries(kinds=["security"])
+    entries = await bench.store.audit.audit_entries(kinds=["security"])
     return [
         (str(entry.data["key"]), str(entry.data["problem"]))
         for entry in entries
@@ -320,7 +320,7 @@ async def test_a_key_from_a_secret_store_signs_once_an_operator_has_adopted_it(
         after, is_allowed = await key_of_decision(bench, "call_3", claim, worker)
 
         assert (before, after, adopted, is_allowed) == (first, new.key_id, new.key_id, True)
-        entries = await bench.store.audit_entries(kinds=["key_published"])
+        entries = await bench.store.audit.audit_entries(kinds=["key_published"])
         assert entries[-1].data["key"] == new.key_id
         assert (entries[-1].data["principal"], entries[-1].data["reason"]) == ("ada", "from the vault")
 

@@ -33,7 +33,7 @@ async def test_the_second_of_two_first_owners_waits_and_is_told_that_its_key_is_
             with pytest.raises(InvalidConfigError, match="not among the published keys"):
                 await second
 
-        assert [key.id for key in await store.signing_keys()] == ["key_a"]
+        assert [key.id for key in await store.keys.signing_keys()] == ["key_a"]
     finally:
         await store.close()
 
@@ -45,7 +45,7 @@ async def test_owners_that_start_at_once_publish_one_key(postgres_url: str, tmp_
         opened = await asyncio.gather(*keys, return_exceptions=True)
 
         refused = [one for one in opened if isinstance(one, InvalidConfigError)]
-        assert (len(await stores[0].signing_keys()), len(refused)) == (1, 3)
+        assert (len(await stores[0].keys.signing_keys()), len(refused)) == (1, 3)
     finally:
         for store in stores:
             await store.close()

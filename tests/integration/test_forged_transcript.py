@@ -139,10 +139,10 @@ async def test_a_run_that_never_started_goes_on_from_no_nodes(attack: Attack, mo
 
     assert await attack.outcome() == "malformed_row"
     assert not attack.evil.exists()
-    events = await attack.store.events(attack.names["run"])
+    events = await attack.store.runs.events(attack.names["run"])
     assert [event.data["what"] for event in events if event.type == EventType.SECURITY] == ["malformed_row"]
-    await attack.store.take_reports(attack.site.own.owner_id, now_us=1)
-    (entry,) = await attack.store.audit_entries(kinds=[AuditKind.SECURITY])
+    await attack.store.audit.take_reports(attack.site.own.owner_id, now_us=1)
+    (entry,) = await attack.store.audit.audit_entries(kinds=[AuditKind.SECURITY])
     assert (entry.data["what"], entry.data["run"]) == ("malformed_row", attack.names["run"])
 
 
@@ -160,7 +160,7 @@ async def test_a_run_goes_on_from_no_malformed_node(attack: Attack, payload: str
 
     assert await attack.outcome() == "malformed_row"
     assert not attack.evil.exists()
-    await attack.store.take_reports(attack.site.own.owner_id, now_us=1)
-    (entry,) = await attack.store.audit_entries(kinds=[AuditKind.SECURITY])
+    await attack.store.audit.take_reports(attack.site.own.owner_id, now_us=1)
+    (entry,) = await attack.store.audit.audit_entries(kinds=[AuditKind.SECURITY])
     assert (entry.data["what"], entry.data["run"]) == ("malformed_row", attack.names["run"])
     assert str(entry.data["reason"]).startswith("node 1 of the run is malformed: payload ")

@@ -34,15 +34,15 @@ async def scenes(postgres_url: str) -> AsyncIterator[tuple[ContractHarness, Cont
 
 async def grow(scene: ContractHarness, task: Task, root: Run, name: str, parent: str) -> None:
     steps = make_more(task, root.identity, make_step(name, depends_on=(parent,)))
-    await scene.store.update_task(scene.own, task.id, TaskChange(steps=steps), now_us=scene.now_us)
+    await scene.store.tasks.update_task(scene.own, task.id, TaskChange(steps=steps), now_us=scene.now_us)
 
 
 @pytest.mark.spec("DAG-01", "DAG-07")
 async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[ContractHarness, ContractHarness]) -> None:
     owner, worker = scenes
     task_id = await owner.task(*(f"p{number}" for number in range(STEPS)))
-    task = await owner.store.task(task_id)
-    root = await owner.store.run(task.root_run_id)
+    task = await owner.store.tasks.task(task_id)
+    root = await owner.store.runs.run(task.root_run_id)
     claims = {claim.step_key.rpartition("/")[2]: claim for claim in await worker.claim(STEPS)}
 
     for number in range(STEPS):
@@ -51,7 +51,7 @@ async def test_no_join_is_lost_between_a_growth_and_an_end(scenes: tuple[Contrac
             worker.advance([completed(claims[f"p{number}"])]),
         )
     # Nothing else looks again at what one of these missed while other steps can run.
-    assert await owner.store.finish_task(owner.own, task_id, now_us=owner.now_us) is None
+    assert await owner.store.tasks.finish_task(owner.own, task_id, now_us=owner.now_us) is None
 
     statuses = await owner.statuses(task_id)
     assert {statuses[f"g{number}"] for number in range(STEPS)} == {StepStatus.READY}
@@ -67,10 +67,10 @@ async def test_a_join_that_was_lost_all_the_same_is_found_when_nothing_else_is_l
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as connection:
         connection.execute("UPDATE steps SET status = 'pending', open_deps = 1 WHERE step_id = 'b'")
 
-    assert await owner.store.finish_task(owner.own, task_id, now_us=owner.now_us) is None
+    assert await owner.store.tasks.finish_task(owner.own, task_id, now_us=owner.now_us) is None
 
     await worker.complete(await worker.claim_one())
-    assert await owner.store.finish_task(owner.own, task_id, now_us=owner.now_us) is TaskStatus.COMPLETED
+    assert await owner.store.tasks.finish_task(owner.own, task_id, now_us=owner.now_us) is TaskStatus.COMPLETED
 
 
 @pytest.mark.spec("DAG-01", "DAG-07")
@@ -80,8 +80,8 @@ async def test_an_end_that_waits_for_a_growth_opens_the_step_that_grew(
     """The end's statement began before the growth was committed, so what it reads of the edges is older."""
     owner, worker = scenes
     task_id = await owner.task("p", "other")
-    task = await owner.store.task(task_id)
-    root = await owner.store.run(task.root_run_id)
+    task = await owner.store.tasks.task(task_id)
+    root = await owner.store.runs.run(task.root_run_id)
     claims = {claim.step_key.rpartition("/")[2]: claim for claim in await worker.claim(2)}
     is_written = threading.Event()
 

@@ -82,10 +82,10 @@ async def test_each_text_of_the_sdk_is_refused(url: str, redis_live: RedisServer
 @pytest.mark.parametrize("hostile", [NUL, HALF], ids=["NUL", "half a character"])
 async def test_an_id_that_no_row_can_have_is_the_callers_error(store: SqlStore, hostile: str) -> None:
     reads: list[Callable[[], Awaitable[Any]]] = [
-        lambda: store.task(hostile),
-        lambda: store.session(hostile),
-        lambda: store.run(hostile),
-        lambda: store.step(hostile),
+        lambda: store.tasks.task(hostile),
+        lambda: store.sessions.session(hostile),
+        lambda: store.runs.run(hostile),
+        lambda: store.tasks.step(hostile),
     ]
     for read in reads:
         with pytest.raises(UsageError):
@@ -97,8 +97,8 @@ async def test_a_row_with_half_a_character_is_refused_and_what_is_written_beside
     bad = replace(good, id=HALF)
 
     with pytest.raises(UsageError, match="the database cannot store a text") as caught:
-        await store.add_token(bad)
-    await store.add_token(good)
+        await store.access.add_token(bad)
+    await store.access.add_token(good)
 
     assert r"'a\ud800b'" in str(caught.value)
-    assert [token.principal for token in await store.tokens()] == ["ada"]
+    assert [token.principal for token in await store.access.tokens()] == ["ada"]

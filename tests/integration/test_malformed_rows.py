@@ -65,11 +65,18 @@ def past_the_database(deployment: Deployment, statement: str, **values: object) 
 def reaper(deployment: Deployment) -> Reaper:
     bench = deployment.bench
     lease = timedelta(seconds=15)
-    return Reaper(bench.store, bench.store, bench.clock, lease, max_lost_leases=3, owner_id=bench.ownership.owner_id)
+    return Reaper(
+        bench.store.sessions,
+        bench.store.claims,
+        bench.clock,
+        lease,
+        max_lost_leases=3,
+        owner_id=bench.ownership.owner_id,
+    )
 
 
 async def told(deployment: Deployment, what: str = "malformed_row") -> list[dict[str, Any]]:
-    entries = await deployment.bench.store.audit_entries(kinds=[AuditKind.SECURITY])
+    entries = await deployment.bench.store.audit.audit_entries(kinds=[AuditKind.SECURITY])
     return [dict(entry.data) for entry in entries if entry.data["what"] == what]
 
 
@@ -77,17 +84,17 @@ async def a_neighbour_works(deployment: Deployment) -> bool:
     """Say whether another session's step is claimed and completed by an honest worker."""
     store = deployment.bench.store
     task = make_task(deployment.bench.session_id, make_step("neighbour"))
-    await store.create_task(task)
+    await store.tasks.create_task(task)
     worker = await open_worker(store)
     claims: dict[str, Claim] = {}
     for _ in range(5):
-        advance = await store.advance(
+        advance = await store.claims.advance(
             worker, (), claim=10, pools=("default",), capabilities=(), live_workers=1, now_us=1
         )
         claims |= {claim.step_key: claim for claim in advance.claims}
     ends = [completed(claim) for claim in claims.values()]
-    await store.advance(worker, ends, claim=0, pools=(), capabilities=(), live_workers=1, now_us=1)
-    return (await store.step(f"{task.id}/neighbour")).status is StepStatus.COMPLETED
+    await store.claims.advance(worker, ends, claim=0, pools=(), capabilities=(), live_workers=1, now_us=1)
+    return (await store.tasks.step(f"{task.id}/neighbour")).status is StepStatus.COMPLETED
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -173,13 +180,13 @@ async def test_a_malformed_worker_is_passed_over_and_ends_as_a_dead_one_does(dep
     past_the_database(deployment, "UPDATE workers SET pools = 'not json' WHERE id = %(own_worker)s")
     store = deployment.bench.store
 
-    listed = {worker.id for worker in await store.workers()}
+    listed = {worker.id for worker in await store.sessions.workers()}
     concerned = await reaper(deployment).sweep()
 
     assert deployment.own_worker not in listed
     assert deployment.victim_worker in listed
     assert concerned == {deployment.bench.session_id}
-    step = await store.step(deployment.own.step_key)
+    step = await store.tasks.step(deployment.own.step_key)
     assert (step.status, step.lost_leases, step.fence) == (StepStatus.READY, 1, deployment.own.fence + 1)
     (entry,) = await told(deployment)
     assert (entry["row"], entry["worker"], entry["freed"]) == ("worker", deployment.own_worker, 1)
@@ -196,7 +203,7 @@ async def test_what_a_worker_holds_that_calls_itself_gone_is_freed(deployment: D
 
     assert left == {"rows": 1}
     assert concerned == {deployment.bench.session_id}
-    step = await deployment.bench.store.step(deployment.own.step_key)
+    step = await deployment.bench.store.tasks.step(deployment.own.step_key)
     assert (step.status, step.lost_leases) == (StepStatus.READY, 1)
     assert [entry["worker"] for entry in await told(deployment)] == [deployment.own_worker]
 
@@ -215,10 +222,10 @@ async def test_a_malformed_report_is_told_as_such_and_the_next_one_is_taken(depl
     past_the_database(deployment, f"{REPORT} VALUES (%(own)s, 'x', %(data)s, 1)", data=UNREADABLE[4])
     claim = deployment.victim
     event = NewEvent(EventType.SECURITY, {"what": "forged_decision"})
-    await store.append(claim.identity.run_id, claim.fence, events=[event], now_us=1)
+    await store.runs.append(claim.identity.run_id, claim.fence, events=[event], now_us=1)
 
-    taken = await store.take_reports(deployment.bench.ownership.owner_id, now_us=1)
-    again = await store.take_reports(deployment.bench.ownership.owner_id, now_us=1)
+    taken = await store.audit.take_reports(deployment.bench.ownership.owner_id, now_us=1)
+    again = await store.audit.take_reports(deployment.bench.ownership.owner_id, now_us=1)
 
     assert accepted == [{"rows": 1}] * 4
     assert (taken, again) == (7, 0)
@@ -244,7 +251,7 @@ USAGES = (
 async def test_a_run_whose_usage_is_malformed_says_so_and_stops_no_list(deployment: Deployment, usage: str) -> None:
     past_the_database(deployment, "UPDATE runs SET usage = %(usage)s WHERE id = %(own)s", usage=usage)
 
-    listed = {run.id: run for run in await deployment.bench.store.run_page()}
+    listed = {run.id: run for run in await deployment.bench.store.runs.run_page()}
 
     own = listed[deployment.own.identity.run_id]
     assert own.malformed.startswith("usage ")
@@ -257,15 +264,15 @@ async def test_a_run_whose_usage_is_malformed_says_so_and_stops_no_list(deployme
 async def test_a_step_whose_output_is_malformed_fails_with_what_takes_it_in(deployment: Deployment) -> None:
     store, bench = deployment.bench.store, deployment.bench
     task = make_task(bench.session_id, make_step("a"), make_step("b", depends_on=("a",)), make_step("c"))
-    await store.create_task(task)
+    await store.tasks.create_task(task)
     worker = await open_worker(store)
     wish: dict[str, Any] = {"pools": ("default",), "capabilities": (), "live_workers": 1, "now_us": 1}
-    a, c = (await store.advance(worker, (), claim=2, **wish)).claims
-    await store.advance(worker, [completed(a, "fine"), completed(c, "clean")], claim=0, **wish)
+    a, c = (await store.claims.advance(worker, (), claim=2, **wish)).claims
+    await store.claims.advance(worker, [completed(a, "fine"), completed(c, "clean")], claim=0, **wish)
     past_the_database(deployment, "UPDATE steps SET output = '[1e999]' WHERE key = %(key)s", key=a.step_key)
 
-    (b,) = (await store.advance(worker, (), claim=2, **wish)).claims
-    steps = {step.step_id: step for step in await store.steps(task.id)}
+    (b,) = (await store.claims.advance(worker, (), claim=2, **wish)).claims
+    steps = {step.step_id: step for step in await store.tasks.steps(task.id)}
 
     assert b.malformed.startswith("the row of 'a' is malformed: output ")
     assert (steps["a"].status, steps["a"].output) == (StepStatus.FAILED, None)
@@ -273,7 +280,7 @@ async def test_a_step_whose_output_is_malformed_fails_with_what_takes_it_in(depl
     assert steps["a"].error.type == "malformed_row"
     assert StepSchema.of(steps["a"]).error == steps["a"].error.as_json()
     assert (steps["c"].status, steps["c"].output) == (StepStatus.COMPLETED, "clean")
-    assert (await store.result(a.step_key)).status is StepStatus.FAILED
+    assert (await store.tasks.result(a.step_key)).status is StepStatus.FAILED
 
 
 # -- logs
@@ -289,8 +296,8 @@ async def test_malformed_entries_of_a_log_are_told_in_their_places(deployment: D
         )
     ]
 
-    event = (await store.events(own))[-1]
-    (node,) = await store.nodes(own)
+    event = (await store.runs.events(own))[-1]
+    (node,) = await store.runs.nodes(own)
 
     assert written == [{"rows": 1}] * 3
     assert (event.type, event.data["what"]) == (EventType.SECURITY, "malformed_row")
@@ -349,7 +356,7 @@ async def test_a_part_of_the_sweep_that_fails_each_time_stops_no_other_part(role
         fast = Settings(lease_s=0.5, beat_s=0.1, sweep_s=0.1)
         async with OneLoop(store, workers=1, slots=1, settings=fast) as service:
             (alive,) = [worker.incarnation.worker_id for worker in service.workers]
-            await store.register_worker(make_worker("wrk_dead"))
+            await store.sessions.register_worker(make_worker("wrk_dead"))
             await until(lambda: _is_gone(store, "wrk_dead"))
             assert alive != "wrk_dead"
     finally:
@@ -359,4 +366,4 @@ async def test_a_part_of_the_sweep_that_fails_each_time_stops_no_other_part(role
 
 
 async def _is_gone(store: Any, worker_id: str) -> bool:
-    return worker_id not in {worker.id for worker in await store.workers()}
+    return worker_id not in {worker.id for worker in await store.sessions.workers()}

@@ -96,10 +96,10 @@ async def test_an_idle_service_shows_every_figure_as_nothing(scene: ContractHarn
         "soong_steps_oldest_wait_seconds{default}": 0,
         "soong_steps_to_pull{default}": 0,
         "soong_steps_running{default}": 0,
-        "soong_slots_free{default}": (await scene.store.workers())[0].slots,
+        "soong_slots_free{default}": (await scene.store.sessions.workers())[0].slots,
         "soong_workers{live}": 1,
         "soong_workers{draining}": 0,
-        "soong_orchestrators": len(await scene.store.owners()),
+        "soong_orchestrators": len(await scene.store.sessions.owners()),
         "soong_tasks_open": 0,
         "soong_approvals_waiting": 0,
         "soong_approvals_oldest_wait_seconds": 0,
@@ -141,7 +141,7 @@ async def test_steps_to_pull_call_for_no_more_workers_and_take_no_slot(
 async def test_steps_that_a_limit_holds_back_call_for_no_more_workers(
     scene: ContractHarness, source: SqlFigures
 ) -> None:
-    await scene.store.set_concurrency_limits([ConcurrencyLimit("pool:default", 2)])
+    await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 2)])
     await scene.task(*(make_step(f"s{number}") for number in range(5)))
 
     seen = await watched(scene, source)
@@ -159,13 +159,13 @@ async def test_a_limit_is_shown_with_how_far_it_is_used(scene: ContractHarness, 
         ConcurrencyLimit(of_session, 9),
         ConcurrencyLimit(f"session:{idle.session_id}", 1),
     ]
-    await scene.store.set_concurrency_limits(concurrency_limits)
+    await scene.store.claims.set_concurrency_limits(concurrency_limits)
     await scene.task("a", make_step("b", model="x"), "c")
     await scene.claim()
 
     shown = await source.concurrency_limits()
     figures = await watched(scene, source)
-    listed = text_of(await list_workers(scene.store, scene.store, source))
+    listed = text_of(await list_workers(scene.store.claims, scene.store.sessions, source))
 
     assert [(bound.scope, bound.used, bound.limit) for bound in shown] == [
         ("model:x", 1, 5),
@@ -226,17 +226,19 @@ async def test_lost_leases_are_those_of_open_tasks(scene: ContractHarness, sourc
 async def test_questions_that_wait_are_counted_with_their_age(scene: ContractHarness, source: SqlFigures) -> None:
     claim = await scene.start()
     request = make_request(claim)
-    await scene.store.raise_request(request, events=(), now_us=scene.now_us)
+    await scene.store.consent.raise_request(request, events=(), now_us=scene.now_us)
     asked = await watched(scene, source)
     scene.clock.advance(timedelta(seconds=30))
     waited = await watched(scene, source)
 
-    await scene.store.withdraw(claim.identity.run_id, request.tool_call_id, claim.fence, reason="", now_us=scene.now_us)
+    await scene.store.consent.withdraw(
+        claim.identity.run_id, request.tool_call_id, claim.fence, reason="", now_us=scene.now_us
+    )
 
     assert asked["soong_approvals_waiting"] == 1
     assert waited["soong_approvals_oldest_wait_seconds"] >= 30
     assert (await watched(scene, source))["soong_approvals_waiting"] == 0
-    assert (await scene.store.request(request.id))[1] is RequestState.WITHDRAWN
+    assert (await scene.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
 
 
 # -- what it costs
@@ -275,7 +277,7 @@ async def _filled(url: str, ended: int | None) -> None:
     async with opened(url) as store:
         if ended is None:
             own = await open_session(store)
-            await store.create_task(make_task(own.session_id, *(make_step(f"s{number}") for number in range(10))))
+            await store.tasks.create_task(make_task(own.session_id, *(make_step(f"s{number}") for number in range(10))))
             return
     with psycopg.connect(plain(url), autocommit=True) as connection:
         connection.execute(_HISTORY.format(ended).encode())
@@ -324,14 +326,14 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
     scene: ContractHarness, source: SqlFigures
 ) -> None:
     gone = await scene.another_worker()
-    await scene.store.set_worker_state(gone, ProcessState.GONE)
+    await scene.store.sessions.set_worker_state(gone, ProcessState.GONE)
     announced = ("gpu", "host:far", "protocol:1", "version:9.9")
     other = replace(make_worker(slots=2, pools=("big",), capabilities=announced), node_name="big@far", host="far")
-    await scene.store.register_worker(other)
+    await scene.store.sessions.register_worker(other)
     await scene.task(replace(make_step("a"), title="Read it"), make_step("b"), make_step("c", pool="big"))
     claim = await scene.claim_one()
 
-    view = await list_workers(scene.store, scene.store, source)
+    view = await list_workers(scene.store.claims, scene.store.sessions, source)
 
     first, second = json.loads(json.dumps(view.as_json()))["workers"]
     assert first["id"] == scene.worker
@@ -354,17 +356,17 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
 async def test_the_list_counts_parked_runs(scene: ContractHarness, source: SqlFigures) -> None:
     claim = await scene.start("asks")
     request = await scene.raised(make_request(claim))
-    assert await scene.store.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
+    assert await scene.store.claims.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
 
-    view = await list_workers(scene.store, scene.store, source)
+    view = await list_workers(scene.store.claims, scene.store.sessions, source)
 
     assert (view.parked, view.as_json()["parked"], view.workers[0].holds) == (1, 1, ())
 
 
 async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source: SqlFigures) -> None:
-    await store.register_owner(make_owner())
+    await store.sessions.register_owner(make_owner())
 
-    assert "soong worker" in text_of(await list_workers(store, store, source))
+    assert "soong worker" in text_of(await list_workers(store.claims, store.sessions, source))
 
 
 # -- over HTTP

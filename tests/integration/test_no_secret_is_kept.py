@@ -107,9 +107,9 @@ class Site:
             clock=SystemClock(),
         )
         owner = make_owner()
-        await self.store.register_owner(owner)
-        await self.store.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
-        await self.store.create_task(prepared.task)
+        await self.store.sessions.register_owner(owner)
+        await self.store.sessions.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
+        await self.store.tasks.create_task(prepared.task)
         return prepared.task.id
 
     async def work(self) -> tuple[Claim, StepEnd]:
@@ -129,14 +129,14 @@ class Site:
         interruption.stop = "drop"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await self.store.expire_worker(worker_id, 0, max_lost_leases=3, now_us=SystemClock().now_us())
+        await self.store.claims.expire_worker(worker_id, 0, max_lost_leases=3, now_us=SystemClock().now_us())
         return claim
 
     async def _has_open_input(self, claim: Claim) -> bool:
-        return any(row.open_input is not None for row in await self.store.calls(claim.identity.run_id))
+        return any(row.open_input is not None for row in await self.store.runs.calls(claim.identity.run_id))
 
     async def _worker(self) -> tuple[str, Incarnation]:
-        incarnation = Incarnation(self.store, SystemClock(), "w@here", 1, ("default",), ())
+        incarnation = Incarnation(self.store.sessions, SystemClock(), "w@here", 1, ("default",), ())
         self._runner(incarnation, self.config)  # which announces the tools that it has
         return await incarnation.register(), incarnation
 
@@ -145,7 +145,7 @@ class Site:
         agents = AgentStepRunner(
             store=self.store,
             notifier=board,
-            inbox=DecisionInbox(self.store, board, incarnation.worker_id),
+            inbox=DecisionInbox(self.store.consent, board, incarnation.worker_id),
             incarnation=incarnation,
             artifacts=self.artifacts,
             clock=SystemClock(),
@@ -161,7 +161,7 @@ class Site:
     async def _advance(
         self, worker_id: str, ends: Sequence[StepEnd], claim: int = 0, capabilities: Sequence[str] = ()
     ) -> Advance:
-        return await self.store.advance(
+        return await self.store.claims.advance(
             worker_id,
             ends,
             claim=claim,
@@ -228,7 +228,7 @@ async def test_a_secret_that_a_run_works_with_is_left_nowhere(site: Site, log_li
     assert site.rows_with(SECRET) == ["tasks.inputs"]
     assert site.files_with(SECRET) == []
     assert SECRET not in log_lines.getvalue()
-    assert len(await site.store.calls(claim.identity.run_id)) == 6
+    assert len(await site.store.runs.calls(claim.identity.run_id)) == 6
     assert (site.root / "runs" / claim.identity.run_id / "deliverables" / "out.txt").read_text() == "token=[redacted]"
 
 
@@ -238,7 +238,7 @@ async def test_every_call_of_a_run_has_its_row_with_inputs_facts_and_decision(si
 
     claim, _ = await site.work()
 
-    rows = await site.store.calls(claim.identity.run_id)
+    rows = await site.store.runs.calls(claim.identity.run_id)
     by_tool: dict[str, CallRow] = {row.tool: row for row in rows}
     assert [row.status.value for row in rows] == ["ended"] * 6
     assert by_tool["code.search"].inputs["call_input"] == {"same": True}
@@ -258,7 +258,7 @@ async def test_a_read_that_is_run_again_after_a_crash_gets_its_whole_input(site:
     claim = await site.crash_during_the_search()
 
     assert site.rows_with(SECRET) == ["calls.inputs", "tasks.inputs"]
-    still_open = [row for row in await site.store.calls(claim.identity.run_id) if row.open_input is not None]
+    still_open = [row for row in await site.store.runs.calls(claim.identity.run_id) if row.open_input is not None]
     assert "code.search" in {row.tool for row in still_open}
     assert SECRET not in repr(still_open)
 
@@ -269,7 +269,7 @@ async def test_a_read_that_is_run_again_after_a_crash_gets_its_whole_input(site:
     assert site.rows_with(SECRET) == ["tasks.inputs"], "cleared with the end of the call"
     (found,) = [
         node.payload["data"]
-        for node in await site.store.nodes(claim.identity.run_id)
+        for node in await site.store.runs.nodes(claim.identity.run_id)
         if node.payload.get("tool") == "code.search"
     ]
     assert "secret.txt" in str(found), "the search was for the real word"

@@ -71,7 +71,7 @@ async def test_the_slot_of_a_run_that_waits_goes_to_others_and_nothing_of_it_is_
         assert (told["run_parked"], told["run_resumed"], told["permission_requested"]) == (1, 1, 1)
         assert told["aborted_tools"] == told["permission_withdrawn"] == told["step_handed_back"] == 0
         assert (again["asks"].fence, again["asks"].attempt) == (steps["asks"].fence + 1, 1)
-        kinds = [node.kind for node in await site.store.nodes(again["asks"].run_id)]
+        kinds = [node.kind for node in await site.store.runs.nodes(again["asks"].run_id)]
         assert kinds.count(NodeKind.ASSISTANT) == 2
         assert kinds.count(NodeKind.TOOL_RESULT) == 1
 
@@ -97,7 +97,7 @@ async def _time_has_passed(site: Site) -> bool:
     loop = asyncio.get_running_loop()
     end_s = loop.time() + 10 * site.settings.park_after_s
     while loop.time() < end_s:
-        await site.store.steps(site.task_id)
+        await site.store.tasks.steps(site.task_id)
     return True
 
 
@@ -148,7 +148,7 @@ async def _statuses(site: Site, *either: dict[str, StepStatus]) -> bool:
 
 
 async def _is_blocked(site: Site, step_key: str) -> bool:
-    return (await site.store.step(step_key)).status is BLOCKED
+    return (await site.store.tasks.step(step_key)).status is BLOCKED
 
 
 async def test_a_limit_of_none_keeps_every_slot(open_here: OpenSite) -> None:
@@ -171,11 +171,11 @@ async def test_a_cancelled_run_that_waits_ends_whether_it_has_parked_or_not(open
         await site.until_stands(parked=BLOCKED)
         now_us = site.clock.now_us()
 
-        for worker in await site.store.cancel_task(site.own, site.task_id, reason="enough", now_us=now_us):
+        for worker in await site.store.tasks.cancel_task(site.own, site.task_id, reason="enough", now_us=now_us):
             await site.board.notify_worker(worker)
 
         await site.until_stands(parked=StepStatus.CANCELLED, waits=StepStatus.CANCELLED)
-        assert await site.store.pending(site.own.session_id) == []
+        assert await site.store.consent.pending(site.own.session_id) == []
 
 
 @pytest.mark.spec("PER-05", "PER-14", "PER-13")

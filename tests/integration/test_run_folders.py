@@ -25,7 +25,7 @@ from tests.model.memory.store import MemoryStore
 
 
 async def advance(store: MemoryStore, worker_id: str, ends: list[StepEnd], *, claim: int) -> Advance:
-    return await store.advance(
+    return await store.claims.advance(
         worker_id, ends, claim=claim, pools=["default"], capabilities=[], live_workers=1, now_us=START_US
     )
 
@@ -75,7 +75,7 @@ async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
 
     folder = tmp_path / "runs" / run_id
     assert [line["id"] for line in lines(folder / "events.jsonl")] == [
-        str(number) for number in range(1, len(await store.events(run_id)) + 1)
+        str(number) for number in range(1, len(await store.runs.events(run_id)) + 1)
     ]
     assert [line["type"] for line in lines(folder / "logs" / "tools.jsonl")] == [
         "tool_started",
@@ -218,8 +218,8 @@ async def test_a_task_is_marked_once_its_folders_stand(tmp_path: Path) -> None:
     store = MemoryStore()
     ended, run_id = await ended_run(store)
     ownership = store.rows.sessions[next(iter(store.rows.sessions))].ownership
-    await store.finish_task(ownership, ended.task_id, now_us=START_US)
-    before = await store.unrecorded(ownership.owner_id)
+    await store.tasks.finish_task(ownership, ended.task_id, now_us=START_US)
+    before = await store.tasks.unrecorded(ownership.owner_id)
 
     for _ in range(2):  # a successor that did not hear of it writes the same again
         folders = run_folders(store, tmp_path)
@@ -227,27 +227,27 @@ async def test_a_task_is_marked_once_its_folders_stand(tmp_path: Path) -> None:
         await folders.close()
 
     assert before == [ended.task_id]
-    assert await store.unrecorded(ownership.owner_id) == []
-    assert len(lines(tmp_path / "runs" / run_id / "events.jsonl")) == len(await store.events(run_id))
+    assert await store.tasks.unrecorded(ownership.owner_id) == []
+    assert len(lines(tmp_path / "runs" / run_id / "events.jsonl")) == len(await store.runs.events(run_id))
 
 
 async def test_folders_that_cannot_be_written_are_left_to_another_owner(tmp_path: Path) -> None:
     store = MemoryStore()
     ended, _ = await ended_run(store)
     ownership = store.rows.sessions[next(iter(store.rows.sessions))].ownership
-    await store.finish_task(ownership, ended.task_id, now_us=START_US)
+    await store.tasks.finish_task(ownership, ended.task_id, now_us=START_US)
     (tmp_path / "runs").write_text("a file is in the way")
     folders = run_folders(store, tmp_path)
 
     await folders.write(ended.task_id)
     await folders.close()
 
-    assert await store.unrecorded(ownership.owner_id) == [ended.task_id]
+    assert await store.tasks.unrecorded(ownership.owner_id) == [ended.task_id]
 
 
 async def security(store: MemoryStore, run_id: str) -> list[str]:
     """Return what the audit log says was found among a run's files."""
-    entries = await store.audit_entries(kinds=["security"])
+    entries = await store.audit.audit_entries(kinds=["security"])
     return [str(entry.data["what"]) for entry in entries if entry.data.get("run") == run_id and entry.session_id]
 
 
@@ -300,7 +300,7 @@ async def test_one_runs_planted_link_keeps_no_other_run_from_its_folder(tmp_path
         for claim in claims
     ]
     await advance(store, worker_id, ends, claim=0)
-    await store.finish_task(ownership, task_id, now_us=START_US)
+    await store.tasks.finish_task(ownership, task_id, now_us=START_US)
     first, second = (claim.identity.run_id for claim in claims)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / min(first, second)).symlink_to(tmp_path)
@@ -311,7 +311,7 @@ async def test_one_runs_planted_link_keeps_no_other_run_from_its_folder(tmp_path
 
     assert (tmp_path / "runs" / max(first, second) / "events.jsonl").exists()
     assert not (tmp_path / "events.jsonl").exists()
-    assert await store.unrecorded(ownership.owner_id) == [task_id]
+    assert await store.tasks.unrecorded(ownership.owner_id) == [task_id]
 
 
 @pytest.mark.spec("OPS-12", "EVT-04")
@@ -357,5 +357,5 @@ async def test_a_malformed_deliverable_stops_nothing_but_itself(tmp_path: Path, 
 
     folder = tmp_path / "runs" / run_id
     assert (folder / "deliverables" / "good.md").read_bytes() == b"x"
-    assert len(lines(folder / "events.jsonl")) == len(await store.events(run_id))
+    assert len(lines(folder / "events.jsonl")) == len(await store.runs.events(run_id))
     assert ended.task_id not in folders._given_up

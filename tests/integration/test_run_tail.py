@@ -52,7 +52,7 @@ class Running:
 
 
 def log_of(scene: ContractHarness, claim: Claim, notifier: RedisNotifier | None = None) -> RunCallLog:
-    return RunCallLog(scene.store, Artifacts(), FakeClock(), claim.identity.run_id, claim.fence, notifier=notifier)
+    return RunCallLog(scene.store.runs, Artifacts(), FakeClock(), claim.identity.run_id, claim.fence, notifier=notifier)
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ async def test_a_run_is_replayed_from_any_number_and_then_followed_live(
     await running.write(5)
     seen: list[Event] = []
     # Nothing but a hint brings what is written later: the slow look is an hour away.
-    tail = RunTail(running.scene.store, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=3600)
+    tail = RunTail(running.scene.store.runs, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=3600)
     following = asyncio.create_task(collected(tail, running.run_id, seen, from_seq=4))
-    last = (await running.scene.store.run(running.run_id)).last_seq
+    last = (await running.scene.store.runs.run(running.run_id)).last_seq
     await until(seen, last - 3)
     assert [event.seq for event in seen] == list(range(4, last + 1))
 
@@ -125,12 +125,12 @@ class Meddling:
         return getattr(self.inner, name)
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
-        page = await self.inner.events(run_id, after_seq=after_seq, limit=min(limit, 2))
+        page = await self.inner.runs.events(run_id, after_seq=after_seq, limit=min(limit, 2))
         await self.meddle()
         return page
 
     async def run(self, run_id: str) -> object:
-        found = await self.inner.run(run_id)
+        found = await self.inner.runs.run(run_id)
         await self.meddle()
         return found
 
@@ -144,7 +144,7 @@ class Meddling:
         if self.left:
             self.left -= 1
             await self.running.write()
-        elif not (await self.inner.run(self.running.run_id)).status.is_terminal:
+        elif not (await self.inner.runs.run(self.running.run_id)).status.is_terminal:
             await self.running.end()
 
 
@@ -167,12 +167,12 @@ async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(running
         clients = RedisClients.of(redis.tcp_url)
         live = replace(running, log=log_of(running.scene, running.claim, RedisNotifier(clients.commands)))
         seen: list[Event] = []
-        tail = RunTail(live.scene.store, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=0.05)
+        tail = RunTail(live.scene.store.runs, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=0.05)
         following = asyncio.create_task(collected(tail, live.run_id, seen))
         await live.write(2)
         await asyncio.to_thread(servers.pop_all().close)
         await live.write(3)
-        await until(seen, (await live.scene.store.run(live.run_id)).last_seq)
+        await until(seen, (await live.scene.store.runs.run(live.run_id)).last_seq)
         servers.enter_context(redis_server("--port", str(redis.port)))
         await live.write(2)
         await live.end()
@@ -185,11 +185,11 @@ async def test_a_run_is_followed_while_redis_is_away_and_when_it_is_back(running
 async def test_a_run_is_followed_from_the_start_with_redis_away(running: Running) -> None:
     clients = RedisClients.of("unix:///nowhere/redis.sock")
     seen: list[Event] = []
-    tail = RunTail(running.scene.store, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=0.05)
+    tail = RunTail(running.scene.store.runs, RedisSubscriber(clients.blocking).subscribe_run, look_every_s=0.05)
     following = asyncio.create_task(collected(tail, running.run_id, seen))
 
     await running.write(2)
-    await until(seen, (await running.scene.store.run(running.run_id)).last_seq)
+    await until(seen, (await running.scene.store.runs.run(running.run_id)).last_seq)
     await running.end()
     await following
     await clients.close()
@@ -214,7 +214,7 @@ async def test_a_database_that_is_away_is_waited_for() -> None:
     claim = await scene.start("a")
     running = Running(scene, claim, log_of(scene, claim))
     seen: list[Event] = []
-    following = asyncio.create_task(collected(RunTail(scene.store, look_every_s=0.01), running.run_id, seen))
+    following = asyncio.create_task(collected(RunTail(scene.store.runs, look_every_s=0.01), running.run_id, seen))
 
     await running.write(4)
     await until(seen, 5)
@@ -226,4 +226,4 @@ async def test_a_database_that_is_away_is_waited_for() -> None:
 
 async def test_an_unknown_run_is_named(running: Running) -> None:
     with pytest.raises(NotFoundError, match="run 'run_none'"):
-        await collected(RunTail(running.scene.store), "run_none", [])
+        await collected(RunTail(running.scene.store.runs), "run_none", [])

@@ -18,7 +18,7 @@ async def test_a_step_that_was_claimed_once_is_told_from_one_that_was_claimed_tw
         session, worker_id = await begin(store)
         once, twice = [await claim_one(store, session, worker_id) for _ in range(2)]
         held = Lease(twice.step_key, twice.identity.run_id, twice.fence)
-        await store.release(worker_id, [held], reason="drain", now_us=START_US)
+        await store.claims.release(worker_id, [held], reason="drain", now_us=START_US)
         (again,) = await advance(store, worker_id, claim=1)
         await advance(store, worker_id, once, again)
 
@@ -28,7 +28,7 @@ async def test_a_step_that_was_claimed_once_is_told_from_one_that_was_claimed_tw
 
 
 async def advance(store: SqlStore, worker_id: str, *ended: Claim, claim: int = 0) -> tuple[Claim, ...]:
-    taken = await store.advance(
+    taken = await store.claims.advance(
         worker_id,
         [end_of(each) for each in ended],
         claim=claim,

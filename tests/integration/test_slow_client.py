@@ -42,15 +42,15 @@ engine._POSTGRES_SETTINGS["idle_in_transaction_session_timeout"] = "300ms"
 async def main(url, steps, children):
     store = await open_store(url)
     session = make_session(owner_id="own_1")
-    await store.open_session(session)
+    await store.sessions.open_session(session)
     fan = [make_step(f"s{number}", depends_on=["root"]) for number in range(steps)]
     task = make_task(session.id, make_map("m"), make_step("root"), *fan)
-    await store.create_task(task)
-    map_step = (await store.steps(task.id))[0]
-    root = (await store.run((await store.task(task.id)).root_run_id)).identity
+    await store.tasks.create_task(task)
+    map_step = (await store.tasks.steps(task.id))[0]
+    root = (await store.runs.run((await store.tasks.task(task.id)).root_run_id)).identity
     items = make_children(map_step, root, *(str(number) for number in range(children)))
     own = Ownership(session.id, "own_1", session.owner_epoch)
-    print(await store.expand(own, map_step.key, items, now_us=START_US), flush=True)
+    print(await store.tasks.expand(own, map_step.key, items, now_us=START_US), flush=True)
     await store.close()
 
 asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
@@ -83,13 +83,13 @@ async def test_nothing_is_computed_between_the_statements_of_a_large_write(
     async with opened(postgres_url) as store:
         session = make_session(owner_id="own_1")
         own = Ownership(session.id, "own_1", session.owner_epoch)
-        await store.open_session(session)
+        await store.sessions.open_session(session)
         task = make_task(session.id, make_map("m"), *(make_step(f"s{n}") for n in range(STEPS)))
-        await store.create_task(task)
-        map_step = (await store.steps(task.id))[0]
-        root = (await store.run((await store.task(task.id)).root_run_id)).identity
+        await store.tasks.create_task(task)
+        map_step = (await store.tasks.steps(task.id))[0]
+        root = (await store.runs.run((await store.tasks.task(task.id)).root_run_id)).identity
         children = make_children(map_step, root, *(str(number) for number in range(CHILDREN)))
-        await store.expand(own, map_step.key, children, now_us=START_US)
+        await store.tasks.expand(own, map_step.key, children, now_us=START_US)
 
     # 0.9 s and 0.4 s of CPU time when rows are built within the transaction.
     assert len(gaps) > 2 * (STEPS + CHILDREN) // 1_000
@@ -137,5 +137,5 @@ def _cpu_gaps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def _counted(store: SqlStore) -> int:
-    tasks = await store.list_tasks()
-    return sum([sum((await store.counts(task.id)).by_status.values()) for task in tasks])
+    tasks = await store.tasks.list_tasks()
+    return sum([sum((await store.tasks.counts(task.id)).by_status.values()) for task in tasks])

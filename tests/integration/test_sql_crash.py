@@ -23,7 +23,7 @@ async def main(url, run_id, fence):
     while True:
         node = NewNode(NodeKind.ASSISTANT, {"v": 1, "text": "x" * 5000})
         events = [NewEvent("turn", {"n": number}), NewEvent("turn_end", {"n": number})]
-        appended = await store.append(run_id, fence, nodes=[node], events=events, now_us=1)
+        appended = await store.runs.append(run_id, fence, nodes=[node], events=events, now_us=1)
         print(appended.last_seq, flush=True)
         number += 1
 
@@ -43,10 +43,10 @@ async def test_kill_in_the_middle_of_writing_loses_nothing_told_and_breaks_nothi
     for delay_s in (0.05, 0.11, 0.23):
         told = max(told, _write_and_kill([url, run_id, str(claim.fence)], delay_s))
 
-        run, events = await store.run(run_id), await store.events(run_id, limit=100_000)
+        run, events = await store.runs.run(run_id), await store.runs.events(run_id, limit=100_000)
         assert run.last_seq >= told
         assert [event.seq for event in events] == list(range(1, run.last_seq + 1))
-        assert len(await store.nodes(run_id)) == run.last_node
+        assert len(await store.runs.nodes(run_id)) == run.last_node
         assert sum(event.type == "turn" for event in events) == sum(event.type == "turn_end" for event in events)
     await store.close()
     with sqlite3.connect(tmp_path / "soong.db") as connection:

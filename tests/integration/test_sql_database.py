@@ -135,14 +135,14 @@ async def test_refusal_of_a_stale_append_leaves_the_others_appended(store: SqlSt
 
     outcomes = await asyncio.gather(
         *(
-            store.append(run_id, fence, events=[NewEvent("turn", {"n": n})], now_us=START_US)
+            store.runs.append(run_id, fence, events=[NewEvent("turn", {"n": n})], now_us=START_US)
             for n, fence in enumerate([claim.fence, 99, claim.fence, 98, claim.fence])
         ),
         return_exceptions=True,
     )
 
     assert [isinstance(outcome, LeaseLostError) for outcome in outcomes] == [False, True, False, True, False]
-    turns = [event for event in await store.events(run_id) if event.type == "turn"]
+    turns = [event for event in await store.runs.events(run_id) if event.type == "turn"]
     assert [event.data["n"] for event in turns] == [0, 2, 4]
     assert [event.seq for event in turns] == list(range(turns[0].seq, turns[0].seq + 3))
 
@@ -180,7 +180,7 @@ async def test_closing_finishes_what_was_handed_in_and_takes_no_more(url: str) -
     with pytest.raises(UnavailableError, match="closed"):
         await store._database.write(add("late"))
     with pytest.raises(UnavailableError, match="closed"):
-        await store.list_sessions()
+        await store.sessions.list_sessions()
 
 
 async def test_a_reader_cannot_write(store: SqlStore) -> None:
@@ -220,7 +220,7 @@ async def test_a_connection_cut_in_the_middle_of_work_leaves_no_half(postgres_ur
 async def test_a_heart_whose_connection_is_cut_beats_on(postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         worker = make_worker()
-        await store.register_worker(worker)
+        await store.sessions.register_worker(worker)
         heart = store.heart()
         assert await asyncio.to_thread(heart.beat, worker.id)
         _cut_all(postgres_url)
@@ -257,7 +257,13 @@ async def test_two_that_wait_for_each_other_both_get_through(postgres_url: str) 
 
 
 async def test_what_is_not_there_is_named(store: SqlStore) -> None:
-    for asking in (store.task("t"), store.step("t/s"), store.run("r"), store.session("s"), store.result("t/s")):
+    for asking in (
+        store.tasks.task("t"),
+        store.tasks.step("t/s"),
+        store.runs.run("r"),
+        store.sessions.session("s"),
+        store.tasks.result("t/s"),
+    ):
         with pytest.raises(NotFoundError):
             await asking
 

@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 async def store(path: Path) -> AsyncIterator[SqlStore]:
     store = await open_store(f"sqlite:///{path}", migrate=True)
-    await store.register_owner(make_owner())
+    await store.sessions.register_owner(make_owner())
     yield store
     await store.close()
 
@@ -52,16 +52,16 @@ async def test_without_its_file_nothing_is_read_or_written_and_no_empty_one_appe
 
     for _ in range(2):  # also on the new connection that follows a failure
         with pytest.raises(UnavailableError, match=f"{path} was removed"):
-            await store.open_session(make_session())
+            await store.sessions.open_session(make_session())
         with pytest.raises(UnavailableError, match="was removed"):
-            await store.owners()
+            await store.sessions.owners()
 
     assert not is_there(path)
 
 
 async def test_a_heart_does_not_beat_into_the_void(store: SqlStore, path: Path) -> None:
     worker, heart = make_worker(), store.heart()
-    await store.register_worker(worker)
+    await store.sessions.register_worker(worker)
     assert heart.beat(worker.id)
     remove(path)
 
@@ -74,23 +74,23 @@ async def test_a_file_that_is_put_back_is_gone_on_with(store: SqlStore, path: Pa
     aside = path.with_name("aside.db")
     move(path, aside)
     with pytest.raises(UnavailableError):
-        await store.open_session(make_session())
+        await store.sessions.open_session(make_session())
 
     move(aside, path)
-    await store.open_session(make_session("sess_after"))
+    await store.sessions.open_session(make_session("sess_after"))
 
-    assert (await store.session("sess_after")).id == "sess_after"
+    assert (await store.sessions.session("sess_after")).id == "sess_after"
 
 
 async def test_a_file_in_its_place_is_not_taken_for_it(store: SqlStore, path: Path, tmp_path: Path) -> None:
-    await store.open_session(make_session("sess_before"))
-    await store.owners()
+    await store.sessions.open_session(make_session("sess_before"))
+    await store.sessions.owners()
     other = await open_store(f"sqlite:///{tmp_path / 'other.db'}", migrate=True)
     await other.close()
     move(tmp_path / "other.db", path)
 
     with pytest.raises(UnavailableError, match="was replaced"):
-        await store.open_session(make_session())
+        await store.sessions.open_session(make_session())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")

@@ -33,17 +33,17 @@ async def test_heart_is_not_kept_waiting_by_busy_writers(tmp_path: Path) -> None
 
         # Far under the lease; without the side lock one beat was seen to wait 3.5 s.
         assert max(took) < 1.0
-        assert [worker.beat for worker in await store.workers()] == [30]
+        assert [worker.beat for worker in await store.sessions.workers()] == [30]
 
 
 async def test_heart_of_a_worker_declared_gone_says_so(tmp_path: Path) -> None:
     async with opened(f"sqlite:///{tmp_path / 'soong.db'}") as store:
         worker = make_worker()
-        await store.register_worker(worker)
+        await store.sessions.register_worker(worker)
         heart = store.heart()
         assert heart.beat(worker.id)
 
-        await store.set_worker_state(worker.id, ProcessState.GONE)
+        await store.sessions.set_worker_state(worker.id, ProcessState.GONE)
 
         assert not heart.beat(worker.id)
         assert not heart.beat("wrk_unknown")

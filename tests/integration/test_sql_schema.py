@@ -73,7 +73,7 @@ async def test_a_database_without_a_schema_is_refused_unless_asked_to_make_it(ur
         await open_store(url, migrate=False)
 
     store = await open_store(url, migrate=True)
-    assert await store.list_sessions() == []
+    assert await store.sessions.list_sessions() == []
     await store.close()
 
 

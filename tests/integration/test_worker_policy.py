@@ -80,9 +80,9 @@ class Site:
             clock=SystemClock(),
         )
         owner = make_owner()
-        await self.store.register_owner(owner)
-        await self.store.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
-        await self.store.create_task(prepared.task)
+        await self.store.sessions.register_owner(owner)
+        await self.store.sessions.open_session(replace(prepared.session, owner_id=owner.id, owner_epoch=1))
+        await self.store.tasks.create_task(prepared.task)
         if self.later_client_config is not None:
             (self.root / "client" / "config.toml").write_text(self.later_client_config, encoding="utf-8")
         return await self._work()
@@ -102,7 +102,7 @@ class Site:
             settings=settings,
             config=parse_config(self.worker_config),
         )
-        advance = await self.store.advance(
+        advance = await self.store.claims.advance(
             worker_id,
             (),
             claim=1,
@@ -116,10 +116,10 @@ class Site:
             end = await runs.run(
                 claim, bind_step(claim.spec, claim.task_inputs, claim.dependencies), limit, StopSignal()
             )
-        await self.store.append(
+        await self.store.runs.append(
             claim.identity.run_id, claim.fence, events=end.events, nodes=end.nodes, now_us=clock.now_us()
         )
-        return end, list(await self.store.events(claim.identity.run_id))
+        return end, list(await self.store.runs.events(claim.identity.run_id))
 
 
 REFUSED = EventType.TOOL_DENIED
@@ -263,8 +263,8 @@ async def test_a_run_that_reads_a_file_is_tainted_and_one_that_writes_is_not(tmp
     _, read = await reader.run(READ, tools=["code.read_file"])
     _, written = await writer.run(WRITE, tools=["code.write_file"])
 
-    assert await reader.store.is_tainted(read[0].run_id)
-    assert not await writer.store.is_tainted(written[0].run_id)
+    assert await reader.store.runs.is_tainted(read[0].run_id)
+    assert not await writer.store.runs.is_tainted(written[0].run_id)
 
 
 @pytest.mark.spec("PER-10")
@@ -299,7 +299,7 @@ async def test_loading_a_skill_adds_its_text_and_no_tool(tmp_path: Path) -> None
     ends = [event.type for event in events if event.type in (EventType.TOOL_COMPLETED, EventType.TOOL_DENIED)]
     (run_id,) = {event.run_id for event in events}
     assert (error_of(end), ends) == ("tool_not_available", [EventType.TOOL_COMPLETED, EventType.TOOL_DENIED])
-    (text,) = [str(node.payload["text"]) for node in await site.store.nodes(run_id) if node.kind == "skill"]
+    (text,) = [str(node.payload["text"]) for node in await site.store.runs.nodes(run_id) if node.kind == "skill"]
     assert text.endswith("\n\nWrite it.")
     assert not (site.project / "out" / "a.md").exists()
 
@@ -318,7 +318,7 @@ async def test_a_loaded_skill_that_allows_itself_a_tool_grants_nothing(tmp_path:
     await asyncio.gather(running, return_exceptions=True)
 
     (request,) = site.store.rows.requests.values()
-    events = await site.store.events(request.identity.run_id)
+    events = await site.store.runs.events(request.identity.run_id)
     assert request.tool == "code.write_file"
     assert EventType.TOOL_COMPLETED in [event.type for event in events]
     assert not (site.project / "out" / "a.md").exists()

@@ -290,22 +290,22 @@ async def open_session(store: Store, session: Session | None = None) -> Ownershi
     opened = session or make_session()
     if not opened.owner_id:
         opened = replace(opened, owner_id=new_id("own"), owner_epoch=1)
-    await store.register_owner(make_owner(opened.owner_id))
-    await store.open_session(opened)
+    await store.sessions.register_owner(make_owner(opened.owner_id))
+    await store.sessions.open_session(opened)
     return opened.ownership
 
 
 async def open_worker(store: Store, worker: Worker | None = None) -> str:
     """Register a live worker; return its id."""
     opened = worker or make_worker()
-    await store.register_worker(opened)
+    await store.sessions.register_worker(opened)
     return opened.id
 
 
 async def open_task(store: Store, ownership: Ownership, *steps: NewStep | str, inputs: JsonObject | None = None) -> str:
     """Create a task of these steps; return its id."""
     task = make_task(ownership.session_id, *steps, inputs=inputs)
-    await store.create_task(task)
+    await store.tasks.create_task(task)
     return task.id
 
 

@@ -39,35 +39,35 @@ async def sweep(deployment: Deployment) -> None:
     bench = deployment.bench
     store, owner_id = bench.store, bench.ownership.owner_id
     async with while_reading("reports"):
-        while await store.take_reports(owner_id, now_us=bench.clock.now_us()):
+        while await store.audit.take_reports(owner_id, now_us=bench.clock.now_us()):
             pass
     lease = timedelta(seconds=15)
     async with while_reading("workers, as the reaper"):
-        await Reaper(store, store, bench.clock, lease, max_lost_leases=1000, owner_id=owner_id).sweep()
+        await Reaper(store.sessions, store.claims, bench.clock, lease, max_lost_leases=1000, owner_id=owner_id).sweep()
     async with while_reading("the session, as the scheduler"):
-        expander = Expander(store, store, bench.clock)
-        await Scheduler(store, store, expander, bench.clock).reconcile(bench.ownership)
+        expander = Expander(store.tasks, store.runs, bench.clock)
+        await Scheduler(store.tasks, store.runs, expander, bench.clock).reconcile(bench.ownership)
     async with while_reading("questions, as the desk"):
         await bench.broker.review([bench.session_id])
-        await store.open_questions(bench.session_id, limit=1000)
-        await store.pending(bench.session_id)
-        await store.questions(session_id=bench.session_id, include_closed=True)
+        await store.consent.open_questions(bench.session_id, limit=1000)
+        await store.consent.pending(bench.session_id)
+        await store.consent.questions(session_id=bench.session_id, include_closed=True)
         [use async for use in _uses(deployment)]
 
 
 async def _uses(deployment: Deployment) -> AsyncIterator[object]:
-    for use in await deployment.bench.store.uses():
+    for use in await deployment.bench.store.audit.uses():
         yield use
 
 
 async def read_processes(deployment: Deployment) -> None:
     """Do what ``workers list``, the metrics and ``doctor`` do."""
     store, url = deployment.bench.store, deployment.urls.orchestrator
-    await store.workers(include_gone=True)
+    await store.sessions.workers(include_gone=True)
     figures = SqlFigures(parse_url(url))
     try:
         async with while_reading("workers list"):
-            dump((await list_workers(store, store, figures)).as_json())
+            dump((await list_workers(store.claims, store.sessions, figures)).as_json())
         async with while_reading("metrics"):
             metrics.text(await metrics.collect(store, figures, deployment.bench.clock))
     finally:
@@ -80,32 +80,32 @@ async def read_processes(deployment: Deployment) -> None:
 async def read_runs(deployment: Deployment, limit: int) -> None:
     """Do what the lists and pages of runs do, and show the newest ones whole."""
     store = deployment.bench.store
-    for run in await store.run_page(limit=limit):
+    for run in await store.runs.run_page(limit=limit):
         async with while_reading(f"run {run.id}"):
             respond(RunSchema.of(run))
             respond(RunDetail.of(run))
             dump(run_json(run))
-            await store.is_tainted(run.id)
-            await store.calls(run.id)
+            await store.runs.is_tainted(run.id)
+            await store.runs.calls(run.id)
         async with while_reading(f"the events of run {run.id}"):
             events = await all_events(store, run.id)
             [respond(EventSchema.model_validate(event.envelope())) for event in events]
             [dump(line) for lines in lines_of(events).values() for line in lines]
         async with while_reading(f"the nodes of run {run.id}"):
-            [respond(NodeSchema.of(node)) for node in await store.node_page(run.id, limit=1000)]
+            [respond(NodeSchema.of(node)) for node in await store.runs.node_page(run.id, limit=1000)]
 
 
 async def read_tasks(deployment: Deployment, limit: int, folder: Path) -> None:
     """Do what ``tasks show`` and the API's task do, and what dependents are told of each step."""
     store = deployment.bench.store
-    for task in await store.list_tasks(limit=limit):
+    for task in await store.tasks.list_tasks(limit=limit):
         async with while_reading(f"task {task.id}"):
             view = await snapshot_of(store, task.id)
             dump((await outcome_of(store, view, folder)).as_json())
         for step in view.steps:
             async with while_reading(f"step {step.key}"):
                 respond(StepSchema.of(step))
-                await store.result(step.key)
+                await store.tasks.result(step.key)
 
 
 async def read_everything(deployment: Deployment, folder: Path, *, limit: int) -> None:

@@ -258,11 +258,11 @@ class Attack:
         """Give the bad worker a step of its own that another waits for, beside a neighbour's; return the task."""
         deployment, bench = self.deployment, self.deployment.bench
         task = make_task(bench.session_id, make_step("mine"), make_step("after", depends_on=("mine",)))
-        await bench.store.create_task(task)
+        await bench.store.tasks.create_task(task)
         deployment.own_worker = await open_worker(deployment.own_store)
         deployment.own = await claim_one(deployment.own_store, deployment.own_worker, bench)
         neighbour = make_task(bench.session_id, make_step("neighbour"))
-        await bench.store.create_task(neighbour)
+        await bench.store.tasks.create_task(neighbour)
         return neighbour.id
 
     async def drain(self) -> None:
@@ -272,15 +272,15 @@ class Attack:
         wish: dict[str, Any] = {"pools": ("default",), "capabilities": (), "live_workers": 1}
         for _ in range(10):
             now_us = bench.clock.now_us()
-            advance = await bench.store.advance(worker, (), claim=20, **wish, now_us=now_us)
+            advance = await bench.store.claims.advance(worker, (), claim=20, **wish, now_us=now_us)
             if not advance.claims:
                 break
             self.malformed["claim"] += sum(bool(claim.malformed) for claim in advance.claims)
             for claim in advance.claims:
-                await bench.store.nodes(claim.identity.run_id)
-                await bench.store.calls(claim.identity.run_id)
+                await bench.store.runs.nodes(claim.identity.run_id)
+                await bench.store.runs.calls(claim.identity.run_id)
             ends = [completed(claim, "done") for claim in advance.claims]
-            await bench.store.advance(worker, ends, claim=0, **wish, now_us=now_us)
+            await bench.store.claims.advance(worker, ends, claim=0, **wish, now_us=now_us)
 
     async def look(self, neighbour: str, value: object) -> None:
         """Read everything, let honest workers work, and read it again; then the neighbour's step has completed."""
@@ -291,24 +291,24 @@ class Attack:
         except Exception as error:
             error.add_note(f"after {str(value)[:200]!r} was written")
             raise
-        step = await self.deployment.bench.store.step(f"{neighbour}/neighbour")
+        step = await self.deployment.bench.store.tasks.step(f"{neighbour}/neighbour")
         assert step.status is StepStatus.COMPLETED, f"after {str(value)[:200]!r}"
 
     async def count_malformed(self) -> None:
         """Count by kind what readers say is malformed, of all that stands, and of what the audit log tells."""
         store = self.deployment.bench.store
-        for run in await store.run_page(limit=10_000):
+        for run in await store.runs.run_page(limit=10_000):
             self.malformed["run"] += bool(run.malformed)
-            self.malformed["node"] += sum("malformed_row" in node.payload for node in await store.nodes(run.id))
-            events = await store.events(run.id, limit=10_000)
+            self.malformed["node"] += sum("malformed_row" in node.payload for node in await store.runs.nodes(run.id))
+            events = await store.runs.events(run.id, limit=10_000)
             told = [event for event in events if event.type == EventType.SECURITY]
             self.malformed["event"] += sum(event.data.get("what") == "malformed_row" for event in told)
-        for task in await store.list_tasks(limit=10_000):
-            steps = await store.steps(task.id)
+        for task in await store.tasks.list_tasks(limit=10_000):
+            steps = await store.tasks.steps(task.id)
             self.malformed["step"] += sum(
                 step.error is not None and step.error.type == "malformed_row" for step in steps
             )
-        for entry in await store.audit_entries(kinds=[AuditKind.SECURITY], limit=10_000):
+        for entry in await store.audit.audit_entries(kinds=[AuditKind.SECURITY], limit=10_000):
             if entry.data.get("what") == "malformed_row":
                 self.malformed[str(entry.data.get("row", ""))] += 1
 

@@ -202,9 +202,9 @@ class OwnerActor(Actor):
             notifier=notifier,
             subscriber=ground.board,
             clock=clock,
-            scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
-            commands=Commands(store, store, store, notifier, clock),
-            dispatcher=Dispatcher(store, store, SimBroker(ground.queues, self)),
+            scheduler=Scheduler(store.tasks, store.runs, Expander(store.tasks, store.runs, clock), clock),
+            commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock),
+            dispatcher=Dispatcher(store.claims, store.sessions, SimBroker(ground.queues, self)),
             broker=ApprovalBroker(store, notifier, key, clock, ground.settings, owner_id=self._owner_id, home=HOME),
             recorder=NoFolders(),
         )
@@ -274,9 +274,9 @@ class WorkerActor(Actor):
         self._busy_threads = 0
         self._is_started = False
         self.further = AdditionalSteps()
-        self.incarnation = Incarnation(self.store, self.clock, name, slots, pools, labels)
+        self.incarnation = Incarnation(self.store.sessions, self.clock, name, slots, pools, labels)
         settings = ground.settings.model_copy(update={"slots": slots, "pools": pools})
-        lot = ParkingCoordinator(self.store, self.clock, settings.park_after_s, settings.max_parked)
+        lot = ParkingCoordinator(self.store.claims, self.clock, settings.park_after_s, settings.max_parked)
         asked = AskedCalls.of(self.store, self.notifier, ground.board, self.clock, self, ground.bench.effects, lot)
         work = ScriptedWork(self.store, self.clock, self, ground.bench, asked)
         self.process = WorkerProcess(

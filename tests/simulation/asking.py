@@ -65,7 +65,7 @@ class AskedCalls:
         effects: Effects,
         lot: ParkingCoordinator,
     ) -> "AskedCalls":
-        return cls(store, notifier, DecisionInbox(store, board, ""), clock, lot, host, effects)
+        return cls(store, notifier, DecisionInbox(store.consent, board, ""), clock, lot, host, effects)
 
     async def make(self, claim: Claim, number: int, limit: TimeLimit, interruption: StopSignal) -> None:
         """Make so many calls in one turn; what a former life of the run has ended or begun is not made again."""
@@ -87,7 +87,7 @@ class AskedCalls:
             interruption=interruption,
             waiting=parking.waiting,
         )
-        known = {row.tool_call_id for row in await self.store.calls(run_id)} if claim.is_resumed else set()
+        known = {row.tool_call_id for row in await self.store.runs.calls(run_id)} if claim.is_resumed else set()
         asked = UntimedGate(gate, limit)
         with self.lot.entered(parking):
             calls = [f"call_{place}" for place in range(number) if f"call_{place}" not in known]
@@ -98,11 +98,11 @@ class AskedCalls:
             verdict = await gate.decide(_gate_call(claim, call_id))
             row = _row(claim, call_id, verdict.decision_id if verdict.is_allowed else "")
             if verdict.is_allowed:
-                await self.store.start_call(row, claim.fence, events=(), now_us=self.clock.now_us())
+                await self.store.runs.start_call(row, claim.fence, events=(), now_us=self.clock.now_us())
                 self.host.acts(claim)
                 self.effects.happened(claim.identity.run_id, call_id)
                 await asyncio.sleep(0.5)
-            await self.store.end_call(
+            await self.store.runs.end_call(
                 claim.identity.run_id,
                 claim.fence,
                 call_id,

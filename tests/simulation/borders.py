@@ -32,9 +32,10 @@ RARE = frozenset({
 """What happens seldom, and decides much when it does: faults are drawn to it."""
 
 READS = frozenset({
-    "task", "tasks", "steps", "step", "result", "counts", "interrupts", "backlog", "steps_in", "failures", "open_tasks",
-    "owners", "session", "sessions", "busy_sessions", "responders", "take_commands", "command", "workers",
-    "run", "runs", "nodes", "events", "is_tainted", "calls", "request", "pending", "answer_of", "decision_of",
+    "task", "list_tasks", "steps", "step", "result", "counts", "interrupts", "backlog", "steps_in", "failures",
+    "open_tasks", "owners", "session", "list_sessions", "busy_sessions", "responders", "take_commands", "command",
+    "workers",
+    "run", "list_runs", "nodes", "events", "is_tainted", "calls", "request", "pending", "answer_of", "decision_of",
     "open_questions", "settled", "signing_key", "signing_keys",
 })  # fmt: skip
 """The methods that change no row."""
@@ -105,7 +106,7 @@ class _Borders:
             await never()
 
 
-class _BorderStore(_Borders):
+class _BorderPart(_Borders):
     async def _cross(self, name: str, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         process = self._process
         process.check_running()
@@ -134,8 +135,21 @@ class _BorderStore(_Borders):
         elif random.random() < (0.2 if name in READS else 0.6):
             await asyncio.sleep(random.uniform(0.0, LATENCY_S))
 
+
+class _BorderStore:
+    """A store whose parts have borders."""
+
+    def __init__(self, inner: Store, process: Crossing) -> None:
+        self._inner = inner
+        self._process = process
+
+    def __getattr__(self, name: str) -> _BorderPart:
+        part = _BorderPart(getattr(self._inner, name), self._process)
+        setattr(self, name, part)
+        return part
+
     def heart(self) -> HeartbeatWriter:
-        return _BorderHeart(cast(Store, self._inner).heart(), self._process)
+        return _BorderHeart(self._inner.heart(), self._process)
 
     async def close(self) -> None:
         """The rows outlive their users."""

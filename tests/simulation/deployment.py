@@ -89,13 +89,13 @@ class ClientActor(Actor):
             default_model="sim:small",
             now_us=self.clock.now_us(),
         )
-        if self._session.id not in {known.id for known in await self.store.list_sessions()}:
-            await self.store.open_session(self._session)
-        await self.store.create_task(task)
+        if self._session.id not in {known.id for known in await self.store.sessions.list_sessions()}:
+            await self.store.sessions.open_session(self._session)
+        await self.store.tasks.create_task(task)
         await self.notifier.notify_owners([self._session.id])
         if '"claim":"pull"' in dump(task.plan):
             for _ in range(self._random.choice((0, 1, 1, 2))):
-                await self._dispatch(await self.store.task(task.id))
+                await self._dispatch(await self.store.tasks.task(task.id))
 
     async def _dispatch(self, task: Task) -> None:
         detail: dict[str, Json] = {"count": self._random.choice((1, 1, 2)), "pool": self._random.choice(POOLS)}
@@ -104,7 +104,7 @@ class ClientActor(Actor):
         await self._client.tasks.ask(CommandKind.DISPATCH, task, detail, limit_s=5.0)
 
     async def _order(self) -> None:
-        tasks = await self.store.list_tasks(session_id=self._session.id)
+        tasks = await self.store.tasks.list_tasks(session_id=self._session.id)
         if not tasks:
             return
         task = self._random.choice(list(tasks))
@@ -187,11 +187,11 @@ class Deployment:
 
     async def _answer(self, answer: Answer) -> None:
         try:
-            await self.store.answer(answer)
+            await self.store.consent.answer(answer)
         except AlreadyDecidedError as error:
             self.note("person", "late", str(error))
             return
-        request, _ = await self.store.request(answer.request_id)
+        request, _ = await self.store.consent.request(answer.request_id)
         self.note("person", "answered", answer.request_id)
         await self.board.permission_raised(answer.request_id, request.identity.session_id)
 
@@ -245,7 +245,7 @@ class Deployment:
         sessions = [
             make_session(f"sess_{number}", answer_mode=random.choice(modes)) for number in range(random.randint(1, 4))
         ]
-        await self.store.set_concurrency_limits(random_limits(random, [session.id for session in sessions]))
+        await self.store.claims.set_concurrency_limits(random_limits(random, [session.id for session in sessions]))
         for _ in range(random.choice((1, 1, 2, 3))):
             self._start_owner()
         for number in range(random.randint(1, 4)):

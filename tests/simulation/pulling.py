@@ -45,7 +45,7 @@ class Pulling:
 
     async def _claim(self, own: Claim, holder: Lease) -> Claim | None:
         """Take the first step that is given; None when none is."""
-        for step in await self.store.steps(own.identity.task_id):
+        for step in await self.store.tasks.steps(own.identity.task_id):
             if _is_open(step):
                 claim = await self.host.further.claim(holder, step.step_id)
                 if isinstance(claim, Claim):

@@ -85,10 +85,10 @@ class Quiet(Deployment):
         task = new_task(
             plan, {}, session, surface_of=lambda _: {}, default_model="sim:small", now_us=self.clock.now_us()
         )
-        await self._person.store.open_session(session)
-        await self._person.store.create_task(task)
+        await self._person.store.sessions.open_session(session)
+        await self._person.store.tasks.create_task(task)
         await self._person.notifier.notify_owners([session.id])
-        return await self._person.store.task(task.id)
+        return await self._person.store.tasks.task(task.id)
 
     def steps(self) -> dict[str, Step]:
         return {each.step_id: each for each in self.rows().steps.values()}

@@ -67,10 +67,10 @@ class ScriptedWork:
     async def _write_log(self, claim: Claim, script: JsonObject) -> None:
         """Write what is not written yet, each entry under the fence, with pauses in between."""
         run_id = claim.identity.run_id
-        done = len(await self.store.nodes(run_id)) if claim.is_resumed else 0
+        done = len(await self.store.runs.nodes(run_id)) if claim.is_resumed else 0
         for number in range(done, _number(script["writes"])):
             await self._act(claim, script)
-            await self.store.append(
+            await self.store.runs.append(
                 run_id,
                 claim.fence,
                 nodes=[NewNode(NodeKind.ASSISTANT, {"v": 1, "number": number})],
@@ -80,7 +80,7 @@ class ScriptedWork:
         await self._act(claim, script)
         if script["writes"]:
             held = Lease(claim.step_key, run_id, claim.fence)
-            await self.store.report_progress(self.host.worker_id, held, "nearly", now_us=self.clock.now_us())
+            await self.store.claims.report_progress(self.host.worker_id, held, "nearly", now_us=self.clock.now_us())
 
     async def _act(self, claim: Claim, script: JsonObject) -> None:
         self.host.acts(claim)

@@ -130,8 +130,8 @@ class CliHarness:
         async def read() -> tuple[Task, Sequence[Step]] | None:
             store = await open_store(f"sqlite:///{self.home}/soong.db", migrate=False)
             try:
-                tasks = await store.list_tasks(limit=1)
-                return (tasks[0], await store.steps(tasks[0].id)) if tasks else None
+                tasks = await store.tasks.list_tasks(limit=1)
+                return (tasks[0], await store.tasks.steps(tasks[0].id)) if tasks else None
             finally:
                 await store.close()
 

@@ -103,7 +103,7 @@ class Deployment:
         self.owners.extend(started)
 
         async def are_live() -> bool:
-            return {process.pid for process in started} <= {owner.pid for owner in await self.store.owners()}
+            return {process.pid for process in started} <= {owner.pid for owner in await self.store.sessions.owners()}
 
         await self.until(are_live, within_s=30)
 
@@ -111,11 +111,11 @@ class Deployment:
         """Return the process that owns a task's session, once one does."""
 
         async def is_owned() -> bool:
-            return (await self.store.session(task.session_id)).owner_id != ""
+            return (await self.store.sessions.session(task.session_id)).owner_id != ""
 
         await self.until(is_owned)
-        owner_id = (await self.store.session(task.session_id)).owner_id
-        pid = next(owner.pid for owner in await self.store.owners() if owner.id == owner_id)
+        owner_id = (await self.store.sessions.session(task.session_id)).owner_id
+        pid = next(owner.pid for owner in await self.store.sessions.owners() if owner.id == owner_id)
         return next(process for process in self.owners if process.pid == pid)
 
     async def command(self, task: Task, kind: str, detail: JsonObject | None = None) -> None:
@@ -124,14 +124,14 @@ class Deployment:
         command = Command(
             new_id("cmd"), task.session_id, CommandKind(kind), task.id, "local", now_us, dict(detail or {})
         )
-        await self.store.send_command(command)
+        await self.store.sessions.send_command(command)
         await self._wake(task.session_id)
 
         async def has_ended() -> bool:
-            return (await self.store.command(command.id))[1]
+            return (await self.store.sessions.command(command.id))[1]
 
         await self.until(has_ended)
-        assert (await self.store.command(command.id))[0].refusal == ""
+        assert (await self.store.sessions.command(command.id))[0].refusal == ""
 
     # -- workers
     async def start_workers(self, count: int, *, slots: int = 8, **environment: str) -> None:
@@ -187,7 +187,7 @@ class Deployment:
         return self.workers[-1]
 
     async def _live_pids(self) -> set[int]:
-        return {worker.pid for worker in await self.store.workers() if worker.state is ProcessState.LIVE}
+        return {worker.pid for worker in await self.store.sessions.workers() if worker.state is ProcessState.LIVE}
 
     async def _are_live(self, processes: Sequence[WarmProcess]) -> bool:
         for process in processes:
@@ -197,7 +197,7 @@ class Deployment:
 
     async def worker_of(self, step: Step) -> WarmProcess:
         """Return the process that holds a step."""
-        pid = next(worker.pid for worker in await self.store.workers() if worker.id == step.worker_id)
+        pid = next(worker.pid for worker in await self.store.sessions.workers() if worker.id == step.worker_id)
         return next(process for process in self.workers if process.pid == pid)
 
     def logs(self, *, all_of_it: bool = False) -> str:
@@ -237,14 +237,14 @@ class Deployment:
             default_model="script",
             now_us=SystemClock().now_us(),
         )
-        await self.store.open_session(session)
+        await self.store.sessions.open_session(session)
         if callback is not None:
             self.attach(session.id, callback)
         if max_concurrent:
-            await self.store.set_concurrency_limits([session_limit(session.id, max_concurrent)])
-        await self.store.create_task(task)
+            await self.store.claims.set_concurrency_limits([session_limit(session.id, max_concurrent)])
+        await self.store.tasks.create_task(task)
         await self._wake(session.id)
-        return await self.store.task(task.id)
+        return await self.store.tasks.task(task.id)
 
     def attach(self, session_id: str, callback: PermissionCallback) -> None:
         """Let a callback answer a session's questions, as the program of a client does, until the deployment ends."""
@@ -258,13 +258,13 @@ class Deployment:
         """Return the task once it has ended."""
 
         async def has_ended() -> bool:
-            return (await self.store.task(task.id)).status.is_terminal
+            return (await self.store.tasks.task(task.id)).status.is_terminal
 
         await self.until(has_ended, within_s=within_s)
-        return await self.store.task(task.id)
+        return await self.store.tasks.task(task.id)
 
     async def steps(self, task: Task) -> dict[str, Step]:
-        return {step.step_id: step for step in await self.store.steps(task.id)}
+        return {step.step_id: step for step in await self.store.tasks.steps(task.id)}
 
     async def until(self, holds: Callable[[], Awaitable[bool]], *, within_s: float = 30) -> None:
         """Wait until a condition holds, looking every 20 ms; fail with the processes' logs after ``within_s``.

@@ -165,9 +165,9 @@ async def answers_about(home: Path, folder: Path) -> list[dict[str, Any]]:
     """Return the audit log's answers to questions about files of a folder."""
     store = await open_store(f"sqlite:///{home}/soong.db", migrate=False)
     try:
-        questions = await store.questions(include_closed=True)
+        questions = await store.consent.questions(include_closed=True)
         about = {one.request.id for one in questions if one.request.shown.startswith(str(folder))}
-        entries = await store.audit_entries(limit=10_000, kinds=["answer"])
+        entries = await store.audit.audit_entries(limit=10_000, kinds=["answer"])
         return [dict(entry.data) for entry in entries if entry.data["request"] in about]
     finally:
         await store.close()

@@ -80,9 +80,9 @@ async def test_steps_in_a_marked_project_go_to_workers_that_have_it(service: Dep
     await service.start_workers(1, slots=4, SOONG_PROJECTS=str(project))
     ended = await service.finished(task)
 
-    events = await service.store.events((await service.steps(task))["look"].run_id)
+    events = await service.store.runs.events((await service.steps(task))["look"].run_id)
     (claimed,) = [event.data["worker"] for event in events if event.type == EventType.STEP_CLAIMED]
-    by_pid = {worker.id: worker.pid for worker in await service.store.workers()}
+    by_pid = {worker.id: worker.pid for worker in await service.store.sessions.workers()}
     assert ended.status is TaskStatus.COMPLETED
     assert await reasons(service, task.root_run_id) == {f"no capable worker: needs the project at {project}"}
     assert by_pid[str(claimed)] == service.workers[1].pid
@@ -90,7 +90,7 @@ async def test_steps_in_a_marked_project_go_to_workers_that_have_it(service: Dep
 
 async def reasons(service: Deployment, run_id: str) -> set[str]:
     """Return what is told of steps that nobody is able to run."""
-    events = await service.store.events(run_id)
+    events = await service.store.runs.events(run_id)
     return {str(event.data["reason"]) for event in events if event.type == EventType.STEP_UNCLAIMABLE}
 
 

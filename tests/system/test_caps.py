@@ -58,7 +58,7 @@ async def test_two_worker_processes_fill_a_limit_and_never_exceed_it(
     service: Deployment, kind: str, scope: str, is_agent: bool
 ) -> None:
     if scope:
-        await service.store.set_concurrency_limits([ConcurrencyLimit(scope, LIMIT)])
+        await service.store.claims.set_concurrency_limits([ConcurrencyLimit(scope, LIMIT)])
     await start_workers(service, 2, slots=8, SOONG_POOLS="default,big", SOONG_TOOLS=TOOL)
     limited = await service.submit(
         plan(is_agent=is_agent, pool="big" if kind == "pool" else "default"), max_concurrent=0 if scope else LIMIT

@@ -55,7 +55,7 @@ def waiting(cli: CliHarness, count: int) -> dict[str, str]:
     async def read() -> dict[str, str]:
         store = await open_store(f"sqlite:///{cli.home}/soong.db", migrate=False)
         try:
-            questions = await store.questions()
+            questions = await store.consent.questions()
         finally:
             await store.close()
         return {

@@ -64,8 +64,8 @@ async def writers(service: Deployment, task: Task) -> list[Step]:
 
 async def events_of(service: Deployment, task: Task) -> list[tuple[str, str]]:
     """Return (type, error or reason) of every event of the task's runs."""
-    runs = await service.store.list_runs(task_id=task.id)
-    events = [event for run in runs for event in await service.store.events(run.id)]
+    runs = await service.store.runs.list_runs(task_id=task.id)
+    events = [event for run in runs for event in await service.store.runs.events(run.id)]
     return [(event.type, str(event.data.get("error") or event.data.get("reason") or "")) for event in events]
 
 
@@ -94,7 +94,7 @@ async def test_allow_once_asks_for_each_and_says_who_asks_from_rows(service: Dep
 
     task = await run(service, folder, person, workers=2)
 
-    runs = {each.id: each.identity for each in await service.store.list_runs(task_id=task.id)}
+    runs = {each.id: each.identity for each in await service.store.runs.list_runs(task_id=task.id)}
     root = runs[task.root_run_id]
     assert len(person.asked) == 2
     assert len({request.identity.run_id for request in person.asked}) == 2
@@ -106,7 +106,7 @@ async def test_allow_once_asks_for_each_and_says_who_asks_from_rows(service: Dep
         assert request.tool == "code.write_file"
         assert Path(request.shown).parent == folder
         assert request.proof == ""
-        types = [event.type for event in await service.store.events(identity.run_id)]
+        types = [event.type for event in await service.store.runs.events(identity.run_id)]
         assert [one for one in types if one in STORY] == list(STORY)
 
 
@@ -171,17 +171,17 @@ async def test_a_question_survives_the_pause_of_its_task(service: Deployment, fo
     task = await service.submit(PLAN, {"folder": str(folder)}, project=folder.parent)
 
     async def both_wait() -> bool:
-        return len(await service.store.pending(task.session_id)) == 2
+        return len(await service.store.consent.pending(task.session_id)) == 2
 
     await service.until(both_wait)
-    questions = {request.id for request in await service.store.pending(task.session_id)}
+    questions = {request.id for request in await service.store.consent.pending(task.session_id)}
     await service.command(task, "pause")
 
     async def nothing_is_leased() -> bool:
         return not any(step.status.is_leased for step in (await service.steps(task)).values())
 
     await service.until(nothing_is_leased)
-    assert {request.id for request in await service.store.pending(task.session_id)} == questions
+    assert {request.id for request in await service.store.consent.pending(task.session_id)} == questions
     person = Person(Choice.ALLOW_ONCE)
     service.attach(task.session_id, person)
     await service.command(task, "resume")

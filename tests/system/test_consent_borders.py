@@ -140,10 +140,10 @@ async def story_of(service: Deployment, task: Task, asked: Callable[[str], int])
     ended = await service.finished(task, within_s=60)
     assert ended.status is TaskStatus.COMPLETED, service.logs()
     step = (await service.steps(task))["write"]
-    result = await service.store.result(step.key)
+    result = await service.store.tasks.result(step.key)
     assert isinstance(result.output, dict)
     error = str(result.output["error"])
-    events = await service.store.events(step.run_id)
+    events = await service.store.runs.events(step.run_id)
     types = Counter(event.type for event in events)
     failed = [event.data for event in events if event.type == EventType.TOOL_FAILED]
     ran = [line for line in noted(appended(service)) if line["run"] == step.run_id]
@@ -246,7 +246,7 @@ async def test_every_answer_outlives_the_owner_that_got_it(
         step = (await service.steps(task))["write"]
         lines = noted(appended(service))
         assert ended.status is TaskStatus.COMPLETED
-        assert (await service.store.result(step.key)).output == {"error": error}
+        assert (await service.store.tasks.result(step.key)).output == {"error": error}
         assert askers(service, step.run_id) == [owner.pid for owner in service.owners][:asked]
         assert {(line["run"], line["pid"]) for line in lines} <= {(step.run_id, service.workers[0].pid)}
         assert [line["line"] for line in lines] == ["one", "two"][:ran]
@@ -276,7 +276,7 @@ async def test_a_callback_in_a_client_is_asked_once_however_many_owners_die(bare
             async with asyncio.timeout(60):
                 outcome = await running
 
-        (task,) = await service.store.list_tasks()
+        (task,) = await service.store.tasks.list_tasks()
         assert outcome.status is TaskStatus.COMPLETED
         assert await story_of(service, task, lambda _run_id: len(asked)) == ONCE
         check_rows(service, 1)
@@ -301,7 +301,7 @@ class Person:
 
     async def border_of(self, run_id: str) -> str:
         """Return the border at which the first worker of a run dies."""
-        events = await self.service.store.events(run_id)
+        events = await self.service.store.runs.events(run_id)
         return self.borders[next(str(event.data["worker"]) for event in events if event.type == EventType.STEP_CLAIMED)]
 
 
@@ -320,7 +320,7 @@ async def test_workers_that_die_at_every_border_ask_once_and_repeat_no_write(
     settings = {**SETTINGS, "lease_s": 4.0}
     async with Deployment(url, redis_live.socket_url, tmp_path, extra=settings) as service:
         await asyncio.gather(*(start_worker(service, border) for border in borders))
-        ids = {worker.pid: worker.id for worker in await service.store.workers()}
+        ids = {worker.pid: worker.id for worker in await service.store.sessions.workers()}
         named = zip(service.workers, borders, strict=True)
         person = Person(service, {ids[process.pid]: border for process, border in named})
         tasks = [await service.submit(plan("a line"), project=tmp_path, callback=person) for _ in borders]
@@ -383,7 +383,7 @@ async def test_redis_that_dies_at_every_border_costs_neither_a_question_nor_a_ca
                     process.send_signal(signal.SIGCONT)
             # A hint that Redis missed is sent again, perhaps when the rows have been looked at already.
             is_through = struck(service, "w1") == set(IN_WORKER)
-            return is_through and (await service.store.task(task.id)).status.is_terminal
+            return is_through and (await service.store.tasks.task(task.id)).status.is_terminal
 
         await service.until(has_ended, within_s=60)
 
@@ -399,10 +399,13 @@ async def question_of(service: Deployment, task: Task, *, is_parked: bool = True
 
     async def is_there() -> bool:
         step = (await service.steps(task))["write"]
-        return bool(await service.store.pending(task.session_id)) and (step.status is StepStatus.BLOCKED) >= is_parked
+        return (
+            bool(await service.store.consent.pending(task.session_id))
+            and (step.status is StepStatus.BLOCKED) >= is_parked
+        )
 
     await service.until(is_there, within_s=40)
-    (request,) = await service.store.pending(task.session_id)
+    (request,) = await service.store.consent.pending(task.session_id)
     return request
 
 
@@ -414,7 +417,7 @@ async def check_parked(service: Deployment, task: Task, *, times: int) -> None:
     """It has ended well, its run was parked so often, and nobody asked a callback."""
     assert await story_of(service, task, nobody) == Story(asked=0)
     run_id = (await service.steps(task))["write"].run_id
-    types = Counter(event.type for event in await service.store.events(run_id))
+    types = Counter(event.type for event in await service.store.runs.events(run_id))
     assert types[EventType.RUN_PARKED] == times
     check_rows(service, 1)
 
@@ -430,7 +433,7 @@ async def test_a_parked_run_goes_on_though_its_owner_died_between_answer_and_dec
     async with bare as service:
         await asyncio.gather(start_silent_owner(service, border), start_parking(service))
         task = await ask_in_inbox(service)
-        await service.store.answer(make_answer(await question_of(service, task)))
+        await service.store.consent.answer(make_answer(await question_of(service, task)))
         await died(service.owners[0])
         await start_silent_owner(service)
 
@@ -445,7 +448,7 @@ async def test_an_answer_that_is_written_while_no_process_lives_is_what_happens(
         for process in (*service.owners, *service.workers):
             process.kill()
             await died(process)
-        await service.store.answer(make_answer(question))
+        await service.store.consent.answer(make_answer(question))
         await asyncio.gather(start_silent_owner(service), start_parking(service))
 
         await check_parked(service, task, times=1)
@@ -461,7 +464,7 @@ async def test_a_worker_that_dies_while_it_parks_leaves_the_question_to_the_next
         asked = await question_of(service, task, is_parked=False)
         await start_parking(service)
         question = await question_of(service, task)
-        await service.store.answer(make_answer(question))
+        await service.store.consent.answer(make_answer(question))
 
         assert question.id == asked.id
         await check_parked(service, task, times=1)
@@ -481,10 +484,10 @@ async def test_an_answer_that_comes_while_the_run_parks_is_used_where_it_is(bare
             return psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED
 
         await service.until(is_stopped)
-        await service.store.answer(make_answer(question))
+        await service.store.consent.answer(make_answer(question))
 
         async def is_decided() -> bool:
-            return await service.store.decision_of(question.id) is not None
+            return await service.store.consent.decision_of(question.id) is not None
 
         await service.until(is_decided)
         worker.send_signal(signal.SIGCONT if end == "goes on" else signal.SIGKILL)
@@ -524,7 +527,7 @@ async def test_a_question_whose_worker_died_and_whose_task_is_cancelled_is_nobod
             await stopped.wait()
 
         with pytest.raises(AlreadyDecidedError) as late:
-            await service.store.answer(make_answer(question))
+            await service.store.consent.answer(make_answer(question))
         assert ended.status is TaskStatus.CANCELLED
         assert late.value.state == "withdrawn"
         assert [request.id for request in shown] == [question.id]

@@ -75,7 +75,7 @@ async def test_a_write_cut_off_by_a_crash_is_told_to_model_and_approver_and_done
     ended = await service.finished(task)
 
     step = (await service.steps(task))["pay"]
-    result = await service.store.result(step.key)
+    result = await service.store.tasks.result(step.key)
     done = lines_of(refunds)
     assert (ended.status, step.outcome) == (TaskStatus.COMPLETED, Outcome.PARTIAL)
     assert result.output == {"first": "unknown_after_crash", "second": 2}

@@ -46,8 +46,8 @@ def fan(width: int, seconds: float) -> dict[str, Json]:
 async def completions(service: Deployment, task: Task) -> dict[str, int]:
     """Return how often each step's completion was accepted, over all of its runs."""
     counts: dict[str, int] = {}
-    for run in await service.store.list_runs(task_id=task.id):
-        for event in await service.store.events(run.id):
+    for run in await service.store.runs.list_runs(task_id=task.id):
+        for event in await service.store.runs.events(run.id):
             if event.type == EventType.STEP_COMPLETED:
                 counts[run.identity.step_key] = counts.get(run.identity.step_key, 0) + 1
     return counts
@@ -141,7 +141,7 @@ async def test_a_frozen_worker_writes_nothing_when_it_thaws(service: Deployment)
     os.kill(frozen.pid, signal.SIGCONT)
 
     async def thawed_is_a_new_incarnation() -> bool:
-        return sum(worker.pid == frozen.pid for worker in await service.store.workers()) == 1
+        return sum(worker.pid == frozen.pid for worker in await service.store.sessions.workers()) == 1
 
     await service.until(thawed_is_a_new_incarnation)
     assert ended.status is TaskStatus.COMPLETED
@@ -195,7 +195,7 @@ async def test_a_paused_task_is_handed_back_and_goes_on_when_resumed(service: De
         return (await service.steps(task))["a"].status is StepStatus.READY
 
     await service.until(is_handed_back)
-    assert (await service.store.task(task.id)).status is TaskStatus.PAUSED
+    assert (await service.store.tasks.task(task.id)).status is TaskStatus.PAUSED
     await service.command(task, "resume")
     assert (await service.finished(task)).status is TaskStatus.COMPLETED
 
@@ -213,7 +213,7 @@ async def test_cancelling_reaches_running_and_waiting_steps(service: Deployment)
         return {step.status for step in (await service.steps(task)).values()} == {StepStatus.CANCELLED}
 
     await service.until(all_are_cancelled)
-    assert (await service.store.task(task.id)).status is TaskStatus.CANCELLED
+    assert (await service.store.tasks.task(task.id)).status is TaskStatus.CANCELLED
 
 
 @ON_SQLITE
@@ -224,7 +224,7 @@ async def test_a_worker_ends_with_its_parent(service: Deployment) -> None:
     os.close(reading)
 
     async def is_registered() -> bool:
-        return any(row.pid == worker.pid for row in await service.store.workers())
+        return any(row.pid == worker.pid for row in await service.store.sessions.workers())
 
     await service.until(is_registered)
     os.close(writing)

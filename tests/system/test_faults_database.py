@@ -118,7 +118,11 @@ async def test_processes_whose_registration_was_told_as_an_error_begin_all_the_s
 
         assert service.logs(all_of_it=True).count("fault: lost_answer") == 2
         assert [process.poll() for process in (*service.owners, *service.workers)] == [None, None]
-        assert len(await service.store.workers(include_gone=True)) == len(await service.store.owners()) == 1
+        assert (
+            len(await service.store.sessions.workers(include_gone=True))
+            == len(await service.store.sessions.owners())
+            == 1
+        )
 
 
 async def test_a_submission_that_was_told_as_an_error_is_made_once(no_owner: Deployment) -> None:
@@ -135,9 +139,9 @@ async def test_a_submission_that_was_told_as_an_error_is_made_once(no_owner: Dep
         await service.start_owners(1)
         await start_workers(service, 1)
 
-        await prove(service, await service.store.task(task.id))
+        await prove(service, await service.store.tasks.task(task.id))
         assert lost == [0, 2, 4]
-        assert [one.id for one in await service.store.list_tasks()] == [task.id]
+        assert [one.id for one in await service.store.tasks.list_tasks()] == [task.id]
 
 
 def lose_answers(client: Client, *numbers: int) -> list[int]:
@@ -182,7 +186,7 @@ async def test_a_worker_cut_off_from_the_database_stops_before_its_lease_ends(
 
 
 async def _is_back(service: Deployment, pid: int) -> bool:
-    rows = [worker for worker in await service.store.workers(include_gone=True) if worker.pid == pid]
+    rows = [worker for worker in await service.store.sessions.workers(include_gone=True) if worker.pid == pid]
     return len(rows) == 2 and rows[-1].state.value == "live"
 
 

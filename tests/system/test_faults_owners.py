@@ -51,7 +51,7 @@ async def test_a_killed_owner_is_succeeded_by_one_that_runs_beside_it(no_owner: 
 
         await prove(service, task, waiting)
         assert after != owner.pid
-        assert (await service.store.session(task.session_id)).owner_epoch == 2
+        assert (await service.store.sessions.session(task.session_id)).owner_epoch == 2
 
 
 @pytest.mark.spec("DAG-07")
@@ -106,13 +106,13 @@ async def test_a_frozen_owner_is_succeeded_and_writes_nothing_when_it_thaws(no_o
 
         await freeze_between_writes(service, frozen)
         await _owner_after(service, task, frozen.pid)
-        epoch = (await service.store.session(task.session_id)).owner_epoch
+        epoch = (await service.store.sessions.session(task.session_id)).owner_epoch
         os.kill(frozen.pid, signal.SIGCONT)
 
         await prove(service, task)
         # It is an owner again, under another name, and leaves the session to whom it now belongs.
         await service.until(lambda: _lives(service, frozen.pid))
-        assert (await service.store.session(task.session_id)).owner_epoch == epoch == 2
+        assert (await service.store.sessions.session(task.session_id)).owner_epoch == epoch == 2
 
 
 async def test_several_owners_share_the_sessions_and_none_is_owned_twice(no_owner: Deployment) -> None:
@@ -126,7 +126,7 @@ async def test_several_owners_share_the_sessions_and_none_is_owned_twice(no_owne
 
         await prove(service, *tasks)
         assert watched == [[]] * 5
-        assert {(await service.store.session(task.session_id)).owner_epoch for task in tasks} == {1}
+        assert {(await service.store.sessions.session(task.session_id)).owner_epoch for task in tasks} == {1}
         assert await done(service, tasks[0]) == 8
 
 
@@ -142,14 +142,14 @@ async def test_run_folders_that_a_killed_owner_has_not_written_are_written_by_th
         await service.start_owners(1, FAULT_DIE="finish_task:done")
         task = await service.submit({"title": "t", "steps": [step]})
         assert await asyncio.to_thread(service.owners[-1].wait, 20) == -signal.SIGKILL
-        ended = await service.store.task(task.id)
+        ended = await service.store.tasks.task(task.id)
         folder = service.settings.home / "runs" / (await service.steps(task))["a"].run_id
         unwritten = folder.joinpath("events.jsonl").exists()
 
         await service.start_owners(1)
 
         async def is_written() -> bool:
-            return folder.joinpath("logs", "tools.jsonl").exists() and not await service.store.unrecorded("")
+            return folder.joinpath("logs", "tools.jsonl").exists() and not await service.store.tasks.unrecorded("")
 
         await service.until(is_written)
         assert ended.status is TaskStatus.COMPLETED
@@ -161,7 +161,7 @@ async def _owner_after(service: Deployment, task: Task, pid: int) -> int:
     """Return the process that owns a session after ``pid`` did."""
 
     async def is_taken_over() -> bool:
-        session = await service.store.session(task.session_id)
+        session = await service.store.sessions.session(task.session_id)
         return session.owner_epoch > 1 and session.owner_id != ""
 
     began_s = time.monotonic()
@@ -171,4 +171,4 @@ async def _owner_after(service: Deployment, task: Task, pid: int) -> int:
 
 
 async def _lives(service: Deployment, pid: int) -> bool:
-    return any(owner.pid == pid and owner.state is ProcessState.LIVE for owner in await service.store.owners())
+    return any(owner.pid == pid and owner.state is ProcessState.LIVE for owner in await service.store.sessions.owners())

@@ -48,7 +48,7 @@ async def start(service: Deployment, provider: Provider) -> psutil.Process:
 
 async def failures(service: Deployment, step: Step) -> int:
     """Return how many model requests of a step failed."""
-    events = await service.store.events(step.run_id)
+    events = await service.store.runs.events(step.run_id)
     return [event.type for event in events].count(EventType.MODEL_FAILED)
 
 

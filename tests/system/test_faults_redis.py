@@ -71,7 +71,7 @@ async def test_a_frozen_redis_stops_nothing_that_runs(service: Deployment, redis
     await service.submit(SINGLE)
     redis.thaw()
 
-    await prove(service, *await service.store.list_tasks())
+    await prove(service, *await service.store.tasks.list_tasks())
 
 
 async def test_an_outage_is_waited_for_without_a_busy_loop(service: Deployment, redis: MortalRedis) -> None:

@@ -39,7 +39,7 @@ async def test_a_file_that_is_away_for_a_moment_costs_nothing(service: Deploymen
 
     take_away(path)
     with pytest.raises(UnavailableError, match="was removed"):
-        await service.store.task(task.id)
+        await service.store.tasks.task(task.id)
     await asyncio.sleep(BEAT_S)
     was_made = is_there(path)
     put_back(path)

@@ -83,12 +83,12 @@ async def test_a_worker_killed_in_a_command_leaves_no_process_and_does_not_repea
     ended = await service.finished(task)
 
     step = (await service.steps(task))["run"]
-    types = [event.type for event in await service.store.events(step.run_id)]
+    types = [event.type for event in await service.store.runs.events(step.run_id)]
     assert gone_s < 5
     assert ended.status is TaskStatus.COMPLETED
     assert (step.outcome, step.lost_leases) == (Outcome.PARTIAL, 1)
     assert types.count(EventType.TOOL_STARTED) == 1
-    assert (await service.store.result(step.key)).output == {"error": "unknown_after_crash"}
+    assert (await service.store.tasks.result(step.key)).output == {"error": "unknown_after_crash"}
     assert audit(service.database_url, folder=tmp_path, at_rest=True).broken == []
 
 

@@ -172,7 +172,7 @@ async def test_flower_counts_what_agents_run_into_and_tells_no_secret(
         return {key: counted.get(key) for key in expected} == expected
 
     await service.until(all_counted, within_s=20)
-    runs = await service.store.list_runs(task_id=ended.id)
+    runs = await service.store.runs.list_runs(task_id=ended.id)
     shown = "".join(map(flower.page, ("/api/tasks", "/api/workers", "/metrics", "/tasks", "/workers")))
     shown += "".join(flower.page(f"/task/{run.identity.run_id}") for run in runs)
     shown += service.logs() + (tmp_path / "flower.log").read_text()
@@ -191,7 +191,9 @@ async def test_a_run_is_shown_in_its_own_state_whatever_was_counted_of_it(
     project.mkdir()
 
     ended = await service.finished(await service.submit(TROUBLED, project=project))
-    by_step = {run.identity.step_key.rpartition("/")[2]: run for run in await service.store.list_runs(task_id=ended.id)}
+    by_step = {
+        run.identity.step_key.rpartition("/")[2]: run for run in await service.store.runs.list_runs(task_id=ended.id)
+    }
 
     async def has_ended(step: str, state: str) -> bool:
         page = await asyncio.to_thread(flower.page, f"/api/task/info/{by_step[step].identity.run_id}")
@@ -229,8 +231,8 @@ async def test_a_run_that_waits_for_a_person_is_shown_as_waiting_also_while_it_i
 
     await service.until(is_parked)
     await service.until(waits)
-    (request,) = await service.store.pending(task.session_id)
-    await service.store.answer(make_answer(request, Choice.ALLOW_ONCE))
+    (request,) = await service.store.consent.pending(task.session_id)
+    await service.store.consent.answer(make_answer(request, Choice.ALLOW_ONCE))
     await service.finished(task)
 
     async def is_done() -> bool:
@@ -269,5 +271,5 @@ async def test_a_parked_run_that_is_cancelled_is_no_longer_shown_as_waiting(
     await service.until(lambda: shown("REVOKED"))
     (step,) = (await service.steps(task)).values()
     page = json.loads(await asyncio.to_thread(flower.page, f"/api/task/info/{step.run_id}"))
-    (worker,) = await service.store.workers()
+    (worker,) = await service.store.sessions.workers()
     assert page["worker"] == worker.node_name, "the owner is not listed among the workers"

@@ -55,7 +55,7 @@ async def asking(service: Deployment, file: Path) -> tuple[Task, PermissionReque
     """Submit the plan, and return it with its question once its run is parked."""
     task = await service.submit(plan(file), project=service.home, answer_mode=AnswerMode.INBOX)
     await service.until(lambda: stands(service, task, StepStatus.BLOCKED))
-    (request,) = await service.store.pending(task.session_id)
+    (request,) = await service.store.consent.pending(task.session_id)
     return task, request
 
 
@@ -69,12 +69,12 @@ async def stands(service: Deployment, task: Task, status: StepStatus) -> bool:
 
 async def answer(service: Deployment, request: PermissionRequest) -> None:
     """Answer as a client does: a row, and a hint."""
-    await service.store.answer(make_answer(request))
+    await service.store.consent.answer(make_answer(request))
     await service.orchestrator.parts.notifier.permission_raised(request.id, request.identity.session_id)
 
 
 async def story(service: Deployment, request: PermissionRequest) -> Counter[str]:
-    return Counter(str(event.type) for event in await service.store.events(request.identity.run_id))
+    return Counter(str(event.type) for event in await service.store.runs.events(request.identity.run_id))
 
 
 @pytest.mark.spec("PER-13.b", "DAG-04", "DAG-07", "PER-12")
@@ -90,7 +90,7 @@ async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_pr
         return all(steps[name].status is StepStatus.COMPLETED for name in ("other0", "other1"))
 
     await service.until(others_ended)
-    run = await service.store.run(request.identity.run_id)
+    run = await service.store.runs.run(request.identity.run_id)
     assert (run.status, run.worker_id) == (RunStatus.PARKED, "")
     end(service.workers[0])
     await service.start_workers(1, slots=1, **PARKS)
@@ -106,7 +106,7 @@ async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_pr
     assert told["tool_completed"] == 2
     assert told["aborted_tools"] == told["permission_withdrawn"] == 0
     assert asks.lost_leases == 0
-    assert (await service.store.run(run.id)).fence == run.fence + 1
+    assert (await service.store.runs.run(run.id)).fence == run.fence + 1
 
 
 @pytest.mark.spec("PER-13", "DAG-07", "DAG-09")
@@ -157,4 +157,4 @@ async def test_a_worker_that_is_told_to_stop_parks_what_waits_instead_of_waiting
 
 
 async def has_asked(service: Deployment, task: Task) -> bool:
-    return bool(await service.store.pending(task.session_id))
+    return bool(await service.store.consent.pending(task.session_id))

@@ -58,7 +58,7 @@ async def rules_of(cli: CliHarness, task_id: str) -> tuple[Rule, ...]:
     """Return the rules in the row of a task's session."""
     store = await open_store(f"sqlite:///{cli.home}/soong.db", migrate=False)
     try:
-        session = await store.session((await store.task(task_id)).session_id)
+        session = await store.sessions.session((await store.tasks.task(task_id)).session_id)
     finally:
         await store.close()
     return Policy.from_json(session.policy).rules

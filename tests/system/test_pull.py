@@ -69,14 +69,14 @@ async def service(postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIte
 
 
 async def held_steps(service: Deployment, task: Task) -> list[Step]:
-    return [step for step in await service.store.steps(task.id) if step.holder_run_id and step.status.is_leased]
+    return [step for step in await service.store.tasks.steps(task.id) if step.holder_run_id and step.status.is_leased]
 
 
 async def stopped_puller(service: Deployment, task: Task) -> WarmProcess:
     """Stop one of two workers that pull, three steps into the work, and return it: it holds a step, and keeps it."""
 
     async def is_midway() -> bool:
-        done = (await service.store.counts(task.id)).by_status.get(StepStatus.COMPLETED, 0)
+        done = (await service.store.tasks.counts(task.id)).by_status.get(StepStatus.COMPLETED, 0)
         return done >= 3 and len({step.worker_id for step in await held_steps(service, task)}) == 2
 
     while True:
@@ -110,7 +110,7 @@ async def test_three_pullers_on_two_workers_do_each_step_once_although_one_worke
     assert sum(step.lost_leases for step in work) >= 1
     assert {step.status for step in steps.values()} == {StepStatus.COMPLETED}
     for step in work:
-        ends = Counter(event.type for event in await service.store.events(step.run_id))
+        ends = Counter(event.type for event in await service.store.runs.events(step.run_id))
         assert (ends["step_completed"], ends["run_completed"]) == (1, 1)
     pullers = {step.run_id for step in steps.values() if step.is_puller}
     assert len(pullers) == PULLERS

@@ -36,19 +36,25 @@ async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Depl
 
 async def lives(service: Deployment, pid: int) -> list[Worker]:
     """Return the incarnations that a process has had, the first one first."""
-    return [worker for worker in await service.store.workers(include_gone=True) if worker.pid == pid]
+    return [worker for worker in await service.store.sessions.workers(include_gone=True) if worker.pid == pid]
 
 
 async def handed_back(service: Deployment, task: Task) -> int:
     types = [
-        event.type for step in await service.store.steps(task.id) for event in await service.store.events(step.run_id)
+        event.type
+        for step in await service.store.tasks.steps(task.id)
+        for event in await service.store.runs.events(step.run_id)
     ]
     return types.count(EventType.STEP_HANDED_BACK)
 
 
 async def claimed_by(service: Deployment, task: Task) -> set[Json]:
     """Return the incarnations that have claimed steps of a task."""
-    events = [event for step in await service.store.steps(task.id) for event in await service.store.events(step.run_id)]
+    events = [
+        event
+        for step in await service.store.tasks.steps(task.id)
+        for event in await service.store.runs.events(step.run_id)
+    ]
     return {event.data["worker"] for event in events if event.type == EventType.STEP_CLAIMED}
 
 
@@ -68,7 +74,7 @@ async def test_workers_that_recycle_after_a_few_runs_lose_and_double_nothing(ser
     await prove(service, *tasks)
 
     assert [worker.pid for worker in service.workers if worker.poll() is None] == pids
-    assert {step.lost_leases for task in tasks for step in await service.store.steps(task.id)} == {0}
+    assert {step.lost_leases for task in tasks for step in await service.store.tasks.steps(task.id)} == {0}
     assert sum([await handed_back(service, task) for task in tasks]) == 0
 
 

@@ -101,17 +101,17 @@ class Recording:
 
 async def recorded(service: Deployment, task: Task) -> Recording:
     store = service.store
-    steps = await store.steps(task.id)
-    runs = {run.id: run for run in await store.list_runs(task_id=task.id)}
+    steps = await store.tasks.steps(task.id)
+    runs = {run.id: run for run in await store.runs.list_runs(task_id=task.id)}
     return Recording(
-        await store.session(task.session_id),
-        await store.task(task.id),
+        await store.sessions.session(task.session_id),
+        await store.tasks.task(task.id),
         steps,
         runs,
-        {run_id: await store.nodes(run_id) for run_id in runs},
-        {run_id: await store.events(run_id) for run_id in runs},
-        {run_id: await store.calls(run_id) for run_id in runs},
-        {step.step_id: await store.result(step.key) for step in steps},
+        {run_id: await store.runs.nodes(run_id) for run_id in runs},
+        {run_id: await store.runs.events(run_id) for run_id in runs},
+        {run_id: await store.runs.calls(run_id) for run_id in runs},
+        {step.step_id: await store.tasks.result(step.key) for step in steps},
     )
 
 

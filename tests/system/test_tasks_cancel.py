@@ -97,10 +97,10 @@ async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_the
     assert left == []  # a step has not ended before its programs have
     assert promised(cancelled_s, CANCEL_LIMIT_S)
     assert {step.status for step in steps.values()} == {StepStatus.CANCELLED}
-    assert (await service.store.task(task.id)).status is TaskStatus.CANCELLED
-    assert await service.store.pending(task.session_id) == []
+    assert (await service.store.tasks.task(task.id)).status is TaskStatus.CANCELLED
+    assert await service.store.consent.pending(task.session_id) == []
     for step in steps.values():
-        run = await service.store.run(step.run_id)
+        run = await service.store.runs.run(step.run_id)
         assert run.status is RunStatus.CANCELLED
         assert run.end_reason in (EndReason.CANCELLED, EndReason.ABORTED_TOOLS)
     assert not (tmp_path / "x.txt").exists()

@@ -136,10 +136,7 @@ class RunStore(Protocol):
 
     async def calls(self, run_id: str) -> Sequence[CallRow]: ...
 
-
-class RunPages(Protocol):
-    """Runs and nodes for whoever browses them, page by page."""
-
+    # -- page by page
     async def run_page(
         self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
     ) -> Sequence[Run]:

@@ -18,6 +18,7 @@ from soong.shared.core.texts import EXPECTED, faults
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind
 from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.paths import show
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
@@ -33,8 +34,20 @@ COMMAND_LIMIT_S: Final = 30.0
 LOOK_EVERY_S: Final = 0.2
 
 
-class Ledger(TaskStore, SessionStore, RunStore, Protocol):
+class Ledger(Protocol):
     """The rows that the service reads and writes."""
+
+    @property
+    def sessions(self) -> SessionStore: ...
+
+    @property
+    def tasks(self) -> TaskStore: ...
+
+    @property
+    def claims(self) -> ClaimStore: ...
+
+    @property
+    def runs(self) -> RunStore: ...
 
 
 @dataclass(slots=True)
@@ -70,7 +83,7 @@ class TaskService:
         new = new_task(
             plan,
             bind_inputs(plan, inputs),
-            await self.store.session(session_id),
+            await self.store.sessions.session(session_id),
             surface_of=self.planner.surface_of,
             default_model=model or self.planner.default_model,
             now_us=self.clock.now_us(),
@@ -79,13 +92,13 @@ class TaskService:
         )
         check_total(0, len(new.steps), self.planner.max_children)
         if not await self._stands(new.id):
-            await self.store.create_task(replace(new, session_id=session_id))
+            await self.store.tasks.create_task(replace(new, session_id=session_id))
         await self.notifier.notify_owners([session_id])
-        return await self.store.task(new.id)
+        return await self.store.tasks.task(new.id)
 
     async def _stands(self, task_id: str) -> bool:
         try:
-            await self.store.task(task_id)
+            await self.store.tasks.task(task_id)
         except NotFoundError:
             return False
         return True
@@ -117,7 +130,7 @@ class TaskService:
 
         Raises: NotFoundError when there is no such step.
         """
-        if from_step and from_step not in {step.step_id for step in await self.store.steps(task.id)}:
+        if from_step and from_step not in {step.step_id for step in await self.store.tasks.steps(task.id)}:
             raise NotFoundError(f"step of task {task.id}", from_step)
         if task.status is TaskStatus.COMPLETED and not from_step:
             raise ConflictError(f"task {task.id} is completed; name the step to run it again from")
@@ -205,10 +218,10 @@ class TaskService:
         subscription = await self.subscriber.subscribe_session(session_id)
         try:
             async with asyncio.timeout(limit_s):
-                await self.store.send_command(command)
+                await self.store.sessions.send_command(command)
                 await self.notifier.notify_owners([session_id])
                 while True:
-                    asked, has_ended = await self.store.command(command.id)
+                    asked, has_ended = await self.store.sessions.command(command.id)
                     if has_ended:
                         break
                     await subscription.wait(LOOK_EVERY_S)

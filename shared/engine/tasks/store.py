@@ -1,9 +1,8 @@
-"""The port for tasks and steps: where claims, fences, readiness and concurrency limits are decided.
+"""The port for tasks and steps: how they are made, read, steered, and settled by their session's owner.
 
-Every adapter passes tests/contract. Each method is one transaction. A worker's methods name their ``worker_id`` and
-carry fences; an owner's methods carry their :class:`Ownership` and raise NotOwnerError when its epoch is stale or the
-session has no owner any more, and NotFoundError for a task or step of another session.
-A worker inserts no step and no run: claiming is an update.
+Every adapter passes tests/contract. Each method is one transaction. An owner's methods carry their :class:`Ownership`
+and raise NotOwnerError when its epoch is stale or the session has no owner any more, and NotFoundError for a task or
+step of another session. Workers hold steps by :class:`soong.shared.engine.tasks.claims.ClaimStore`.
 
 Every transition is an event in the log of the step's current run; a map step has no run, so its events, like the
 task's own, are in the log of the task's root run. A run that is ended with its step (skipped, cancelled, poisoned) is
@@ -16,24 +15,14 @@ from typing import Literal, Protocol
 from soong.shared.core.identity import OWN, Origin
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.lost_lease import WORKER_GONE
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import (
-    Advance,
-    Backlog,
-    BadWorker,
-    Claim,
-    ConcurrencyLimit,
     FailurePolicy,
-    Interrupt,
-    Lease,
     NewStep,
     NewTask,
     OpenTask,
     Step,
-    StepEnd,
     StepError,
     StepResult,
     Task,
@@ -77,127 +66,7 @@ class TaskStore(Protocol):
 
     async def counts(self, task_id: str) -> TaskCounts: ...
 
-    async def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
-        """Set limits by scope; a limit below 1 removes the concurrency limit."""
-        ...
-
-    # -- a worker's side
-    async def advance(
-        self,
-        worker_id: str,
-        ends: Sequence[StepEnd],
-        *,
-        claim: int,
-        pools: Sequence[str],
-        capabilities: Sequence[str],
-        live_workers: int,
-        now_us: int,
-    ) -> Advance:
-        """Write the ends, unlock what waited for them, and claim at most ``claim`` further steps: one transaction.
-
-        An end counts only while its step is leased with that fence by that worker; otherwise its run id is in ``stale``
-        and nothing of it is written. A completed end without a result node gets one with its output. The dependents'
-        ``open_deps`` fall by the number of ended dependencies, rows locked in key order; what reaches 0 becomes ready
-        (a map: expanding). A map step whose last child ended completes here, with its dependents. A failed end leaves
-        its dependents as they are: the owner settles it.
-
-        The failure of a step whose cancellation was asked for is final at once: there is nothing left to settle.
-
-        Claims: only ready steps of running tasks that are assigned, not pulled, of ``pools``, whose ``needs`` are
-        within ``capabilities``; fair among sessions (least recently claimed first, one step each in turn, also within
-        one batch), then what was parked, then by priority (higher first), then oldest; never beyond a concurrency
-        limit, counted in live leases while its row is locked; at most ceil(ready / live_workers) so that one worker
-        does not take all. Claiming sets the fence to one more than ever issued for the step, makes it running in one
-        go, starts the run and appends step_claimed and run_started (or run_resumed). A worker that is not live
-        (draining, gone, unknown) claims nothing.
-        """
-        ...
-
-    async def claim_additional(
-        self,
-        worker_id: str,
-        holder: Lease,
-        step_id: str,
-        *,
-        pools: Sequence[str],
-        capabilities: Sequence[str],
-        now_us: int,
-    ) -> Claim | ClaimRefusal:
-        """Claim a further ready step of the holder's task for the holder's run (DAG-03), whatever its claim mode.
-
-        As ``advance`` claims: the worker must be live and fit, no concurrency limit may be passed, the session has
-        had its turn, the fence is one more than ever issued. A concurrency limit counts agents at work: the step
-        counts where its holder does not. The step's own run is started; its step_claimed event says which run holds
-        it (``claimed_by``). The lease is the worker's: it ends with an end, a hand-back or the worker like any
-        other. A run holds one further step at a time, and no more than its own step's limit in all. Of a
-        step that is not given :class:`soong.shared.engine.tasks.additional_claims.ClaimRefusal` says why.
-
-        Raises: LeaseLostError when the holder does not hold its own step (any more).
-        """
-        ...
-
-    async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
-        """Return leased steps to ready without counting a lost lease; stale ones are returned as run ids.
-
-        A step whose cancellation was asked for is cancelled instead.
-        """
-        ...
-
-    async def park(
-        self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
-    ) -> bool:
-        """Give a held step up for as long as these questions of its run wait: step blocked, run parked, no lease.
-
-        The fence stays, and nothing is written under it any more. Whoever closes one of the run's questions
-        (``ConsentStore.decide``) makes the step ready again in the same transaction.
-
-        Told again of a run that is parked under that fence, it says True and changes nothing: the answer was lost.
-
-        False, and nothing is changed, when one of the questions is closed already (the call goes on at once), when
-        ``max_parked`` runs of the session are parked, when the step was asked to stop or its task is paused (its
-        interrupt comes), when the run holds a further step, and when the lease is not held any more.
-        """
-        ...
-
-    async def report_progress(self, worker_id: str, held: Lease, progress: str, *, now_us: int) -> None:
-        """Raises: LeaseLostError."""
-        ...
-
-    async def interrupts(self, worker_id: str) -> Sequence[Interrupt]:
-        """Return the held runs whose task was cancelled or paused, for a worker that missed the hint."""
-        ...
-
-    async def leases(self, worker_id: str) -> Sequence[Lease]:
-        """Return all that the worker holds by the rows, whether it knows of it or not."""
-        ...
-
     # -- the owner's side; a ``command_id`` is that of a client's command, which has ended with the transaction
-    async def backlog(self, *, limit: int = 1000) -> Backlog:
-        """Count the steps that could be claimed now, within the concurrency limits as they stand.
-
-        Whether a worker lives that is able to is not asked: ``waiting`` says whom they need.
-        """
-        ...
-
-    async def expire_worker(
-        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int, because: str = WORKER_GONE
-    ) -> frozenset[str] | None:
-        """Declare a worker gone if its beat is still ``beat``, and free its leases; None when it has beaten or is gone.
-
-        Its steps become ready with a higher fence and one more lost lease; those with ``max_lost_leases`` fail as
-        ``poisoned``; those whose cancellation was asked for are cancelled. ``because`` is kept with each: it says which
-        worker it was and how that ended (:func:`soong.shared.engine.tasks.lost_lease.lost_to`). Returns the sessions
-        concerned.
-        """
-        ...
-
-    async def expire_bad_workers(self, *, max_lost_leases: int, now_us: int) -> Sequence[BadWorker]:
-        """End workers whose rows no process of ours writes, and those that are gone and hold steps (OPS-12).
-
-        Their leases end as those of :meth:`expire_worker` do. The audit log says each as ``malformed_row``.
-        """
-        ...
-
     async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
         """Return the owned session's steps in a status, oldest first (expanding: what the expander has to do)."""
         ...

@@ -1,10 +1,10 @@
-"""The store over SQL: all four ports on one database."""
+"""The store over SQL: all ports on one database."""
 
 import asyncio
 
 from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.storage.sql.claims.additional_claims import SqlFurther
+from soong.shared.storage.sql.claims.additional_claims import SqlAdditionalClaims
 from soong.shared.storage.sql.claims.claim_context import Contexts
 from soong.shared.storage.sql.claims.heartbeat import SqlHeartbeatWriter
 from soong.shared.storage.sql.consent.consent import SqlConsent
@@ -15,34 +15,70 @@ from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.people.access import SqlAccess
 from soong.shared.storage.sql.people.keys import SqlKeys
 from soong.shared.storage.sql.tasks.bad_workers import SqlBadWorkers
-from soong.shared.storage.sql.tasks.failures import SqlSettling
+from soong.shared.storage.sql.tasks.failures import SqlFailures
 from soong.shared.storage.sql.tasks.retrying import SqlRetrying
 from soong.shared.storage.sql.tasks.runs import SqlRuns
 from soong.shared.storage.sql.tasks.sessions import SqlSessions
-from soong.shared.storage.sql.tasks.task_commands import SqlSteering
+from soong.shared.storage.sql.tasks.task_commands import SqlTaskCommands
 from soong.shared.storage.sql.tasks.tasks import SqlTasks
+from soong.shared.storage.sql.tasks.worker_claims import SqlWorkerClaims
 
 
-class SqlStore(
-    SqlSessions,
-    SqlTasks,
-    SqlFurther,
-    SqlBadWorkers,
-    SqlSettling,
-    SqlSteering,
-    SqlRetrying,
-    SqlRuns,
-    SqlConsent,
-    SqlKeys,
-    SqlAccess,
-    SqlAudit,
-):
+class _Part:
+    """What every part works with: one database, one audit trail, one cache of claims' contexts."""
+
+    def __init__(self, database: Database, trail: AuditTrail, contexts: Contexts) -> None:
+        self._database = database
+        self._trail = trail
+        self._contexts = contexts
+
+
+class SqlSessionStore(_Part, SqlSessions):
+    """Implements :class:`soong.shared.engine.sessions.store.SessionStore`."""
+
+
+class SqlTaskStore(_Part, SqlTasks, SqlFailures, SqlTaskCommands, SqlRetrying):
+    """Implements :class:`soong.shared.engine.tasks.store.TaskStore`."""
+
+
+class SqlClaimStore(_Part, SqlWorkerClaims, SqlAdditionalClaims, SqlBadWorkers):
+    """Implements :class:`soong.shared.engine.tasks.claims.ClaimStore`."""
+
+
+class SqlRunStore(_Part, SqlRuns):
+    """Implements :class:`soong.shared.engine.runs.store.RunStore`."""
+
+
+class SqlConsentStore(_Part, SqlConsent):
+    """Implements :class:`soong.shared.permissions.store.ConsentStore`."""
+
+
+class SqlKeyStore(_Part, SqlKeys):
+    """Implements :class:`soong.shared.permissions.keys.KeyStore`."""
+
+
+class SqlAccessStore(_Part, SqlAccess):
+    """Implements :class:`soong.shared.permissions.access.store.AccessStore`."""
+
+
+class SqlAuditStore(_Part, SqlAudit):
+    """Implements :class:`soong.shared.permissions.audit_log.store.AuditStore`."""
+
+
+class SqlStore:
     """Implements :class:`soong.shared.storage.store.Store`. One object a process; safe from any loop and thread."""
 
     def __init__(self, database: Database, redactor: Redactor | None = None) -> None:
         self._database = database
-        self._trail = AuditTrail(redactor or Redactor())
-        self._contexts = Contexts()
+        parts = self._parts = (database, AuditTrail(redactor or Redactor()), Contexts())
+        self.sessions = SqlSessionStore(*parts)
+        self.tasks = SqlTaskStore(*parts)
+        self.claims = SqlClaimStore(*parts)
+        self.runs = SqlRunStore(*parts)
+        self.consent = SqlConsentStore(*parts)
+        self.keys = SqlKeyStore(*parts)
+        self.access = SqlAccessStore(*parts)
+        self.audit = SqlAuditStore(*parts)
 
     def heart(self) -> HeartbeatWriter:
         return SqlHeartbeatWriter(self._database.url, self._database.credential)

@@ -1,6 +1,7 @@
 """The task tools: a child's own step, and whole tasks for those who plan them (DAG-01)."""
 
-from soong.shared.toolsets.tasks.own import TaskRows, TaskTools
+from soong.shared.toolsets.tasks.claiming import TaskRows
+from soong.shared.toolsets.tasks.own import TaskTools
 from soong.shared.toolsets.tasks.planning import PlanningTools
 from soong.shared.toolsets.tasks.templates import PlanTemplates
 

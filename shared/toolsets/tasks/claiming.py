@@ -7,12 +7,14 @@ final answer.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
+from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd, StepError
 from soong.shared.engine.tasks.store import TaskStore
@@ -28,6 +30,19 @@ MAX_FAILURE_CHARS: Final = 2000
 _REPORTS: Final = ("progress", "output", "failure")
 
 
+class TaskRows(Protocol):
+    """The rows that the tools read, and write a step's progress to."""
+
+    @property
+    def tasks(self) -> TaskStore: ...
+
+    @property
+    def claims(self) -> ClaimStore: ...
+
+    @property
+    def runs(self) -> RunStore: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimTools:
     """The two tools that change what a child holds. ``worker_id`` names the lease's holder.
@@ -35,7 +50,7 @@ class ClaimTools:
     ``shown`` takes secrets out of what is stored for people (EVT-05). Without ``claims`` no further step is given.
     """
 
-    store: TaskStore
+    store: TaskRows
     worker_id: Callable[[], str]
     clock: Clock
     shown: Callable[[str], str]
@@ -89,7 +104,7 @@ class ClaimTools:
         )
 
     async def _claim(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        own = await own_step(self.store, context, call_input)
+        own = await own_step(self.store.tasks, context, call_input)
         asked = str(call_input["step_id"])
         if asked == own.step_id:
             return {"claimed": step_line(own)}
@@ -106,7 +121,7 @@ class ClaimTools:
         return {"claimed": work_of(answer)}
 
     async def _update(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        own = await own_step(self.store, context, call_input)
+        own = await own_step(self.store.tasks, context, call_input)
         holder = _held(context, own)
         standing = self._open(holder)
         default = own.step_id if standing is None else step_id_of(standing)
@@ -132,7 +147,7 @@ class ClaimTools:
 
     async def _progress(self, held: Lease, step_id: str, call_input: JsonObject) -> HandlerOutput:
         progress = self.shown(" ".join(str(call_input["progress"]).split()))
-        await self.store.report_progress(self.worker_id(), held, progress, now_us=self.clock.now_us())
+        await self.store.claims.report_progress(self.worker_id(), held, progress, now_us=self.clock.now_us())
         return {"step": step_id, "progress": progress}
 
     def _open(self, holder: Lease) -> Claim | None:
@@ -151,7 +166,7 @@ class ClaimTools:
 
     async def _gone(self, claim: Claim, step_id: str) -> ToolError:
         """Return the refusal of a report that came too late; the rows say what the step is now."""
-        now = await self.store.step(claim.step_key)
+        now = await self.store.tasks.step(claim.step_key)
         problem = f"step {step_id!r} is not yours any more, and your report of it does not count; it is {now.status}"
         return ToolError(ErrorType.STEP_NOT_CLAIMED, problem, hint="agent.task_query_steps lists the ready ones")
 

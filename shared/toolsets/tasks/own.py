@@ -6,19 +6,16 @@ argument. One who plans (main, orchestrator) reads any task of its session with 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.failure_report import tools_of
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step, StepKind
-from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.toolsets.tasks.claiming import ClaimTools, own_step
+from soong.shared.toolsets.tasks.claiming import ClaimTools, TaskRows, own_step
 from soong.shared.toolsets.tasks.claims import FurtherClaims, step_id_of, work_of
 from soong.shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
@@ -31,10 +28,6 @@ from soong.shared.toolsets.tasks.showing import (
     task_facts,
     task_named,
 )
-
-
-class TaskRows(TaskStore, RunStore, Protocol):
-    """The rows that the tools read, and write a step's progress to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +95,22 @@ class TaskTools:
     async def _get(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         if not context.identity.role.is_child:
             return await self._get_any(context, call_input)
-        own = await own_step(self.store, context, call_input)
+        own = await own_step(self.store.tasks, context, call_input)
         claimed = self._claimed(context)
         asked = str(call_input.get("step_id", own.step_id))
         if asked not in (own.step_id, "" if claimed is None else step_id_of(claimed)):
             raise ToolError(ErrorType.STEP_NOT_CLAIMED, f"step {asked[:80]!r} is not yours: you hold {own.step_id!r}")
-        task = await self.store.task(own.task_id)
-        facts = task_facts(task, await self.store.counts(own.task_id))
+        task = await self.store.tasks.task(own.task_id)
+        facts = task_facts(task, await self.store.tasks.counts(own.task_id))
         facts["your_step"] = {**step_line(own), "progress": own.progress, "attempt": own.attempt}
         return facts if claimed is None else {**facts, "claimed": work_of(claimed)}
 
     async def _query(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         if not context.identity.role.is_child:
             return await self._query_any(context, call_input)
-        own = await own_step(self.store, context, call_input)
+        own = await own_step(self.store.tasks, context, call_input)
         claimed = self._claimed(context)
-        steps = await self.store.steps(own.task_id)
+        steps = await self.store.tasks.steps(own.task_id)
         ready = [step for step in steps if step.status is StepStatus.READY and _is_agents_work(step)]
         shown: list[Json] = [step_line(step) for step in ready[:MAX_SHOWN_STEPS]]
         held: dict[str, Json] = {"yours": step_line(own)}
@@ -132,25 +125,25 @@ class TaskTools:
         return None if self.claims is None else self.claims.held_by(held)
 
     async def _get_any(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        task = await task_named(self.store, context, call_input)
+        task = await task_named(self.store.tasks, context, call_input)
         asked = str(call_input.get("step_id", ""))
-        steps = await self.store.steps(task.id)
+        steps = await self.store.tasks.steps(task.id)
         ids = {step.key: step.step_id for step in steps}
         if asked:
             step = _found(asked, steps)
-            facts = {**step_facts(step, ids), **result_facts(await self.store.result(step.key))}
+            facts = {**step_facts(step, ids), **result_facts(await self.store.tasks.result(step.key))}
             return {**facts, "tools": await self._tools(step)} if step.kind is StepKind.AGENT else facts
         shown: list[Json] = [step_facts(step, ids) for step in steps[:MAX_SHOWN_STEPS]]
-        facts = task_facts(task, await self.store.counts(task.id))
+        facts = task_facts(task, await self.store.tasks.counts(task.id))
         return {**facts, "each": shown, "truncated": len(steps) > MAX_SHOWN_STEPS}
 
     async def _tools(self, step: Step) -> Json:
-        return tools_of(step, (await self.store.run(step.run_id)).surface)
+        return tools_of(step, (await self.store.runs.run(step.run_id)).surface)
 
     async def _query_any(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
-        task = await task_named(self.store, context, call_input)
+        task = await task_named(self.store.tasks, context, call_input)
         wanted = call_input.get("statuses") or [StepStatus.READY.value]
-        steps = await self.store.steps(task.id)
+        steps = await self.store.tasks.steps(task.id)
         ids = {step.key: step.step_id for step in steps}
         found = [step for step in steps if isinstance(wanted, list) and step.status.value in wanted]
         shown: list[Json] = [step_facts(step, ids) for step in found[:MAX_SHOWN_STEPS]]

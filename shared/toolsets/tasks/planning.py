@@ -173,12 +173,12 @@ class PlanningTools:
             )
 
         task = await _told(create())
-        return task_facts(task, await self.service.store.counts(task.id))
+        return task_facts(task, await self.service.store.tasks.counts(task.id))
 
     async def _list(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         limit = int(str(call_input.get("limit", 20)))
-        tasks = await self.service.store.list_tasks(session_id=context.identity.session_id, limit=limit)
-        shown: list[Json] = [task_facts(task, await self.service.store.counts(task.id)) for task in tasks]
+        tasks = await self.service.store.tasks.list_tasks(session_id=context.identity.session_id, limit=limit)
+        shown: list[Json] = [task_facts(task, await self.service.store.tasks.counts(task.id)) for task in tasks]
         return {"tasks": shown}
 
     async def _update(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
@@ -199,11 +199,11 @@ class PlanningTools:
         return await self._done(task, self.service.cancel(task, reason=reason, command_id=_named("cmd", context)))
 
     async def _task(self, context: ToolContext, call_input: JsonObject) -> Task:
-        return await task_named(self.service.store, context, call_input)
+        return await task_named(self.service.store.tasks, context, call_input)
 
     async def _done(self, task: Task, asking: Awaitable[None]) -> HandlerOutput:
         await _told(asking)
-        return task_facts(await self.service.store.task(task.id), await self.service.store.counts(task.id))
+        return task_facts(await self.service.store.tasks.task(task.id), await self.service.store.tasks.counts(task.id))
 
 
 def _tool(

@@ -52,8 +52,8 @@ class Place:
         task_id = await self.scene.task(*(steps or ("a", "b")))
         while claims := await self.scene.claim():
             await self.scene.advance([completed(claim, "done", events=events) for claim in claims])
-        assert await self.scene.store.finish_task(self.scene.own, task_id, now_us=self.scene.now_us)
-        await self.store.mark_recorded(task_id)
+        assert await self.scene.store.tasks.finish_task(self.scene.own, task_id, now_us=self.scene.now_us)
+        await self.store.tasks.mark_recorded(task_id)
         return task_id
 
     def tables(self) -> dict[str, list[Any]]:

@@ -36,7 +36,7 @@ SEEDS = 12
 async def test_an_ended_task_goes_with_all_its_rows_and_folders(place: Place) -> None:
     before = place.tables()
     task_id = await place.ended_task(events=(NewEvent("tool_completed", {"x": 1}),))
-    runs = await place.store.list_runs(task_id=task_id)
+    runs = await place.store.runs.list_runs(task_id=task_id)
     for run in runs:
         (place.home / "runs" / run.id / "logs").mkdir(parents=True)
 
@@ -44,7 +44,7 @@ async def test_an_ended_task_goes_with_all_its_rows_and_folders(place: Place) ->
 
     assert (done.tasks, done.steps, done.runs, done.folders) == (1, 2, len(runs), len(runs))
     with pytest.raises(NotFoundError):
-        await place.store.task(task_id)
+        await place.store.tasks.task(task_id)
     after = place.tables()
     assert {name for name in after if after[name] != before[name]} <= {"sessions", "surfaces", "workers"}
     assert list((place.home / "runs").iterdir()) == []
@@ -59,7 +59,7 @@ async def test_age_is_counted_from_the_end(place: Place) -> None:
     done = await place.collector.collect(RetentionLimits(place.scene.now_us - 30 * DAY_US))
 
     assert done.tasks == 1
-    assert [task.id for task in await place.store.list_tasks()] == [young]
+    assert [task.id for task in await place.store.tasks.list_tasks()] == [young]
     assert old != young
 
 
@@ -103,20 +103,20 @@ async def test_a_collection_amid_any_history_changes_no_row_of_open_work(place: 
     await place.collector.collect(place.all_ended)
 
     assert _rows_of(place.tables(), open_ids) == before
-    assert {task.id for task in await place.store.list_tasks()} == open_ids
+    assert {task.id for task in await place.store.tasks.list_tasks()} == open_ids
 
 
 @pytest.mark.spec("OPS-10.d")
 async def test_a_task_that_is_tried_again_first_is_not_removed(place: Place) -> None:
     task_id = await place.scene.task("a")
     await _play(place.scene, task_id, ("claim", "fail", "settle", "finish"))
-    await place.store.mark_recorded(task_id)
+    await place.store.tasks.mark_recorded(task_id)
     (listed,) = await place.rows.ended_tasks(before_us=place.all_ended.before_us, limit=10)
 
     await place.scene.retry_task(task_id)
 
     assert not await place.rows.remove_task(listed.id, before_us=place.all_ended.before_us)
-    assert (await place.store.task(task_id)).status is TaskStatus.RUNNING
+    assert (await place.store.tasks.task(task_id)).status is TaskStatus.RUNNING
 
 
 @pytest.mark.spec("OPS-10.d")
@@ -128,7 +128,7 @@ async def test_a_killed_collection_is_finished_by_the_next_one(place: Place) -> 
     done = await place.collector.collect(place.all_ended)
 
     assert (done.tasks, done.steps) == (0, 2)
-    assert await place.store.list_runs(task_id=task_id) == []
+    assert await place.store.runs.list_runs(task_id=task_id) == []
 
 
 @pytest.mark.spec("OPS-10.c")
@@ -139,7 +139,7 @@ async def test_the_audit_log_verifies_afterwards(place: Place) -> None:
     await place.collector.collect(place.all_ended)
 
     assert place.tables()["audit"] == before
-    assert (await verify(place.store, place.store)).holds
+    assert (await verify(place.store.audit, place.store.keys)).holds
 
 
 @pytest.mark.spec("OPS-10.b")
@@ -156,7 +156,7 @@ async def test_size_removes_the_oldest_until_enough_is_free(place: Place) -> Non
 
     done = await place.collector.collect(RetentionLimits(0, keep_bytes=used - 1_000_000, grace_s=-60 * DAY_US))
 
-    left = [task.id for task in await place.store.list_tasks() if task.status is TaskStatus.COMPLETED]
+    left = [task.id for task in await place.store.tasks.list_tasks() if task.status is TaskStatus.COMPLETED]
     assert 0 < done.tasks < 8
     assert left == list(reversed(list(sizes)))[: len(left)], "the newest stay"
     assert {one.digest for one in place.artifacts.stored()} == {sizes[task_id] for task_id in left}
@@ -201,7 +201,7 @@ async def test_an_artifact_that_is_written_again_counts_as_young(tmp_path: Path)
 @pytest.mark.spec("OPS-10")
 async def test_a_link_among_the_run_folders_is_neither_followed_nor_emptied(place: Place) -> None:
     task_id = await place.ended_task()
-    run = (await place.store.list_runs(task_id=task_id))[0]
+    run = (await place.store.runs.list_runs(task_id=task_id))[0]
     elsewhere = place.home / "precious"
     elsewhere.mkdir()
     (elsewhere / "file").write_text("keep")
@@ -216,7 +216,7 @@ async def test_a_link_among_the_run_folders_is_neither_followed_nor_emptied(plac
 @pytest.mark.spec("OPS-10")
 async def test_a_closed_session_without_tasks_goes_with_its_limits(place: Place) -> None:
     await place.ended_task()
-    await place.scene.store.close_session(place.scene.own)
+    await place.scene.store.sessions.close_session(place.scene.own)
     place.scene.clock.advance(timedelta(seconds=1))
 
     done = await place.collector.collect(place.all_ended)
@@ -260,13 +260,13 @@ async def _play(scene: ContractHarness, task_id: str, verbs: tuple[str, ...]) ->
                 await scene.fail(claim)
             case "settle":
                 assert claim is not None
-                await scene.store.settle_failure(
+                await scene.store.tasks.settle_failure(
                     scene.own, claim.step_key, FailurePolicy.SKIP_DEPENDENTS, now_us=scene.now_us
                 )
             case "finish":
-                await scene.store.finish_task(scene.own, task_id, now_us=scene.now_us)
+                await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
             case "pause":
-                await scene.store.pause_task(scene.own, task_id, reason="", now_us=scene.now_us)
+                await scene.store.tasks.pause_task(scene.own, task_id, reason="", now_us=scene.now_us)
 
 
 def _rows_of(tables: dict[str, list[Any]], task_ids: set[str]) -> dict[str, list[Any]]:
@@ -285,7 +285,7 @@ def _as_role(url: str, role: str) -> str:
 async def again(place: Place, task_id: str) -> str:
     """Submit a task under an id that stood before, as an `Idempotency-Key` does; return a claimable run of it."""
     task = make_task(place.scene.own.session_id, "a", "b", id=task_id)
-    await place.store.create_task(task)
+    await place.store.tasks.create_task(task)
     return task.root_run.identity.run_id
 
 
@@ -300,7 +300,7 @@ async def test_a_task_that_comes_back_under_its_id_loses_nothing_to_the_collecti
     await place.rows.remove_rest(task_id, limit=100)
     await place.collector.collect(place.all_ended)
 
-    assert len(await place.store.steps(task_id)) == 2
+    assert len(await place.store.tasks.steps(task_id)) == 2
     assert _rows_of(place.tables(), {root}) == before
     claims = await place.scene.claim()
     assert len(claims) == 2
@@ -311,13 +311,13 @@ async def test_a_task_that_comes_back_under_its_id_loses_nothing_to_the_collecti
 @pytest.mark.spec("OPS-10.c", "OPS-10.d")
 async def test_a_session_whose_first_task_is_being_written_is_neither_closed_nor_removed(place: Place) -> None:
     session = replace(make_session(), created_us=place.scene.now_us)
-    await place.store.open_session(session)  # a client writes the task next
+    await place.store.sessions.open_session(session)  # a client writes the task next
 
     for _ in range(2):
         await place.collector.collect(RetentionLimits(place.scene.now_us + 1))
-    await place.store.create_task(make_task(session.id, "a"))
+    await place.store.tasks.create_task(make_task(session.id, "a"))
 
-    assert not (await place.store.session(session.id)).is_closed
+    assert not (await place.store.sessions.session(session.id)).is_closed
 
 
 @pytest.mark.spec("OPS-10.d")
@@ -326,14 +326,14 @@ async def test_a_task_that_is_written_into_a_closed_session_is_run(place: Place)
     session_id = place.scene.own.session_id
     place.scene.clock.advance(timedelta(seconds=1))
     await place.collector.collect(place.all_ended)
-    assert (await place.store.session(session_id)).is_closed
+    assert (await place.store.sessions.session(session_id)).is_closed
 
-    await place.store.create_task(make_task(session_id, "a"))
+    await place.store.tasks.create_task(make_task(session_id, "a"))
     await place.collector.collect(place.all_ended)
 
-    session = await place.store.session(session_id)
+    session = await place.store.sessions.session(session_id)
     assert (session.is_closed, session.owner_id) == (False, "")
-    assert session_id in {one.id for one in await place.store.adopt_sessions(place.scene.own.owner_id)}
+    assert session_id in {one.id for one in await place.store.sessions.adopt_sessions(place.scene.own.owner_id)}
 
 
 @pytest.mark.spec("OPS-10.c", "OPS-10.d")
@@ -346,20 +346,20 @@ async def test_a_task_that_comes_back_while_its_former_steps_are_left_is_told_to
     await place.collector.collect(place.all_ended)
     await again(place, task_id)
 
-    assert len(await place.store.steps(task_id)) == 2
+    assert len(await place.store.tasks.steps(task_id)) == 2
 
 
 async def _planned(place: Place, agent: RunIdentity, *steps: str) -> str:
     """Submit a task as that agent does; return its id."""
     task = make_task(place.scene.own.session_id, *steps)
     root = replace(task.root_run.identity, parent_run_id=agent.run_id, parent_agent_id=agent.agent_id)
-    await place.store.create_task(replace(task, root_run=replace(task.root_run, identity=root)))
+    await place.store.tasks.create_task(replace(task, root_run=replace(task.root_run, identity=root)))
     return task.id
 
 
 async def _ended(place: Place, task_id: str) -> None:
-    await place.store.finish_task(place.scene.own, task_id, now_us=place.scene.now_us)
-    await place.store.mark_recorded(task_id)
+    await place.store.tasks.finish_task(place.scene.own, task_id, now_us=place.scene.now_us)
+    await place.store.tasks.mark_recorded(task_id)
 
 
 @pytest.mark.spec("OPS-10.c")
@@ -378,7 +378,7 @@ async def test_what_the_agents_of_an_open_task_planned_stays_for_its_later_steps
             await _ended(place, task_id)
         removed.append((await place.collector.collect(limits)).tasks)
 
-    await place.store.cancel_task(place.scene.own, outer, reason="", now_us=place.scene.now_us)
+    await place.store.tasks.cancel_task(place.scene.own, outer, reason="", now_us=place.scene.now_us)
     await _ended(place, outer)
     removed.append((await place.collector.collect(limits)).tasks)
 

@@ -35,7 +35,7 @@ ANY_AGE = -1e9
 
 # -- looking first, several at once, by itself
 async def _written_folders(place: Place, task_id: str, size: int = 200_000) -> list[Path]:
-    folders = [place.home / "runs" / run.id for run in await place.store.list_runs(task_id=task_id)]
+    folders = [place.home / "runs" / run.id for run in await place.store.runs.list_runs(task_id=task_id)]
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "log").write_bytes(b"x" * size)
@@ -142,7 +142,7 @@ async def test_size_counts_what_is_stored_and_not_the_room_that_removed_rows_lef
     await place.collector.collect(RetentionLimits(0, keep_bytes=full // 2))
 
     assert left < full // 2
-    assert [task.id for task in await place.store.list_tasks()] == [kept]
+    assert [task.id for task in await place.store.tasks.list_tasks()] == [kept]
 
 
 @pytest.mark.spec("OPS-10.b")
@@ -271,13 +271,13 @@ async def test_a_service_with_the_setting_collects_by_itself_and_by_default_neve
     running = asyncio.create_task(automatic.run())
     try:
         async with asyncio.timeout(30):
-            while len(await place.store.list_tasks()) > 1:  # noqa: ASYNC110  # rows have no event
+            while len(await place.store.tasks.list_tasks()) > 1:  # noqa: ASYNC110  # rows have no event
                 await asyncio.sleep(0.01)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    assert [task.id for task in await place.store.list_tasks()] == [young]
+    assert [task.id for task in await place.store.tasks.list_tasks()] == [young]
     assert not RetentionSettings.of(load_settings(agent_home=tmp_path)).is_on
     assert RetentionSettings.of(load_settings(agent_home=tmp_path, gc_older_than="0s")).is_on
     assert RetentionSettings.of(load_settings(agent_home=tmp_path, gc_keep="1GiB")).is_on

@@ -64,7 +64,7 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
         try:
             self.collect()
             self.open_work_ends()
-            assert self.do(verify(self.store, self.store)).holds
+            assert self.do(verify(self.store.audit, self.store.keys)).holds
         finally:
             self.do(self.rows.close())
             self.do(self.store.close())
@@ -84,7 +84,7 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
             agent = self.claims[parent % len(self.claims)].identity
             task = replace(task, root_run=replace(task.root_run, identity=_below(task.root_run.identity, agent)))
         try:
-            self.do(self.store.create_task(task))
+            self.do(self.store.tasks.create_task(task))
         except UnavailableError:
             self.collect()  # what is left of a former one goes first
 
@@ -131,26 +131,26 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
 
     @rule(is_recorded=st.booleans())
     def settle(self, *, is_recorded: bool) -> None:
-        for task in self.do(self.store.list_tasks()):
-            for step in self.do(self.store.steps(task.id)):
+        for task in self.do(self.store.tasks.list_tasks()):
+            for step in self.do(self.store.tasks.steps(task.id)):
                 if step.status == "failed":
                     policy = FailurePolicy.SKIP_DEPENDENTS
-                    self.do(self.store.settle_failure(self.scene.own, step.key, policy, now_us=self.scene.now_us))
-            self.do(self.store.finish_task(self.scene.own, task.id, now_us=self.scene.now_us))
-            if is_recorded and self.do(self.store.task(task.id)).status.is_terminal:
-                self.do(self.store.mark_recorded(task.id))
+                    self.do(self.store.tasks.settle_failure(self.scene.own, step.key, policy, now_us=self.scene.now_us))
+            self.do(self.store.tasks.finish_task(self.scene.own, task.id, now_us=self.scene.now_us))
+            if is_recorded and self.do(self.store.tasks.task(task.id)).status.is_terminal:
+                self.do(self.store.tasks.mark_recorded(task.id))
 
     @rule(which=ANY)
     def retry(self, which: int) -> None:
-        tasks = [task for task in self.do(self.store.list_tasks()) if task.status.is_terminal]
+        tasks = [task for task in self.do(self.store.tasks.list_tasks()) if task.status.is_terminal]
         if not tasks:
             return
         task = tasks[which % len(tasks)]
-        steps = self.do(self.store.steps(task.id))
+        steps = self.do(self.store.tasks.steps(task.id))
         again = rerun(steps, steps[0].step_id)
-        runs = [make_retry(self.do(self.store.run(step.run_id))) for step in again.attempts]
+        runs = [make_retry(self.do(self.store.runs.run(step.run_id))) for step in again.attempts]
         try:
-            retried = self.store.retry_task(
+            retried = self.store.tasks.retry_task(
                 self.scene.own, task.id, runs, again=again.again, regrown=again.regrown, now_us=self.scene.now_us
             )
             self.do(retried)
@@ -205,14 +205,14 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
     # -- what holds
     @invariant()
     def open_steps_have_what_they_need(self) -> None:
-        for task in self.do(self.store.list_tasks()):
+        for task in self.do(self.store.tasks.list_tasks()):
             if task.status.is_terminal:
                 continue
-            self.do(self.store.run(task.root_run_id))
-            for step in self.do(self.store.steps(task.id)):
-                self.do(self.store.run(step.run_id))
+            self.do(self.store.runs.run(task.root_run_id))
+            for step in self.do(self.store.tasks.steps(task.id)):
+                self.do(self.store.runs.run(step.run_id))
                 for key in step.depends_on:
-                    self.do(self.store.result(key))
+                    self.do(self.store.tasks.result(key))
 
     def same(self, before: dict[str, list[Any]]) -> None:
         """Fail with the rows that are gone or others than they were."""
@@ -223,12 +223,14 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
     def needed_by_agents(self) -> set[str]:
         """Return the tasks that an agent planned which goes on."""
         running = {claim.identity.run_id for claim in self.claims}
-        roots = {task.id: self.do(self.store.run(task.root_run_id)) for task in self.do(self.store.list_tasks())}
+        roots = {
+            task.id: self.do(self.store.runs.run(task.root_run_id)) for task in self.do(self.store.tasks.list_tasks())
+        }
         return {task_id for task_id, root in roots.items() if root.identity.parent_run_id in running}
 
     def open_rows(self) -> dict[str, list[Any]]:
         """Return every row that names a task which goes on, or a run of one or of an agent in one."""
-        tasks = [task for task in self.do(self.store.list_tasks()) if not task.status.is_terminal]
+        tasks = [task for task in self.do(self.store.tasks.list_tasks()) if not task.status.is_terminal]
         with connected(self.url, is_writer=False) as connection:
             tables = {
                 name: connection.execute(text(f"SELECT * FROM {name}")).all()  # our own tables
@@ -236,8 +238,8 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
                 if name not in ("sessions", "workers")
             }
         roots = {task.root_run_id for task in tasks}
-        now = roots | {step.run_id for task in tasks for step in self.do(self.store.steps(task.id))}
-        steps = {step.key for task in tasks for step in self.do(self.store.steps(task.id))}
+        now = roots | {step.run_id for task in tasks for step in self.do(self.store.tasks.steps(task.id))}
+        steps = {step.key for task in tasks for step in self.do(self.store.tasks.steps(task.id))}
         names = now | steps | {task.root_run_id for task in tasks}
         return {
             name: sorted((row for row in rows if any(one in repr(row) for one in names)), key=repr)
@@ -253,8 +255,8 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
                 self.do(self.scene.complete(self.claims.pop()))
             self.settle(is_recorded=True)
             self.claim()
-        for task in self.do(self.store.list_tasks()):
-            statuses = {step.status for step in self.do(self.store.steps(task.id))}
+        for task in self.do(self.store.tasks.list_tasks()):
+            statuses = {step.status for step in self.do(self.store.tasks.steps(task.id))}
             assert statuses <= STEP_ENDS, (task.id, statuses)
 
 

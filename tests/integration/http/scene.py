@@ -58,7 +58,7 @@ class HttpHarness:
     async def token(self, principal: str = ADA, rights: Sequence[Right] = ALL, expires_us: int | None = None) -> str:
         """Make a token as `soong tokens create` does; return its text."""
         token, text = make_token(principal, rights, now_us=self.bench.clock.now_us(), expires_us=expires_us)
-        await self.bench.store.add_token(token)
+        await self.bench.store.access.add_token(token)
         return text
 
     async def someone(self, principal: str = BOB, *rights: Right) -> httpx.AsyncClient:
@@ -73,14 +73,16 @@ class HttpHarness:
 
     async def ask(self, call_id: str = "call_1", folder: str = "/work/out") -> PermissionRequest:
         """Let a worker ask for a write; return the question as it stands."""
-        before = {one.request.id for one in await self.bench.store.questions()}
+        before = {one.request.id for one in await self.bench.store.consent.questions()}
         ((claim, worker_id),) = await self.bench.claim()
         gate = self.bench.gate(claim, worker_id)
         self.asking.append(asyncio.get_running_loop().create_task(gate.decide(make_call(claim, call_id, folder))))
         found: list[PermissionRequest] = []
 
         async def is_asked() -> bool:
-            found.extend(one.request for one in await self.bench.store.questions() if one.request.id not in before)
+            found.extend(
+                one.request for one in await self.bench.store.consent.questions() if one.request.id not in before
+            )
             return bool(found)
 
         await until(is_asked)
@@ -100,7 +102,7 @@ class HttpHarness:
     async def append(self, claim: Claim, count: int, start: int = 0) -> None:
         events = [NewEvent("tool_progress", {"number": start + number}) for number in range(count)]
         now_us = self.bench.clock.now_us()
-        await self.bench.store.append(claim.identity.run_id, claim.fence, events=events, now_us=now_us)
+        await self.bench.store.runs.append(claim.identity.run_id, claim.fence, events=events, now_us=now_us)
         await self.bench.notifier.notify_runs([claim.identity.run_id])
 
     async def raw(self, request: bytes) -> bytes:
@@ -203,9 +205,11 @@ async def _scene(
 async def _carry_out(bench: ConsentHarness) -> None:
     """Carry out what clients ask of sessions, as their owner: adopt new ones first."""
     subscription = await bench.subscriber.subscribe_owner()
-    commands = Commands(bench.store, bench.store, bench.store, bench.notifier, bench.clock, Planner())
+    commands = Commands(
+        bench.store.sessions, bench.store.tasks, bench.store.runs, bench.notifier, bench.clock, Planner()
+    )
     while True:
         await subscription.wait(0.2)
-        await bench.store.adopt_sessions(bench.ownership.owner_id)
-        for session in await bench.store.list_sessions(owner_id=bench.ownership.owner_id):
+        await bench.store.sessions.adopt_sessions(bench.ownership.owner_id)
+        for session in await bench.store.sessions.list_sessions(owner_id=bench.ownership.owner_id):
             await commands.carry_out(session.ownership)

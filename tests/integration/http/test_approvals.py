@@ -113,7 +113,7 @@ async def test_the_second_answer_is_told_who_was_first_and_when(scene: HttpHarne
             assert code_of(response) == "already_decided"
             assert (told["by"], told["channel"], told["at"]) == (winner["principal"], "http", winner["answered"])
             assert told["choice"] == "allow_once"
-    late = [e for e in await scene.bench.store.audit_entries() if e.kind == AuditKind.SECURITY]
+    late = [e for e in await scene.bench.store.audit.audit_entries() if e.kind == AuditKind.SECURITY]
     assert len(late) == 3
 
 
@@ -165,7 +165,7 @@ async def test_an_answer_that_is_none_writes_no_row(open_http: OpenScene, wrong:
         response = await post(scene.caller, request, {**answer_to(request), **wrong})
 
         assert code_of(response) == "invalid_input"
-        assert await scene.bench.store.answer_of(request.id) is None
+        assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
 async def test_no_digest_is_no_answer(scene: HttpHarness) -> None:
@@ -234,11 +234,11 @@ async def test_nobody_is_waited_for_who_only_looks_on_or_may_not_answer(open_htt
 
         assert code_of(refused) == "forbidden"
         assert scene.api.attending.present == ()
-        assert await scene.bench.store.responders(scene.bench.session_id) == []
+        assert await scene.bench.store.sessions.responders(scene.bench.session_id) == []
 
 
 async def _is_attended(scene: HttpHarness, *, by: list[str]) -> bool:
-    there = await scene.bench.store.responders(scene.bench.session_id)
+    there = await scene.bench.store.sessions.responders(scene.bench.session_id)
     return [one.principal for one in there] == by and all(one.channel == "http" for one in there)
 
 
@@ -252,7 +252,7 @@ async def test_who_may_only_read_sees_the_question_and_does_not_answer(scene: Ht
 
     assert (seen["id"], seen["may_answer"]) == (request.id, False)
     assert code_of(refused) == "forbidden"
-    assert await scene.bench.store.answer_of(request.id) is None
+    assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
 # -- the list
@@ -282,8 +282,8 @@ async def test_what_is_decided_or_withdrawn_has_left_the_list(scene: HttpHarness
 async def test_what_an_ended_run_asked_is_gone_though_no_orchestrator_runs(scene: HttpHarness) -> None:
     request, store = await scene.ask(), scene.bench.store
     await scene.bench.broker.close()
-    (worker,) = await store.workers()
-    await store.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=scene.bench.clock.now_us())
+    (worker,) = await store.sessions.workers()
+    await store.claims.expire_worker(worker.id, worker.beat, max_lost_leases=1, now_us=scene.bench.clock.now_us())
 
     late = await post(scene.caller, request, answer_to(request))
 
@@ -402,7 +402,7 @@ async def test_a_question_shows_all_that_a_person_needs(scene: HttpHarness) -> N
 
 
 async def test_whatever_is_known_of_a_question_has_a_field(scene: HttpHarness) -> None:
-    question = await question_of(scene.bench.store, (await scene.ask()).id)
+    question = await question_of(scene.bench.store.consent, (await scene.ask()).id)
 
     assert question_json(question).keys() <= ApprovalSchema.model_fields.keys(), (
         "add it to soong.orchestrator.http.questions"
@@ -412,11 +412,11 @@ async def test_whatever_is_known_of_a_question_has_a_field(scene: HttpHarness) -
 @pytest.mark.spec("PER-12")
 async def test_no_proof_no_token_and_no_signature_is_shown(scene: HttpHarness) -> None:
     request = await scene.ask()
-    found = await scene.bench.store.open_questions(request.identity.session_id, limit=1)
+    found = await scene.bench.store.consent.open_questions(request.identity.session_id, limit=1)
     assert found is not None
     run_token = found.tokens[request.identity.run_id]
     await post(scene.caller, request, answer_to(request))
-    decision = await scene.bench.store.decision_of(request.id)
+    decision = await scene.bench.store.consent.decision_of(request.id)
     assert decision is not None
 
     told = [

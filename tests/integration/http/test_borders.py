@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04
 
 async def sessions(scene: HttpHarness) -> int:
     """Count what a request could have changed."""
-    return len(await scene.bench.store.list_sessions(include_closed=True)) + len(await scene.bench.store.list_tasks())
+    return len(await scene.bench.store.sessions.list_sessions(include_closed=True)) + len(
+        await scene.bench.store.tasks.list_tasks()
+    )
 
 
 def status_of(said: bytes) -> int:
@@ -364,6 +366,7 @@ class _Broken:
 
     def __init__(self, store: object, fault: object) -> None:
         self._store = store
+        self.sessions = self
         self.workers = fault
 
     def __getattr__(self, name: str) -> object:

@@ -90,7 +90,7 @@ async def asked_for_nothing(scene: HttpHarness) -> "asyncio.Task[httpx.Response]
     asked = asyncio.create_task(scene.caller.post(f"/v1/tasks/{claim.identity.task_id}/cancel"))
 
     async def is_written() -> bool:
-        return len(await scene.bench.store.take_commands(scene.bench.ownership)) == 1
+        return len(await scene.bench.store.sessions.take_commands(scene.bench.ownership)) == 1
 
     await until(is_written)
     return asked
@@ -111,7 +111,7 @@ async def test_a_request_that_is_under_way_when_the_server_stops_is_told_to_come
         assert code_of(cut_off) == "unavailable"
         assert int(cut_off.headers["retry-after"]) > 0
         assert parsed(half) == (503, PROBLEM, "unavailable")
-        assert len(await scene.bench.store.take_commands(scene.bench.ownership)) == 1
+        assert len(await scene.bench.store.sessions.take_commands(scene.bench.ownership)) == 1
 
 
 async def test_a_server_that_stops_leaves_its_port_while_it_still_answers(open_http: OpenScene) -> None:
@@ -128,7 +128,7 @@ async def test_a_server_that_stops_leaves_its_port_while_it_still_answers(open_h
             return True
 
         await until(is_free)
-        (command,) = await scene.bench.store.take_commands(scene.bench.ownership)
-        await scene.bench.store.end_command(command.id)
+        (command,) = await scene.bench.store.sessions.take_commands(scene.bench.ownership)
+        await scene.bench.store.sessions.end_command(command.id)
 
         assert (await asked).status_code == 200

@@ -88,7 +88,7 @@ async def test_a_token_in_a_runs_hands_approves_nothing_and_reads_as_before(open
         status, seen = await called(scene, "run", token, path)
         refused, problem = await called(scene, "run", token, f"{path}/answer", answer)
         attending, _ = await called(scene, "run", token, "/v1/approvals?attend=true")
-        nobody = await scene.bench.store.answer_of(request.id)
+        nobody = await scene.bench.store.consent.answer_of(request.id)
         allowed, _ = await called(scene, "person", token, f"{path}/answer", answer)
 
         assert (status, seen["may_answer"]) == (200, False)
@@ -98,7 +98,7 @@ async def test_a_token_in_a_runs_hands_approves_nothing_and_reads_as_before(open
         assert nobody is None
         assert allowed == 200
         assert (await scene.verdict()).is_allowed
-        given = await scene.bench.store.answer_of(request.id)
+        given = await scene.bench.store.consent.answer_of(request.id)
         assert given is not None
         assert given.provenance.processes[1].pid == os.getpid()
 
@@ -123,8 +123,8 @@ async def test_a_connection_that_was_let_go_is_nobodys(open_http: OpenScene) -> 
                 server = listener.getsockname()[:2]
                 with socket.create_connection(server) as connection:
                     client = connection.getsockname()[:2]
-                    held = await Peers(scene.bench.store).peer(client, server)
-                gone = await Peers(scene.bench.store).peer(client, server)
+                    held = await Peers(scene.bench.store.sessions).peer(client, server)
+                gone = await Peers(scene.bench.store.sessions).peer(client, server)
 
             assert held.problem == ""
             assert held.provenance.processes[0].pid == os.getpid()
@@ -138,14 +138,16 @@ async def test_a_connection_to_a_socket_of_both_families_is_found(open_http: Ope
             with socket.create_connection(("127.0.0.1", port)):
                 accepted, _ = listener.accept()
                 with accepted:
-                    peer = await Peers(scene.bench.store).peer(accepted.getpeername()[:2], accepted.getsockname()[:2])
+                    peer = await Peers(scene.bench.store.sessions).peer(
+                        accepted.getpeername()[:2], accepted.getsockname()[:2]
+                    )
 
     assert peer.provenance.processes[0].pid == os.getpid()
 
 
 async def test_another_machine_is_an_address(open_http: OpenScene) -> None:
     async with open_http() as scene:
-        peer = await Peers(scene.bench.store).peer(("192.0.2.7", 40_000), ("192.0.2.1", 443))
+        peer = await Peers(scene.bench.store.sessions).peer(("192.0.2.7", 40_000), ("192.0.2.1", 443))
 
     assert (peer.problem, peer.provenance.as_json()) == ("", {"address": "192.0.2.7"})
 

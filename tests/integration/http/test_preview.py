@@ -67,7 +67,7 @@ async def test_a_preview_shows_every_scope_as_it_stands_and_writes_nothing(scene
     assert [step["is_grantable"] for step in told["steps"]] == [True, True, False]
     assert [bool(step["grant_digest"]) for step in told["steps"]] == [True, True, False]
     assert told["steps"][2]["may_ask"] == ["code.write_file"]
-    assert await scene.bench.store.list_tasks() == []
+    assert await scene.bench.store.tasks.list_tasks() == []
 
 
 async def test_a_preview_judges_with_the_inputs_and_rules_of_the_submission(scene: HttpHarness, folder: Path) -> None:
@@ -83,7 +83,7 @@ async def test_a_yes_is_a_rule_of_its_step_alone(scene: HttpHarness, folder: Pat
 
     sent = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=yes_to(told, "first")))
 
-    session = await scene.bench.store.session(sent.json()["session"]["id"])
+    session = await scene.bench.store.sessions.session(sent.json()["session"]["id"])
     (rule,) = Policy.from_json(session.policy).rules
     assert (rule.pattern, str(rule.scope), rule.step) == (
         "code.write_file",
@@ -102,7 +102,7 @@ async def test_what_means_another_thing_by_then_is_refused_and_not_started(scene
 
     assert code_of(refused) == "input_changed"
     assert refused.json()["step"] == "second"
-    assert await scene.bench.store.list_tasks() == []
+    assert await scene.bench.store.tasks.list_tasks() == []
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_no_step_is_granted_by_the_digest_of_another(
     refused = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=[{**grant, "step": step}]))
 
     assert code_of(refused) == code
-    assert await scene.bench.store.list_tasks() == []
+    assert await scene.bench.store.tasks.list_tasks() == []
 
 
 @pytest.mark.spec("PER-13")
@@ -132,7 +132,7 @@ async def test_to_look_needs_the_right_to_run_and_to_say_yes_the_right_to_approv
 
     assert (code_of(unseen), seen.status_code, code_of(refused)) == ("forbidden", 200, "forbidden")
     assert yes_to(seen.json(), "first") == grants
-    assert await scene.bench.store.list_tasks() == []
+    assert await scene.bench.store.tasks.list_tasks() == []
 
 
 async def test_a_preview_looks_into_no_folder_that_is_no_project(open_http: OpenScene, folder: Path) -> None:
@@ -147,4 +147,4 @@ async def test_a_yes_that_names_no_digest_is_none(scene: HttpHarness, folder: Pa
     response = await scene.caller.post("/v1/tasks", json=body_of(folder, step_grants=[grant]))
 
     assert code_of(response) == "invalid_input"
-    assert await scene.bench.store.list_tasks() == []
+    assert await scene.bench.store.tasks.list_tasks() == []

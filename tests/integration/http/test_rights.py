@@ -69,7 +69,7 @@ async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
     assert len(changing) >= 9
     assert set(refused) == {"forbidden"}
     assert (await scene.caller.get(task)).json() == beforehand.json()
-    assert await scene.bench.store.answer_of(request.id) is None
+    assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
 async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
@@ -94,7 +94,7 @@ async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
     assert steered == [200, 200, 200]
     assert set(others) == {"not_yours"}
     assert set(consent) == {"forbidden"}
-    assert await scene.bench.store.answer_of(request.id) is None
+    assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
 async def test_with_approve_any_question_of_an_inbox_is_answered_and_nothing_is_started(
@@ -138,17 +138,17 @@ async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_a
     assert set(consent) == {"forbidden"}
     assert steered == [200, 200, 200]
     assert closed.json()["is_closed"]
-    assert await scene.bench.store.answer_of(request.id) is None
+    assert await scene.bench.store.consent.answer_of(request.id) is None
 
 
 @pytest.mark.parametrize("rights", [tuple(Right), (Right.ADMIN,)], ids=["every right", "admin"])
 async def test_with_no_right_a_token_or_a_key_is_made_or_revoked(scene: HttpHarness, rights: tuple[Right, ...]) -> None:
     client = await scene.someone(BOB, *rights)
-    before = await scene.bench.store.tokens()
+    before = await scene.bench.store.access.tokens()
     named = [f"/v1/{what}{below}" for what in ("tokens", "keys") for below in ("", "/tok_1", "/tok_1/revoke")]
 
     answers = [code_of(await client.request(how, path)) for path in named for how in ("GET", "POST", "PUT", "DELETE")]
 
     assert set(answers) == {"not_found"}
     assert [path for path in description()["paths"] if "token" in path or "key" in path] == []
-    assert await scene.bench.store.tokens() == before
+    assert await scene.bench.store.access.tokens() == before

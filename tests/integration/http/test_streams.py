@@ -27,8 +27,8 @@ def stream_of(claim: Claim) -> str:
 
 async def end(scene: HttpHarness, claim: Claim) -> None:
     """End the run as its worker does."""
-    step = await scene.bench.store.step(claim.step_key)
-    await scene.bench.store.advance(
+    step = await scene.bench.store.tasks.step(claim.step_key)
+    await scene.bench.store.claims.advance(
         step.worker_id,
         [completed(claim)],
         claim=0,
@@ -65,7 +65,7 @@ async def test_nothing_falls_between_replay_and_live_while_the_log_grows(scene: 
     await end(scene, claim)
     await asyncio.gather(*readers)
 
-    run = await scene.bench.store.run(claim.identity.run_id)
+    run = await scene.bench.store.runs.run(claim.identity.run_id)
     for one in seen:
         check_gapless(one, 1, run.last_seq)
     numbers = [sent.data["data"]["number"] for sent in seen[0] if sent.id and "number" in sent.data["data"]]
@@ -93,7 +93,7 @@ async def test_a_reader_that_comes_again_and_again_misses_nothing(scene: HttpHar
                 break
     await writing
 
-    check_gapless(seen, 1, (await scene.bench.store.run(claim.identity.run_id)).last_seq)
+    check_gapless(seen, 1, (await scene.bench.store.runs.run(claim.identity.run_id)).last_seq)
 
 
 async def _first(events: AsyncIterator[Sent], count: int) -> AsyncIterator[Sent]:
@@ -124,7 +124,7 @@ async def test_an_event_is_a_cloud_event_and_its_id_the_number(scene: HttpHarnes
 async def test_a_reader_that_has_seen_all_of_an_ended_run_is_told_to_stay_away(scene: HttpHarness) -> None:
     claim = await scene.run_with(1)
     await end(scene, claim)
-    last = (await scene.bench.store.run(claim.identity.run_id)).last_seq
+    last = (await scene.bench.store.runs.run(claim.identity.run_id)).last_seq
 
     response = await scene.caller.get(stream_of(claim), headers={"Last-Event-ID": str(last)})
     ahead = await scene.caller.get(stream_of(claim), headers={"Last-Event-ID": str(last + 1)})
@@ -217,16 +217,16 @@ async def test_more_runs_than_connections_are_followed_at_once(scene: HttpHarnes
     await asyncio.gather(*readers)
 
     for claim, one in zip(claims, seen, strict=True):
-        check_gapless(one, 1, (await scene.bench.store.run(claim.identity.run_id)).last_seq)
+        check_gapless(one, 1, (await scene.bench.store.runs.run(claim.identity.run_id)).last_seq)
 
 
 async def test_logs_and_nodes_are_read_page_by_page(scene: HttpHarness) -> None:
     claim = await scene.run_with(10)
     run_id = claim.identity.run_id
     nodes = [NewNode(NodeKind.USER, {"v": 1, "text": str(number)}) for number in range(5)]
-    await scene.bench.store.append(run_id, claim.fence, nodes=nodes, now_us=scene.bench.clock.now_us())
+    await scene.bench.store.runs.append(run_id, claim.fence, nodes=nodes, now_us=scene.bench.clock.now_us())
 
-    last_seq = (await scene.bench.store.run(run_id)).last_seq
+    last_seq = (await scene.bench.store.runs.run(run_id)).last_seq
 
     for kind, key, count in (("events", "id", last_seq), ("nodes", "number", 5)):
         after, found = "0", []
@@ -240,7 +240,7 @@ async def test_logs_and_nodes_are_read_page_by_page(scene: HttpHarness) -> None:
 async def test_half_a_character_in_a_row_is_sent_as_an_escape(scene: HttpHarness) -> None:
     claim = await scene.run_with(0)
     events = [NewEvent("tool_progress", {"text": "\ud800 \x1b[31m </script>", "\udfff": "\u202e"})]
-    await scene.bench.store.append(claim.identity.run_id, claim.fence, events=events, now_us=1)
+    await scene.bench.store.runs.append(claim.identity.run_id, claim.fence, events=events, now_us=1)
     await end(scene, claim)
     seen: list[Sent] = []
 

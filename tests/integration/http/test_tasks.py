@@ -47,7 +47,7 @@ async def submitted(scene: HttpHarness, tmp_path: Path, **more: Any) -> dict[str
 async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpHarness, tmp_path: Path) -> None:
     told = await submitted(scene, tmp_path)
 
-    session = await scene.bench.store.session(told["session"]["id"])
+    session = await scene.bench.store.sessions.session(told["session"]["id"])
     shown = (await scene.caller.get(f"/v1/tasks/{told['task']['id']}")).json()
     assert (session.principal, session.project) == (ADA, str(tmp_path))
     assert session.answer_mode is AnswerMode.INBOX
@@ -83,7 +83,7 @@ async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpHarne
     assert (other.status_code, code_of(other)) == (422, "idempotency_key_reused")
     assert (others.status_code, others.json()["session"]["principal"]) == (201, BOB)
     assert (code_of(wrong), wrong.json()["errors"][0]["place"]) == ("invalid_input", "header.Idempotency-Key")
-    assert len(await scene.bench.store.list_tasks()) == 2
+    assert len(await scene.bench.store.tasks.list_tasks()) == 2
 
 
 async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpHarness, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpHarness, tm
     assert code_of(checked) == code_of(sent) == "invalid_plan"
     assert len(checked.json()["errors"]) >= 3
     assert all(error["place"] and error["problem"] and error["remedy"] for error in checked.json()["errors"])
-    assert await scene.bench.store.list_tasks() == []
+    assert await scene.bench.store.tasks.list_tasks() == []
 
 
 async def test_a_missing_input_writes_nothing(scene: HttpHarness, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_a_missing_input_writes_nothing(scene: HttpHarness, tmp_path: Path
 
     assert response.status_code == 422
     assert "name" in response.text
-    assert await scene.bench.store.list_tasks() == []
+    assert await scene.bench.store.tasks.list_tasks() == []
 
 
 async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpHarness) -> None:
@@ -112,7 +112,7 @@ async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpHarn
     assert told["title"] == "From a file"
     assert [step["id"] for step in told["steps"]] == ["only"]
     assert told["mermaid"].startswith("flowchart")
-    assert await scene.bench.store.list_tasks() == []
+    assert await scene.bench.store.tasks.list_tasks() == []
 
 
 async def test_a_task_is_drawn_as_it_stands(scene: HttpHarness, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_a_task_is_steered_by_its_owners_word(
 
     assert response.json()["status"] == status
     assert response.json()["reason"] == "enough"
-    assert (await scene.bench.store.task(task_id)).status is status
+    assert (await scene.bench.store.tasks.task(task_id)).status is status
 
 
 async def test_a_paused_task_goes_on_and_a_cancelled_one_is_tried_again(scene: HttpHarness, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ async def test_pullers_are_dispatched_for_a_task_that_goes_on(scene: HttpHarness
 
     done = await scene.caller.post(path, json={"count": 2, "model": "script", "script": [{"finish": "x"}]})
     too_many = await scene.caller.post(path, json={"count": 100_000})
-    steps = await scene.bench.store.steps(task_id)
+    steps = await scene.bench.store.tasks.steps(task_id)
     await scene.caller.post(f"/v1/tasks/{task_id}/cancel")
     late = await scene.caller.post(path, json={})
 

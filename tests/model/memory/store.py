@@ -1,6 +1,7 @@
 """The store in memory: the reference model that the SQL store is compared with, and a fast one for tests."""
 
 import threading
+from typing import Self
 
 from soong.shared.engine.sessions.store import HeartbeatWriter
 from tests.model.memory.access import MemoryAccess
@@ -30,11 +31,46 @@ class MemoryStore(
     MemoryAccess,
     MemoryAudit,
 ):
-    """Implements :class:`soong.shared.storage.store.Store` for one process; ends with it."""
+    """Implements :class:`soong.shared.storage.store.Store` for one process; ends with it.
+
+    One object plays every part, so that a test's store may change what one method does by overriding it.
+    """
 
     def __init__(self) -> None:
         self.rows = Rows()
         self.lock = threading.RLock()
+
+    @property
+    def sessions(self) -> Self:
+        return self
+
+    @property
+    def tasks(self) -> Self:
+        return self
+
+    @property
+    def claims(self) -> Self:
+        return self
+
+    @property
+    def runs(self) -> Self:
+        return self
+
+    @property
+    def consent(self) -> Self:
+        return self
+
+    @property
+    def keys(self) -> Self:
+        return self
+
+    @property
+    def access(self) -> Self:
+        return self
+
+    @property
+    def audit(self) -> Self:
+        return self
 
     def heart(self) -> HeartbeatWriter:
         return MemoryHeart(self.rows, self.lock)

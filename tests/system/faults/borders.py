@@ -22,7 +22,8 @@ from sqlalchemy import RootTransaction
 from soong.shared.permissions.store import OpenQuestions
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.sql.engine.database import Database, commit
-from soong.shared.storage.sql.store import SqlStore
+from soong.shared.storage.sql.store import SqlConsentStore
+from tests.system.faults.parts import part_with
 
 END: Final = "end"
 HINT: Final = "hint"
@@ -54,16 +55,18 @@ def install(borders: str) -> None:
             _watch_hints()
         elif name == ANSWERS:
             _watch_answers()
-        elif name == END or hasattr(SqlStore, name):
-            _watch(name)
+        elif name == END:
+            _watch(name, "advance")
+        elif part_with(name):
+            _watch(name, name)
     _watch_commits()
 
 
-def _watch(name: str) -> None:
-    method = "advance" if name == END else name
-    original: Callable[..., Awaitable[Any]] = getattr(SqlStore, method)
+def _watch(name: str, method: str) -> None:
+    part = part_with(method)
+    original: Callable[..., Awaitable[Any]] = getattr(part, method)
 
-    async def watched(self: SqlStore, *given: Any, **named: Any) -> Any:
+    async def watched(self: object, *given: Any, **named: Any) -> Any:
         if name == END and not given[1]:
             return await original(self, *given, **named)
         reach(f"{name}:call")
@@ -76,19 +79,19 @@ def _watch(name: str) -> None:
             reach(f"{name}:return")
         return found
 
-    setattr(SqlStore, method, watched)
+    setattr(part, method, watched)
 
 
 def _watch_answers() -> None:
-    original = SqlStore.open_questions
+    original = SqlConsentStore.open_questions
 
-    async def watched(self: SqlStore, session_id: str, *, limit: int) -> OpenQuestions | None:
+    async def watched(self: SqlConsentStore, session_id: str, *, limit: int) -> OpenQuestions | None:
         found = await original(self, session_id, limit=limit)
         if found is not None and found.answers:
             reach(f"{ANSWERS}:return")
         return found
 
-    SqlStore.open_questions = watched  # type: ignore[method-assign, assignment]  # it does not come back
+    SqlConsentStore.open_questions = watched  # type: ignore[method-assign, assignment]  # it does not come back
 
 
 def _watch_commits() -> None:

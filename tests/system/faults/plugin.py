@@ -36,7 +36,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.storage.celery.broker import CeleryBroker
 from soong.shared.storage.sql.engine.database import Database, commit
-from soong.shared.storage.sql.store import SqlStore
+from tests.system.faults.parts import part_with
 
 LOST_ANSWER = "lost_answer"
 UNDONE = "undone"
@@ -161,9 +161,10 @@ def _install_death(method: str, moment: str) -> None:
         _die_when_done(method)
         return
     is_doomed = threading.Event()
-    original: Callable[..., Awaitable[Any]] = getattr(SqlStore, method)
+    part = part_with(method)
+    original: Callable[..., Awaitable[Any]] = getattr(part, method)
 
-    async def doomed(self: SqlStore, *given: Any, **named: Any) -> Any:
+    async def doomed(self: object, *given: Any, **named: Any) -> Any:
         is_doomed.set()
         return await original(self, *given, **named)
 
@@ -174,18 +175,19 @@ def _install_death(method: str, moment: str) -> None:
         if is_doomed.is_set():
             _die()
 
-    setattr(SqlStore, method, doomed)
+    setattr(part, method, doomed)
     Database.committer = staticmethod(deadly)
 
 
 def _die_when_done(method: str) -> None:
-    original: Callable[..., Awaitable[Any]] = getattr(SqlStore, method)
+    part = part_with(method)
+    original: Callable[..., Awaitable[Any]] = getattr(part, method)
 
-    async def deadly(self: SqlStore, *given: Any, **named: Any) -> Any:
+    async def deadly(self: object, *given: Any, **named: Any) -> Any:
         if await original(self, *given, **named) is not None:
             _die()
 
-    setattr(SqlStore, method, deadly)
+    setattr(part, method, deadly)
 
 
 def _die_sending(moment: str) -> None:

@@ -30,10 +30,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     async def fill() -> None:
         store = await open_store(f"sqlite:///{tmp_path / 'soong.db'}", migrate=True)
-        await store.open_session(make_session(id="sess_a"))
+        await store.sessions.open_session(make_session(id="sess_a"))
         for number in range(2):
             note = AuditNote(AuditKind.SECURITY, {"what": "late_answer", "number": number}, "sess_a")
-            await store.note([note], now_us=round(NOW.timestamp() * 1_000_000) + number)
+            await store.audit.note([note], now_us=round(NOW.timestamp() * 1_000_000) + number)
         await store.close()
 
     asyncio.run(fill())

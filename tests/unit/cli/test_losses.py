@@ -11,7 +11,7 @@ DIED = "worker-2@vm died (SIGKILL, killed, perhaps out of memory)"
 
 
 async def expired(scene: ContractHarness, *, most: int = 3) -> None:
-    await scene.store.expire_worker(scene.worker, 0, max_lost_leases=most, now_us=scene.now_us, because=DIED)
+    await scene.store.claims.expire_worker(scene.worker, 0, max_lost_leases=most, now_us=scene.now_us, because=DIED)
 
 
 @pytest.mark.spec("DAG-05")

@@ -22,9 +22,9 @@ from tests.model.memory import MemoryStore
 async def snapshot_of(scene: ContractHarness, store: Store) -> TaskSnapshot:
     claim = await scene.start("asks")
     request = await scene.raised(make_request(claim))
-    assert await store.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
-    steps = tuple(await store.steps(claim.identity.task_id))
-    return TaskSnapshot(await store.task(claim.identity.task_id), steps, (), (request,))
+    assert await store.claims.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
+    steps = tuple(await store.tasks.steps(claim.identity.task_id))
+    return TaskSnapshot(await store.tasks.task(claim.identity.task_id), steps, (), (request,))
 
 
 @pytest.mark.spec("DAG-04", "PER-13")

@@ -12,7 +12,7 @@ async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> Non
     scene = await open_scene(MemoryStore())
     claim = await scene.start("long", "first", make_step("after", depends_on=["first"]))
     task_id = claim.identity.task_id
-    await scene.store.cancel_task(scene.own, task_id, reason="not needed", now_us=scene.now_us)
+    await scene.store.tasks.cancel_task(scene.own, task_id, reason="not needed", now_us=scene.now_us)
     await scene.advance([cancelled(claim)])
     view = await snapshot_of(scene.store, task_id)
     begun, _, never = view.steps

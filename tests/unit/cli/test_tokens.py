@@ -51,7 +51,9 @@ async def test_a_run_makes_no_token(settings: Settings) -> None:
     await _create(settings, "ada", [Right.READ], None)
     store = await open_store(settings)
     now_us = time.time_ns() // 1000
-    await store.register_worker(replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us))
+    await store.sessions.register_worker(
+        replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us)
+    )
     await store.close()
 
     with pytest.raises(StartedByRunError, match="cannot make a token from inside a run"):

@@ -21,7 +21,7 @@ async def deployed(tmp_path: Path, *workers: Worker) -> Path:
     (home / "soong").mkdir(parents=True)
     store = await open_store(f"sqlite:///{home / 'soong' / 'soong.db'}", migrate=True)
     for worker in workers:
-        await store.register_worker(worker)
+        await store.sessions.register_worker(worker)
     await store.close()
     return home
 
@@ -53,7 +53,7 @@ async def test_a_host_with_a_worker_is_healthy_until_it_is_declared_gone(tmp_pat
     other = soong("workers", "check", home=home) if here.host != socket.gethostname() else None
 
     store = await open_store(f"sqlite:///{home / 'soong' / 'soong.db'}")
-    await store.set_worker_state(here.id, ProcessState.GONE)
+    await store.sessions.set_worker_state(here.id, ProcessState.GONE)
     await store.close()
     gone = soong("workers", "check", "--host", here.host, home=home)
 

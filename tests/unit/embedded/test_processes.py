@@ -230,14 +230,14 @@ async def test_leftovers_of_dead_processes_are_expired_and_the_living_are_left()
     store, host, now_us = MemoryStore(), socket.gethostname(), 2_000_000_000_000_000
     ended_pid = _ended_pid()
     for number, (where, pid) in enumerate([(host, ended_pid), (host, os.getpid()), ("elsewhere", ended_pid)]):
-        await store.register_worker(Worker(f"w{number}", "n", where, pid, 1, ("default",), (), now_us, 1))
-        await store.register_owner(Owner(f"o{number}", where, pid, now_us))
+        await store.sessions.register_worker(Worker(f"w{number}", "n", where, pid, 1, ("default",), (), now_us, 1))
+        await store.sessions.register_owner(Owner(f"o{number}", where, pid, now_us))
 
     count = await expire_dead(store, max_lost_leases=3, now_us=now_us)
 
     assert count == 2
-    assert {worker.id for worker in await store.workers()} == {"w1", "w2"}
-    assert {owner.id for owner in await store.owners()} == {"o1", "o2"}
+    assert {worker.id for worker in await store.sessions.workers()} == {"w1", "w2"}
+    assert {owner.id for owner in await store.sessions.owners()} == {"o1", "o2"}
 
 
 def test_a_pid_that_started_later_belongs_to_another_process() -> None:

@@ -19,7 +19,7 @@ async def waiting_retry(store: MemoryStore, clock: FakeClock) -> tuple[Scheduler
     """Let a step fail and its retry be planned by the clock as it is; return the step's key last."""
     own, worker_id = await open_session(store), await open_worker(store)
     task_id = await open_task(store, own, make_step("a", max_attempts=2))
-    advance = await store.advance(
+    advance = await store.claims.advance(
         worker_id, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=clock.now_us()
     )
     claim = advance.claims[0]
@@ -27,7 +27,7 @@ async def waiting_retry(store: MemoryStore, clock: FakeClock) -> tuple[Scheduler
     end = StepEnd(
         claim.step_key, claim.identity.run_id, claim.fence, StepStatus.FAILED, EndReason.PROVIDER_FAILED, error=error
     )
-    await store.advance(
+    await store.claims.advance(
         worker_id, [end], claim=0, pools=("default",), capabilities=(), live_workers=1, now_us=clock.now_us()
     )
     scheduler = Scheduler(store, store, Expander(store, store, clock), clock)
@@ -37,7 +37,7 @@ async def waiting_retry(store: MemoryStore, clock: FakeClock) -> tuple[Scheduler
 
 async def looked_at(store: MemoryStore, scheduler: Scheduler, own: Ownership, step_key: str) -> Step:
     await scheduler.reconcile(own)
-    return await store.step(step_key)
+    return await store.tasks.step(step_key)
 
 
 @pytest.mark.spec("DAG-05")

@@ -40,12 +40,12 @@ async def expanding() -> tuple[ContractHarness, FaultyStore, str]:
 
 def owner(scene: ContractHarness) -> Callable[[], Awaitable[int]]:
     """Return the looks of a new owner's expander."""
-    expander = Expander(scene.store, scene.store, scene.clock)
+    expander = Expander(scene.store.tasks, scene.store.runs, scene.clock)
     return lambda: expander.expand_all(scene.own)
 
 
 async def step_of(scene: ContractHarness, key: str) -> Step:
-    return await scene.store.step(key)
+    return await scene.store.tasks.step(key)
 
 
 async def test_an_expansion_that_fails_for_an_unknown_reason_is_begun_twice_and_then_failed() -> None:

@@ -28,7 +28,9 @@ async def scene() -> ContractHarness:
 
 
 def scheduler(scene: ContractHarness) -> Scheduler:
-    return Scheduler(scene.store, scene.store, Expander(scene.store, scene.store, scene.clock), scene.clock)
+    return Scheduler(
+        scene.store.tasks, scene.store.runs, Expander(scene.store.tasks, scene.store.runs, scene.clock), scene.clock
+    )
 
 
 async def fail(scene: ContractHarness, claim: Claim, type_: str, *, retryable: bool = True) -> None:
@@ -47,7 +49,7 @@ async def test_what_repeats_itself_or_was_meant_is_never_tried_again_by_itself(
 
     look = await scheduler(scene).reconcile(scene.own)
 
-    step = await scene.store.step(claim.step_key)
+    step = await scene.store.tasks.step(claim.step_key)
     assert (step.status, step.attempt, look.due_us) == (StepStatus.FAILED, 1, None)
     assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
 
@@ -59,7 +61,7 @@ async def test_what_its_worker_saw_no_hope_for_is_not_tried_again(scene: Contrac
 
     look = await scheduler(scene).reconcile(scene.own)
 
-    assert (look.due_us, (await scene.store.step(claim.step_key)).attempt) == (None, 1)
+    assert (look.due_us, (await scene.store.tasks.step(claim.step_key)).attempt) == (None, 1)
     assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
 
 
@@ -79,14 +81,14 @@ async def test_a_failure_is_tried_again_until_its_attempts_are_used_up(scene: Co
     look = await scheduler(scene).reconcile(scene.own)
 
     assert waits == [1.0, 2.0]
-    assert (await scene.store.step(claim.step_key)).attempt == 3
+    assert (await scene.store.tasks.step(claim.step_key)).attempt == 3
     assert [ended.status for ended in look.ended] == [TaskStatus.FAILED]
 
 
 @pytest.mark.spec("DAG-05.c")
 async def test_the_pause_doubles_up_to_its_limit(scene: ContractHarness) -> None:
     claim = await scene.start("a")
-    step = await scene.store.step(claim.step_key)
+    step = await scene.store.tasks.step(claim.step_key)
 
     waits = [backoff_s(replace(step, backoff_s=2.0, attempt=attempt)) for attempt in (1, 2, 3, 50)]
 
@@ -102,7 +104,7 @@ async def test_a_step_that_lost_its_lease_three_times_is_poisoned_and_stays_so(s
 
     await scheduler(scene).reconcile(scene.own)
 
-    step = await scene.store.step(claim.step_key)
+    step = await scene.store.tasks.step(claim.step_key)
     assert (step.status, step.lost_leases, step.attempt) == (StepStatus.FAILED, 3, 1)
     assert step.error is not None
     assert step.error.type == "poisoned"
@@ -127,7 +129,7 @@ def fails(**more: Json) -> dict[str, Json]:
 async def test_a_plan_says_how_often_a_step_is_tried(service: OneLoop, more: dict[str, Json], attempts: int) -> None:
     task = await service.run({"title": "t", "steps": [fails(**more)]})
 
-    assert (await service.store.steps(task.id))[0].attempt == attempts
+    assert (await service.store.tasks.steps(task.id))[0].attempt == attempts
 
 
 @step_function("test.wrong_value")
@@ -150,7 +152,7 @@ async def test_only_what_may_go_better_is_tried_again(service: OneLoop, call: st
 
     task = await service.run({"title": "t", "steps": [step]})
 
-    assert (await service.store.steps(task.id))[0].attempt == attempts
+    assert (await service.store.tasks.steps(task.id))[0].attempt == attempts
 
 
 @pytest.mark.spec("DAG-08")
@@ -162,7 +164,7 @@ async def test_a_task_that_somebody_tries_again_may_fail_as_often_as_before(serv
     attempts = [await attempts_of(service, task)]
 
     for _ in range(2):
-        await tasks.retry(await service.store.task(task.id))
+        await tasks.retry(await service.store.tasks.task(task.id))
         await service.finished(task.id)
         attempts.append(await attempts_of(service, task))
 
@@ -170,7 +172,7 @@ async def test_a_task_that_somebody_tries_again_may_fail_as_often_as_before(serv
 
 
 async def attempts_of(service: OneLoop, task: Task) -> dict[str, int]:
-    return {step.step_id: step.attempt for step in await service.store.steps(task.id) if step.run_id}
+    return {step.step_id: step.attempt for step in await service.store.tasks.steps(task.id) if step.run_id}
 
 
 @pytest.mark.spec("DAG-05.a")
@@ -179,7 +181,7 @@ async def test_fail_task_ends_the_task_with_what_has_not_run(service: OneLoop) -
 
     task = await service.run({"title": "t", "steps": [fails(on_failure="fail_task"), waits]})
 
-    statuses = {step.step_id: step.status for step in await service.store.steps(task.id)}
+    statuses = {step.step_id: step.status for step in await service.store.tasks.steps(task.id)}
     assert (task.status, task.reason) == (TaskStatus.FAILED, "f")
     assert statuses == {"f": StepStatus.FAILED, "w": StepStatus.CANCELLED}
 

@@ -30,7 +30,7 @@ async def test_the_last_look_comes_when_what_the_end_stopped_has_stopped() -> No
     scene = await open_scene(MemoryStore())
     claim = await scene.start("a", "b")
     task_id = claim.identity.task_id
-    await scene.store.cancel_task(scene.own, task_id, reason="not needed", now_us=scene.now_us)
+    await scene.store.tasks.cancel_task(scene.own, task_id, reason="not needed", now_us=scene.now_us)
     following = asyncio.ensure_future(followed(client_of(scene), task_id))
     await asyncio.sleep(0.05)  # it has looked, and goes on looking
     assert not following.done()
@@ -46,7 +46,7 @@ async def test_a_step_that_does_not_stop_is_shown_as_it_stands(monkeypatch: pyte
     monkeypatch.setattr(soong.orchestrator.client.client, "STOPPING_S", 0.1)
     scene = await open_scene(MemoryStore())
     claim = await scene.start("a")
-    await scene.store.cancel_task(scene.own, claim.identity.task_id, reason="not needed", now_us=scene.now_us)
+    await scene.store.tasks.cancel_task(scene.own, claim.identity.task_id, reason="not needed", now_us=scene.now_us)
 
     view = await followed(client_of(scene), claim.identity.task_id)
 

@@ -62,8 +62,8 @@ async def test_sessions_that_were_lost_in_the_middle_of_a_look_are_not_looked_at
     store.orchestrator = make_orchestrator(store)
     await store.orchestrator._register()
     for session_id in ("sess_1", "sess_2"):
-        await store.open_session(make_session(session_id))
-    await store.register_owner(make_owner("own_other"))
+        await store.sessions.open_session(make_session(session_id))
+    await store.sessions.register_owner(make_owner("own_other"))
 
     await store.orchestrator.reconcile(["sess_1", "sess_2"])
 

@@ -48,7 +48,7 @@ async def test_a_wide_fan_out_and_its_join_run_once_each(service: OneLoop) -> No
 
     task = await service.run(plan(echo("root", {}), *wide, join))
 
-    steps = await service.store.steps(task.id)
+    steps = await service.store.tasks.steps(task.id)
     assert task.status is TaskStatus.COMPLETED
     assert {step.fence for step in steps} == {1}
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
@@ -92,7 +92,7 @@ async def test_a_map_over_what_is_no_list_fails_with_the_reason(service: OneLoop
         plan(echo("list", {"names": 7}), {**over, "step": {"kind": "python", "call": "builtin.echo"}})
     )
 
-    failed = next(step for step in await service.store.steps(task.id) if step.step_id == "each")
+    failed = next(step for step in await service.store.tasks.steps(task.id) if step.step_id == "each")
     assert task.status is TaskStatus.FAILED
     assert failed.error is not None
     assert "not a list" in failed.error.message
@@ -104,7 +104,7 @@ async def test_a_failed_step_is_tried_again_with_a_new_run(service: OneLoop) -> 
 
     task = await service.run(plan({**flaky, "backoff_s": 0.01}))
 
-    runs = await service.store.list_runs(task_id=task.id)
+    runs = await service.store.runs.list_runs(task_id=task.id)
     attempts = [run for run in runs if run.identity.step_key]
     assert task.status is TaskStatus.COMPLETED
     assert [run.attempt for run in attempts] == [1, 2, 3]
@@ -122,7 +122,7 @@ async def test_a_final_failure_skips_what_depends_on_it_and_nothing_else(service
         )
     )
 
-    statuses = {step.step_id: step.status for step in await service.store.steps(task.id)}
+    statuses = {step.step_id: step.status for step in await service.store.tasks.steps(task.id)}
     assert task.status is TaskStatus.FAILED
     assert "bad" in task.reason
     assert statuses == {
@@ -147,7 +147,7 @@ async def test_doubled_messages_run_nothing_twice(service: OneLoop) -> None:
 
     task = await service.run(plan(*(echo(f"s{index}", {}) for index in range(20))))
 
-    assert {step.fence for step in await service.store.steps(task.id)} == {1}
+    assert {step.fence for step in await service.store.tasks.steps(task.id)} == {1}
 
 
 @pytest.mark.spec("DIS-07.d")
@@ -162,7 +162,7 @@ async def test_a_step_over_its_time_limit_fails_as_such(service: OneLoop) -> Non
 
     task = await service.run(plan(slow))
 
-    step = (await service.store.steps(task.id))[0]
+    step = (await service.store.tasks.steps(task.id))[0]
     assert step.error is not None
     assert step.error.type == "time_limit"
 
@@ -178,4 +178,4 @@ async def test_a_task_is_run_again_from_a_step_that_it_has_and_from_no_other(ser
         await tasks.retry(task)
     await tasks.retry(task, from_step="b")
 
-    assert (await service.store.step(f"{task.id}/b")).attempt == 2
+    assert (await service.store.tasks.step(f"{task.id}/b")).attempt == 2

@@ -57,7 +57,7 @@ async def test_pullers_are_told_what_to_do_by_the_sessions_principal_alone(
     with pytest.raises(ConflictError, match=r"only 'local', whose session it is.*asked by 'root'"):
         await service_of(service, "root").dispatch_worker(task, model="script", **given)  # type: ignore[arg-type]  # as named
 
-    assert [step.step_id for step in await service.store.steps(task.id)] == ["w"]
+    assert [step.step_id for step in await service.store.tasks.steps(task.id)] == ["w"]
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ async def test_steps_are_added_and_changed_by_the_sessions_principal_alone(
     agent: JsonObject = {"id": "f", "script": [{"finish": "x"}], "on_failure": "keep"}  # nobody here runs agents
     _, task = await service.submit({"title": "t", "steps": [agent, WAITS]})
     async with asyncio.timeout(20):
-        while (await service.store.counts(task.id)).by_status.get(StepStatus.FAILED) != 1:  # noqa: ASYNC110  # rows have no event
+        while (await service.store.tasks.counts(task.id)).by_status.get(StepStatus.FAILED) != 1:  # noqa: ASYNC110  # rows have no event
             await asyncio.sleep(0.005)
 
     with pytest.raises(ConflictError, match="only 'local', whose session it is"):
         await service_of(service, "root").update(task, change)
 
-    assert {step.step_id for step in await service.store.steps(task.id)} == {"f", "w"}
+    assert {step.step_id for step in await service.store.tasks.steps(task.id)} == {"f", "w"}
 
 
 async def test_who_runs_a_service_may_still_steer(service: OneLoop) -> None:
@@ -86,12 +86,12 @@ async def test_who_runs_a_service_may_still_steer(service: OneLoop) -> None:
 
     await root.update(task, {"priorities": {"w": 7}})
     await root.pause(task)
-    await root.resume(await service.store.task(task.id))
+    await root.resume(await service.store.tasks.task(task.id))
     await root.cancel(task)
 
-    (step,) = await service.store.steps(task.id)
+    (step,) = await service.store.tasks.steps(task.id)
     assert step.priority == 7
-    assert (await service.store.task(task.id)).status is TaskStatus.CANCELLED
+    assert (await service.store.tasks.task(task.id)).status is TaskStatus.CANCELLED
 
 
 async def test_what_another_runs_again_is_theirs_and_what_the_principal_runs_again_is_its_own(service: OneLoop) -> None:
@@ -117,7 +117,7 @@ async def test_what_is_tried_again_by_itself_stays_with_who_asked_for_it(service
     await service_of(service, "root").retry(task)
     await service.finished(task.id)
 
-    runs = [run for run in await service.store.list_runs(task_id=task.id) if run.identity.step_key]
+    runs = [run for run in await service.store.runs.list_runs(task_id=task.id) if run.identity.step_key]
     assert [run.identity.origin.is_foreign for run in sorted(runs, key=lambda run: run.attempt)] == [
         *(False, False),
         *(True, True),
@@ -126,8 +126,8 @@ async def test_what_is_tried_again_by_itself_stays_with_who_asked_for_it(service
 
 async def origins(service: OneLoop, task: Task) -> dict[str, Origin]:
     """Return who had the last run of each step made."""
-    steps = [step for step in await service.store.steps(task.id) if step.run_id]
-    return {step.step_id: (await service.store.run(step.run_id)).identity.origin for step in steps}
+    steps = [step for step in await service.store.tasks.steps(task.id) if step.run_id]
+    return {step.step_id: (await service.store.runs.run(step.run_id)).identity.origin for step in steps}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ async def told(service: OneLoop, task: Task, number: int = 1) -> list[Event]:
     """Return what the task's log says of workers that are missing, once it says it so often."""
     async with asyncio.timeout(10):
         while True:
-            events = await service.store.events(task.root_run_id)
+            events = await service.store.runs.events(task.root_run_id)
             found = [event for event in events if event.type == EventType.STEP_UNCLAIMABLE]
             if len(found) >= number:
                 return found
@@ -66,14 +66,14 @@ async def test_it_is_told_while_every_worker_is_busy_with_other_things() -> None
         long: JsonObject = {"id": "long", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 5}}
         _, busy = await service.submit({"title": "busy", "steps": [long]})
         async with asyncio.timeout(10):
-            while (await service.store.steps(busy.id))[0].status is not StepStatus.RUNNING:  # noqa: ASYNC110  # rows
+            while (await service.store.tasks.steps(busy.id))[0].status is not StepStatus.RUNNING:  # noqa: ASYNC110  # rows
                 await asyncio.sleep(0.01)
         _, task = await service.submit(PLAN)
 
         (event,) = await told(service, task)
 
         assert event.data["steps"] == ["special", "too"]
-        assert (await service.store.steps(busy.id))[0].status is StepStatus.RUNNING
+        assert (await service.store.tasks.steps(busy.id))[0].status is StepStatus.RUNNING
 
 
 async def test_it_is_run_as_soon_as_somebody_able_comes(service: OneLoop) -> None:
@@ -98,7 +98,7 @@ async def test_no_message_calls_a_worker_for_what_it_cannot_take(service: OneLoo
     await asyncio.sleep(5 * SETTINGS.sweep_s)
 
     assert service.broker.sent == before
-    steps = {step.step_id: step.status for step in await service.store.steps(task.id)}
+    steps = {step.step_id: step.status for step in await service.store.tasks.steps(task.id)}
     assert steps["plain"] is StepStatus.COMPLETED
 
 
@@ -107,13 +107,13 @@ async def test_a_session_that_was_taken_over_meanwhile_leaves_the_others_to_be_t
     async with OneLoop(MemoryStore(), workers=1, settings=patient) as service:
         rows = service.store
         tasks = [(await service.submit(PLAN))[1] for _ in range(2)]
-        lost, kept = [(await rows.session(task.session_id)).ownership for task in tasks]
-        needs = {step.needs for step in await rows.steps(tasks[0].id) if step.step_id == "special"}.pop()
+        lost, kept = [(await rows.sessions.session(task.session_id)).ownership for task in tasks]
+        needs = {step.needs for step in await rows.tasks.steps(tasks[0].id) if step.step_id == "special"}.pop()
         unclaimable = {WaitingSteps(own.session_id, "default", needs): "nobody has it" for own in (lost, kept)}
-        telling = UnschedulableSteps(rows, rows, SystemClock(), patience_s=0.0)
+        telling = UnschedulableSteps(rows.tasks, rows.runs, SystemClock(), patience_s=0.0)
 
         await telling.tell(unclaimable, {own.session_id: own for own in (replace(lost, epoch=lost.epoch - 1), kept)})
 
         (event,) = await told(service, tasks[1])
         assert event.data["steps"] == ["special", "too"]
-        assert EventType.STEP_UNCLAIMABLE not in {one.type for one in await rows.events(tasks[0].root_run_id)}
+        assert EventType.STEP_UNCLAIMABLE not in {one.type for one in await rows.runs.events(tasks[0].root_run_id)}

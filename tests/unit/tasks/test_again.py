@@ -16,12 +16,12 @@ async def rows_of_a_map_that_went_on_without_its_dependency() -> list[Step]:
     own = await open_session(store)
     kept = make_step("a", on_failure=FailurePolicy.KEEP)
     task_id = await open_task(store, own, kept, make_map("m", depends_on=["a"]), make_map("free"))
-    steps = {step.step_id: step for step in await store.steps(task_id)}
-    root = (await store.run((await store.task(task_id)).root_run_id)).identity
-    await store.expand(own, steps["free"].key, make_children(steps["free"], root, "i"), now_us=START_US)
+    steps = {step.step_id: step for step in await store.tasks.steps(task_id)}
+    root = (await store.runs.run((await store.tasks.task(task_id)).root_run_id)).identity
+    await store.tasks.expand(own, steps["free"].key, make_children(steps["free"], root, "i"), now_us=START_US)
     store.rows.steps[steps["m"].key] = replace(steps["m"], status=StepStatus.EXPANDING)
-    await store.expand(own, steps["m"].key, make_children(steps["m"], root, "i"), now_us=START_US)
-    return [replace(step, status=StepStatus.FAILED) for step in await store.steps(task_id)]
+    await store.tasks.expand(own, steps["m"].key, make_children(steps["m"], root, "i"), now_us=START_US)
+    return [replace(step, status=StepStatus.FAILED) for step in await store.tasks.steps(task_id)]
 
 
 async def test_a_map_step_that_waits_again_for_a_dependency_is_expanded_anew() -> None:

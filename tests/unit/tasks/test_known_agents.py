@@ -56,8 +56,10 @@ def test_a_plan_is_told_the_nearest_and_all_that_are_known(agent: str, remedy: s
 )
 async def test_so_is_a_change_of_a_task_that_goes_on(change: JsonObject, place: str) -> None:
     scene = await open_scene(MemoryStore())
-    task = await scene.store.task(await scene.task(make_step("a", kind=StepKind.AGENT, spec={"instructions": "x"})))
-    steps = await scene.store.steps(task.id)
+    task = await scene.store.tasks.task(
+        await scene.task(make_step("a", kind=StepKind.AGENT, spec={"instructions": "x"}))
+    )
+    steps = await scene.store.tasks.steps(task.id)
 
     with pytest.raises(InvalidPlanError) as refused:
         read_update(change, task, steps, catalogue().known())

@@ -61,7 +61,7 @@ async def test_a_map_that_would_grow_beyond_it_fails_with_the_reason(service: On
     within = await service.run(mapped(MOST - 1))
     beyond = await service.run(mapped(MOST))
 
-    (step,) = await service.store.steps(beyond.id)
+    (step,) = await service.store.tasks.steps(beyond.id)
     assert within.status is TaskStatus.COMPLETED
     assert beyond.status is TaskStatus.FAILED
     assert step.error is not None
@@ -72,9 +72,9 @@ async def test_a_map_that_would_grow_beyond_it_fails_with_the_reason(service: On
 @pytest.mark.spec("DIS-10.d")
 async def test_an_agent_is_told_that_its_plan_or_its_growth_is_too_large(service: OneLoop) -> None:
     session = make_session()
-    await service.store.open_session(session)
+    await service.store.sessions.open_session(session)
     home = make_task(session.id, make_step("held", pool="nobody"))
-    await service.store.create_task(home)
+    await service.store.tasks.create_task(home)
     planning = Planning(service, session, replace(home.root_run.identity, task_id=home.id))
 
     refused = await planning.try_to("task_create", title="t", steps=steps(MOST + 1))
@@ -85,7 +85,7 @@ async def test_an_agent_is_told_that_its_plan_or_its_growth_is_too_large(service
         assert result.error is not None
         assert result.error.type is ErrorType.LIMIT_EXCEEDED
         assert "SOONG_MAX_CHILDREN_PER_RUN" in result.error.message
-    assert len(await service.store.steps(made["id"])) == MOST
+    assert len(await service.store.tasks.steps(made["id"])) == MOST
 
 
 async def test_other_refusals_of_the_owner_stay_what_they_were(service: OneLoop) -> None:
@@ -100,10 +100,10 @@ async def test_other_refusals_of_the_owner_stay_what_they_were(service: OneLoop)
 async def test_nothing_is_written_of_a_plan_that_is_too_large() -> None:
     store, board = MemoryStore(), MemoryBus()
     session = make_session()
-    await store.open_session(session)
+    await store.sessions.open_session(session)
     tasks = TaskService(store, board, board, SystemClock(), Planner(max_children=MOST))
 
     with pytest.raises(LimitExceededError):
         await tasks.create(session.id, plan_from_json({"title": "t", "steps": steps(MOST + 1)}), {})
 
-    assert await store.list_tasks() == []
+    assert await store.tasks.list_tasks() == []

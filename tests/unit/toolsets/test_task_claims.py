@@ -70,14 +70,14 @@ class Child:
         return result.error
 
     async def step(self, step_id: str) -> Step:
-        steps = await self.store.steps(self.claim.identity.task_id)
+        steps = await self.store.tasks.steps(self.claim.identity.task_id)
         return next(step for step in steps if step.step_id == step_id)
 
     async def cancel(self, step_id: str) -> None:
         """Cancel a step as its owner does, and let the worker look."""
         stop = TaskChange(cancelled=((await self.step(step_id)).key,), reason="not needed")
-        await self.store.update_task(self.ownership, self.claim.identity.task_id, stop, now_us=1)
-        for interrupt in await self.store.interrupts(self.claim_loop.capacity().worker_id):
+        await self.store.tasks.update_task(self.ownership, self.claim.identity.task_id, stop, now_us=1)
+        for interrupt in await self.store.claims.interrupts(self.claim_loop.capacity().worker_id):
             await self.further.interrupt(interrupt)
 
 
@@ -97,7 +97,7 @@ async def child() -> AsyncIterator[Child]:
         make_step("after", depends_on=["one"], kind=StepKind.AGENT),
         make_step("function"),
     )
-    await store.create_task(make_task(ownership.session_id, *steps, inputs={"what": "files"}))
+    await store.tasks.create_task(make_task(ownership.session_id, *steps, inputs={"what": "files"}))
     pumping = asyncio.get_running_loop().create_task(claim_loop.run())
     claim = await claim_loop.next_step(None)
     assert claim is not None
@@ -237,7 +237,7 @@ async def test_a_step_that_was_cancelled_is_told_at_the_next_report(child: Child
 async def test_one_that_believes_to_hold_a_step_after_an_interruption_is_told_to_claim_it_again(child: Child) -> None:
     await child.do("claim_step", step_id="one")
     for lease in child.further.leases_of(child.claim):
-        await child.store.release(child.claim_loop.capacity().worker_id, [lease], reason="drain", now_us=1)
+        await child.store.claims.release(child.claim_loop.capacity().worker_id, [lease], reason="drain", now_us=1)
 
     error = await child.refused("update_step", step_id="one", output={"n": 1})
 
@@ -252,7 +252,7 @@ async def test_a_report_that_the_rows_refuse_does_not_count(child: Child) -> Non
     taken = child.further.held_by(Lease(child.claim.step_key, child.claim.identity.run_id, child.claim.fence))
     assert taken is not None
     lease = Lease(taken.step_key, taken.identity.run_id, taken.fence)
-    await child.store.release(child.claim_loop.capacity().worker_id, [lease], reason="expired", now_us=1)
+    await child.store.claims.release(child.claim_loop.capacity().worker_id, [lease], reason="expired", now_us=1)
 
     error = await child.refused("update_step", step_id="two", output="late")
 

@@ -85,21 +85,21 @@ class Planning:
 
     async def end_run(self) -> None:
         """End the agent's run, which is the root run of a task of its own here."""
-        own = (await self.service.store.session(self.session.id)).ownership
+        own = (await self.service.store.sessions.session(self.session.id)).ownership
         now_us = SystemClock().now_us()
-        await self.service.store.end_task(own, self.identity.task_id, TaskEvent.FAIL, reason="", now_us=now_us)
+        await self.service.store.tasks.end_task(own, self.identity.task_id, TaskEvent.FAIL, reason="", now_us=now_us)
 
 
 @pytest.fixture
 async def planning() -> AsyncIterator[Planning]:
     async with OneLoop(MemoryStore()) as service:
         session = make_session()
-        await service.store.open_session(session)
+        await service.store.sessions.open_session(session)
         # Its root run stands for the run of the agent that plans; a step that nobody takes keeps it going.
         home = make_task(session.id, make_step("held", pool="nobody"))
-        await service.store.create_task(home)
+        await service.store.tasks.create_task(home)
         async with asyncio.timeout(10):
-            while not (await service.store.session(session.id)).owner_id:  # noqa: ASYNC110  # rows have no event
+            while not (await service.store.sessions.session(session.id)).owner_id:  # noqa: ASYNC110  # rows have no event
                 await asyncio.sleep(0.005)
         yield Planning(service, session, replace(home.root_run.identity, task_id=home.id))
 
@@ -173,10 +173,10 @@ async def test_created_task_runs_under_the_agent_and_waits_for_its_word(planning
 
     result = await planning.do("task_get", task_id=made["id"], step_id="b")
     store = planning.service.store
-    root = (await store.run((await store.task(made["id"])).root_run_id)).identity
+    root = (await store.runs.run((await store.tasks.task(made["id"])).root_run_id)).identity
     assert result["output"] == {"y": 7}
     assert (root.parent_run_id, root.parent_agent_id) == (planning.identity.run_id, planning.identity.agent_id)
-    assert (await store.task(made["id"])).status is TaskStatus.RUNNING
+    assert (await store.tasks.task(made["id"])).status is TaskStatus.RUNNING
     ended = await planning.do("task_complete", task_id=made["id"], reason="all there")
     assert ended["status"] == "completed"
 
@@ -198,7 +198,7 @@ async def test_the_same_change_made_again_after_a_crash_is_made_once(planning: P
         result = await planning.try_to("task_update", call_id="again", task_id=made["id"], add_steps=[echo("b")])
         assert result.error is None
 
-    steps = await planning.service.store.steps(made["id"])
+    steps = await planning.service.store.tasks.steps(made["id"])
     assert [step.step_id for step in steps] == ["a", "b"]
 
 
@@ -221,7 +221,7 @@ async def test_a_wrong_plan_is_refused_by_name_and_nothing_is_made(
     assert result.error is not None
     assert result.error.type is ErrorType.INVALID_INPUT
     assert named in result.error.message
-    assert len(await planning.service.store.list_tasks()) == 1
+    assert len(await planning.service.store.tasks.list_tasks()) == 1
 
 
 # -- failures wait for the agent
@@ -257,14 +257,14 @@ async def test_the_agent_gives_a_failed_step_to_another_agent_or_cancels_what_wa
 
     await planning.do("task_update", task_id=made["id"], retry_steps=[{"step": "work", "agent": "reviewer"}])
     async with asyncio.timeout(10):
-        while (step := (await store.steps(made["id"]))[0]).attempt < 2 or step.status is not StepStatus.FAILED:  # noqa: ASYNC110
+        while (step := (await store.tasks.steps(made["id"]))[0]).attempt < 2 or step.status is not StepStatus.FAILED:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-    waiting = (await store.steps(made["id"]))[1].status
+    waiting = (await store.tasks.steps(made["id"]))[1].status
     await planning.do("task_update", task_id=made["id"], cancel_steps=["after"], reason="not needed")
     await planning.until("after", StepStatus.CANCELLED)
 
     assert (step.definition, waiting) == ("reviewer", StepStatus.PENDING)
-    assert (await store.run(step.run_id)).identity.definition == "reviewer"
+    assert (await store.runs.run(step.run_id)).identity.definition == "reviewer"
 
 
 @pytest.mark.spec("DAG-05")
@@ -325,7 +325,7 @@ async def test_a_change_that_cannot_be_is_refused_by_name_and_nothing_changes(
 
     assert result.error is not None
     assert named in result.error.message
-    assert [step.step_id for step in await planning.service.store.steps(made["id"])] == ["a", "b"]
+    assert [step.step_id for step in await planning.service.store.tasks.steps(made["id"])] == ["a", "b"]
 
 
 # -- ending
@@ -349,8 +349,8 @@ async def test_a_task_is_stopped_with_what_runs_of_it(planning: Planning, tool: 
     ended = await planning.do(tool, task_id=made["id"], reason="enough")
 
     assert (ended["status"], ended["reason"]) == (status, "enough")
-    held, waiting = await planning.service.store.steps(made["id"])
-    (interrupt,) = await planning.service.store.interrupts(held.worker_id)
+    held, waiting = await planning.service.store.tasks.steps(made["id"])
+    (interrupt,) = await planning.service.store.claims.interrupts(held.worker_id)
     assert (interrupt.kind, interrupt.reason) == ("cancel", "enough")
     assert waiting.status is StepStatus.CANCELLED
 

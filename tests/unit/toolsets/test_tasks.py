@@ -48,7 +48,7 @@ async def child() -> Child:
     worker_id = await open_worker(store)
     kinds = {"a": StepKind.AGENT, "b": StepKind.AGENT, "f": StepKind.PYTHON, "c": StepKind.AGENT}
     await open_task(store, ownership, *(make_step(name, kind=kind) for name, kind in kinds.items()))
-    advance = await store.advance(
+    advance = await store.claims.advance(
         worker_id, [], claim=1, pools=["default"], capabilities=[], live_workers=1, now_us=clock.now_us()
     )
     return Child(store, advance.claims[0], TaskTools(store, lambda: worker_id, clock), RuleGate())
@@ -85,7 +85,7 @@ async def test_claiming_the_own_step_again_changes_nothing(child: Child) -> None
     result = await child.call("claim_step", step_id="a")
 
     assert result.ok
-    assert (await child.store.step(child.claim.step_key)).fence == child.claim.fence
+    assert (await child.store.tasks.step(child.claim.step_key)).fence == child.claim.fence
 
 
 @pytest.mark.spec("ETS-07.b")
@@ -109,7 +109,7 @@ async def test_progress_is_recorded_in_one_line_under_the_runs_fence(child: Chil
     result = await child.call("update_step", progress="read 3\n of 10")
 
     assert result.ok
-    assert (await child.store.step(child.claim.step_key)).progress == "read 3 of 10"
+    assert (await child.store.tasks.step(child.claim.step_key)).progress == "read 3 of 10"
 
 
 @pytest.mark.spec("DAG-03.b")

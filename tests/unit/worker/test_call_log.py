@@ -67,7 +67,9 @@ class CallLogHarness:
 
     async def events(self) -> list[tuple[str, JsonObject]]:
         """Return what was written since the run was claimed."""
-        return [(event.type, event.data) for event in await self.store.events(self.run_id, after_seq=self.claimed_seq)]
+        return [
+            (event.type, event.data) for event in await self.store.runs.events(self.run_id, after_seq=self.claimed_seq)
+        ]
 
     async def types(self) -> list[str]:
         return [each for each, _ in await self.events()]
@@ -78,7 +80,7 @@ async def make_bench(*tools: ToolDefinition, show_after_s: float = 60, hooks: Ho
     ownership = await open_session(store)
     await open_task(store, ownership, "a")
     worker_id = await open_worker(store)
-    advance = await store.advance(
+    advance = await store.claims.advance(
         worker_id, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
     )
     (claim,) = advance.claims
@@ -89,7 +91,7 @@ async def make_bench(*tools: ToolDefinition, show_after_s: float = 60, hooks: Ho
     )
     scope = RunScope(claim.identity, claim.fence, make_workplace(Path("/p")))
     pipeline = ToolPipeline(tools or (make_tool(),), scope, RecordingGate(), log, hooks=hooks, redactor=clean)
-    return CallLogHarness(store, claim, log, pipeline, interruption, len(await store.events(run_id)))
+    return CallLogHarness(store, claim, log, pipeline, interruption, len(await store.runs.events(run_id)))
 
 
 def holding(bench: Callable[[], CallLogHarness]) -> Any:
@@ -115,7 +117,7 @@ async def test_a_read_is_one_transaction_with_its_row() -> None:
 
     await bench.pipeline.execute(ToolCall("c1", "test.echo", {"text": "hi"}, {"name": "test__echo", "id": "raw"}))
 
-    (row,) = await bench.store.calls(bench.run_id)
+    (row,) = await bench.store.runs.calls(bench.run_id)
     assert bench.store.writes == 1
     assert await bench.types() == ["tool_started", "tool_completed"]
     assert (row.status, row.is_write) == (CallStatus.ENDED, False)
@@ -128,7 +130,7 @@ async def test_a_write_is_two_transactions_its_start_before_the_handler() -> Non
     seen: list[tuple[list[str], int]] = []
 
     async def look(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        seen.append((await bench.types(), len(await bench.store.nodes(bench.run_id))))
+        seen.append((await bench.types(), len(await bench.store.runs.nodes(bench.run_id))))
         return None
 
     bench = await make_bench(make_tool(permission=Permission.WRITE, handler=look))
@@ -195,7 +197,7 @@ async def test_a_call_that_may_have_read_what_strangers_wrote_taints_however_it_
 
     await bench.pipeline.execute(ToolCall("c1", "team.fetch", {}))
 
-    assert await bench.store.is_tainted(bench.run_id)
+    assert await bench.store.runs.is_tainted(bench.run_id)
 
 
 @pytest.mark.spec("PER-21")
@@ -205,7 +207,7 @@ async def test_a_call_that_was_refused_has_read_nothing_and_taints_nothing() -> 
     await bench.pipeline.execute(ToolCall("c1", "team.fetch", {"text": 1}))
 
     assert await bench.types() == ["tool_failed"]
-    assert not await bench.store.is_tainted(bench.run_id)
+    assert not await bench.store.runs.is_tainted(bench.run_id)
 
 
 @pytest.mark.spec("EXE-09.a", "EXE-11")
@@ -238,7 +240,7 @@ async def test_an_abort_is_recorded_with_its_node_and_counted() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    (node,) = await bench.store.nodes(bench.run_id)
+    (node,) = await bench.store.runs.nodes(bench.run_id)
     metadata: Any = node.payload["metadata"]
     assert (node.payload["is_error"], bench.interruption.aborted_calls) == (True, 1)
     assert metadata == {"aborted": True, "partial": False, "abort_reason": "the task was cancelled"}
@@ -257,7 +259,7 @@ async def test_of_a_run_that_goes_on_elsewhere_no_call_is_recorded_as_aborted() 
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert list(await bench.store.nodes(bench.run_id)) == []
+    assert list(await bench.store.runs.nodes(bench.run_id)) == []
     assert "aborted_tools" not in [event.type for event in await bench.log.take()]
     assert bench.interruption.aborted_calls == 0
 
@@ -272,7 +274,7 @@ async def test_what_a_call_adds_is_written_as_nodes_with_its_result() -> None:
 
     await bench.pipeline.execute(ToolCall("c1", "test.echo", {}))
 
-    result, added = await bench.store.nodes(bench.run_id)
+    result, added = await bench.store.runs.nodes(bench.run_id)
     assert (result.kind, added.kind) == (NodeKind.TOOL_RESULT, NodeKind.SKILL)
     assert added.payload["tool_call_id"] == "c1"
     assert added.payload["text"] == "how to review with [redacted]"

@@ -21,7 +21,7 @@ async def claimed() -> Claim:
     store = MemoryStore()
     await open_task(store, await open_session(store), "a")
     worker_id = await open_worker(store)
-    advance = await store.advance(
+    advance = await store.claims.advance(
         worker_id, (), claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
     )
     (claim,) = advance.claims

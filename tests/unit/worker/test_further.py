@@ -80,7 +80,7 @@ class Process:
         self.ownership = await open_session(self.store, make_session(owner_id="own_1"))
         task = make_task(self.ownership.session_id, *steps)
         self.task_id = task.id
-        await self.store.create_task(task)
+        await self.store.tasks.create_task(task)
         self.worker_id = await incarnation.register()
         pumping = asyncio.get_running_loop().create_task(self.claim_loop.run())
         holding = asyncio.get_running_loop().create_task(self.slots.hold())
@@ -100,7 +100,7 @@ class Process:
         return taken
 
     async def step(self, step_id: str = "more") -> Step:
-        return next(step for step in await self.store.steps(self.task_id) if step.step_id == step_id)
+        return next(step for step in await self.store.tasks.steps(self.task_id) if step.step_id == step_id)
 
 
 async def ended_with(way: Callable[[Claim], StepEnd], **spec: Json) -> Step:
@@ -114,7 +114,7 @@ async def ended_with(way: Callable[[Claim], StepEnd], **spec: Json) -> Step:
     async with process.running(work, *own_and_more(**spec)):
         pass
     assert (await process.step("own")).status.is_terminal
-    assert await process.store.leases(process.worker_id) == []
+    assert await process.store.claims.leases(process.worker_id) == []
     return await process.step()
 
 
@@ -233,8 +233,8 @@ async def test_a_cancelled_task_cancels_both() -> None:
     async with process.running(work, *own_and_more()):
         await work.has_taken.wait()
         assert process.ownership is not None
-        await process.store.cancel_task(process.ownership, process.task_id, reason="stop", now_us=1)
-        for interrupt in await process.store.interrupts(process.worker_id):
+        await process.store.tasks.cancel_task(process.ownership, process.task_id, reason="stop", now_us=1)
+        for interrupt in await process.store.claims.interrupts(process.worker_id):
             if not await process.further.interrupt(interrupt):
                 process.slots.stop_run(interrupt.run_id, "cancel", interrupt.reason)
 
@@ -260,8 +260,8 @@ async def test_a_cancel_of_the_further_step_ends_it_alone_and_the_run_can_be_tol
         await has_taken.wait()
         stop = TaskChange(cancelled=((await process.step()).key,), reason="not needed")
         assert process.ownership is not None
-        await process.store.update_task(process.ownership, process.task_id, stop, now_us=1)
-        (interrupt,) = await process.store.interrupts(process.worker_id)
+        await process.store.tasks.update_task(process.ownership, process.task_id, stop, now_us=1)
+        (interrupt,) = await process.store.claims.interrupts(process.worker_id)
         assert await process.further.interrupt(interrupt)
         may_end.set()
 
@@ -277,8 +277,8 @@ async def test_a_pause_leaves_the_further_step_to_its_holders_hand_back() -> Non
     async with process.running(work, *own_and_more()):
         await work.has_taken.wait()
         assert process.ownership is not None
-        await process.store.pause_task(process.ownership, process.task_id, reason="wait", now_us=1)
-        for interrupt in await process.store.interrupts(process.worker_id):
+        await process.store.tasks.pause_task(process.ownership, process.task_id, reason="wait", now_us=1)
+        for interrupt in await process.store.claims.interrupts(process.worker_id):
             if not await process.further.interrupt(interrupt):
                 process.slots.stop_run(interrupt.run_id, "release", interrupt.reason)
 

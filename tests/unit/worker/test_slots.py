@@ -50,9 +50,9 @@ class SlotsHarness:
     async def hold(self, *step_ids: str) -> list[Step]:
         """Hold a slot over these steps until nothing is claimable; return the steps."""
         session = make_session()
-        await self.store.open_session(session)
+        await self.store.sessions.open_session(session)
         task = make_task(session.id, *(make_step(step_id) for step_id in step_ids))
-        await self.store.create_task(task)
+        await self.store.tasks.create_task(task)
         await self.incarnation.register()
         pumping = asyncio.get_running_loop().create_task(self.claim_loop.run())
         async with asyncio.timeout(10):
@@ -60,7 +60,7 @@ class SlotsHarness:
             await self.slots.until_idle()
             await self.claim_loop.settled()
         pumping.cancel()
-        return list(await self.store.steps(task.id))
+        return list(await self.store.tasks.steps(task.id))
 
 
 def done(claim: Claim, output: Json = None) -> StepEnd:

@@ -50,9 +50,9 @@ class Process:
     async def start(self, *step_ids: str) -> str:
         """Make a task of these steps and begin to serve; return the key of the first."""
         session = make_session()
-        await self.store.open_session(session)
+        await self.store.sessions.open_session(session)
         task = make_task(session.id, *step_ids)
-        await self.store.create_task(task)
+        await self.store.tasks.create_task(task)
         await self.incarnation.register()
         self.pumping = asyncio.get_running_loop().create_task(self.claim_loop.run())
         return f"{task.id}/{step_ids[0]}"
@@ -75,7 +75,7 @@ async def test_a_run_that_comes_back_while_its_old_slot_still_gives_it_back_is_h
     key = await process.start("a")
     async with asyncio.timeout(10):
         first = asyncio.create_task(process.slots.hold())
-        while not began or (await store.step(key)).status is not StepStatus.READY:  # noqa: ASYNC110  # rows have no event
+        while not began or (await store.tasks.step(key)).status is not StepStatus.READY:  # noqa: ASYNC110  # rows have no event
             await asyncio.sleep(0)
         second = asyncio.create_task(process.slots.hold())
         await first
@@ -85,7 +85,7 @@ async def test_a_run_that_comes_back_while_its_old_slot_still_gives_it_back_is_h
 
     assert held_by_the_new_one == 1
     assert [claim.fence for claim in began] == [1, 2]
-    assert (await store.step(key)).status is StepStatus.COMPLETED
+    assert (await store.tasks.step(key)).status is StepStatus.COMPLETED
     process.pumping.cancel()
 
 

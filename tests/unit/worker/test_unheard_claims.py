@@ -36,8 +36,8 @@ async def opened(*step_ids: str) -> tuple[DeafStore, ClaimLoop, str, asyncio.Tas
     grown: list[Claim] = []
     claim_loop = ClaimLoop(store, MemoryBus(), clock, incarnation.capacity, lambda: 0, grown.append)
     session = make_session()
-    await store.open_session(session)
-    await store.create_task(make_task(session.id, *step_ids))
+    await store.sessions.open_session(session)
+    await store.tasks.create_task(make_task(session.id, *step_ids))
     worker_id = await incarnation.register()
     return store, claim_loop, worker_id, asyncio.get_running_loop().create_task(claim_loop.run())
 
@@ -48,15 +48,15 @@ async def test_a_claim_that_was_not_heard_is_given_back() -> None:
     async with asyncio.timeout(10):
         heard = await claim_loop.next_step(None)
     assert heard is not None
-    both = await store.leases(worker_id)
+    both = await store.claims.leases(worker_id)
 
     await claim_loop.return_unheard()
 
-    leases = await store.leases(worker_id)
+    leases = await store.claims.leases(worker_id)
     assert len(both) == 2
     assert [lease.step_key for lease in leases] == [heard.step_key]
     unheard = next(lease for lease in both if lease.step_key != heard.step_key)
-    assert (await store.step(unheard.step_key)).status is StepStatus.READY
+    assert (await store.tasks.step(unheard.step_key)).status is StepStatus.READY
     pumping.cancel()
 
 
@@ -69,5 +69,5 @@ async def test_what_a_slot_works_on_is_never_given_back() -> None:
     await claim_loop.return_unheard()
 
     assert claim is not None
-    assert [lease.step_key for lease in await store.leases(worker_id)] == [claim.step_key]
+    assert [lease.step_key for lease in await store.claims.leases(worker_id)] == [claim.step_key]
     pumping.cancel()

@@ -92,7 +92,7 @@ class _Ask:
     now_us: int
 
 
-class SqlFurther:
+class SqlAdditionalClaims:
     """The part of the task store in which a run takes steps beside its own."""
 
     _database: Database

@@ -85,7 +85,7 @@ PROMOTE: Final = Statement(
 _UNSETTLED: Final = steps.c.is_settled == literal_column("0")
 
 
-class SqlSettling:
+class SqlFailures:
     """The part of the task store in which the owner grows, retries and settles steps."""
 
     _database: Database

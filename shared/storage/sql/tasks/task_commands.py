@@ -120,7 +120,7 @@ class _RemainingWork:
         return self.is_waiting and not (self.is_under_way or self.is_backing_off or self.is_unsettled)
 
 
-class SqlSteering(SqlChanging):
+class SqlTaskCommands(SqlChanging):
     """The part of the task store in which the owner steers whole tasks."""
 
     _database: Database

@@ -1,0 +1,176 @@
+"""Claims: a worker's side, and what all owners of the deployment do about workers."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from soong.shared.core.errors import LeaseLostError
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.tasks.lost_lease import WORKER_GONE
+from soong.shared.engine.tasks.step import (
+    Advance,
+    Backlog,
+    ConcurrencyLimit,
+    Interrupt,
+    Lease,
+    StepEnd,
+    WaitingSteps,
+)
+from soong.shared.storage.sql.claims.advance import advance
+from soong.shared.storage.sql.claims.claim_context import Contexts
+from soong.shared.storage.sql.claims.claiming import (
+    LIVE_LEASES,
+    concurrency_limits_of,
+    read_lanes,
+    room_left,
+    share_out,
+)
+from soong.shared.storage.sql.claims.completions import ClaimRequest
+from soong.shared.storage.sql.claims.parking import park
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.rows import plain
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.tables import concurrency_limits as limits_table
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.upsert import upsert
+from soong.shared.storage.sql.tasks.cancel import expire_leases, free_steps
+
+REPORT_PROGRESS: Final = Statement(
+    "report progress: by the step's holder",
+    """
+    UPDATE steps SET progress = :progress
+    WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id = :worker_id
+      AND status IN ('claimed', 'running')
+    """,
+)
+
+INTERRUPTS: Final = Statement(
+    "interrupts: held steps that were asked to stop, or whose task is paused",
+    """
+    SELECT s.run_id, s.key, s.fence, s.cancel_reason, t.reason
+    FROM steps AS s JOIN tasks AS t ON t.id = s.task_id
+    WHERE s.worker_id = :worker_id AND s.status IN ('claimed', 'running')
+      AND (s.cancel_reason IS NOT NULL OR s.is_paused = 1)
+    ORDER BY s.ordinal
+    """,
+)
+
+LEASES: Final = Statement(
+    "leases: all that a worker holds",
+    """
+    SELECT key, run_id, fence FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
+    ORDER BY ordinal
+    """,
+)
+
+EXPIRE_WORKER: Final = Statement(
+    "expire worker: if its beat is still the one that was watched",
+    "UPDATE workers SET state = 'gone' WHERE id = :worker_id AND beat = :beat AND state <> 'gone'",
+)
+
+
+class SqlWorkerClaims:
+    """The part of the claim store that needs no ownership."""
+
+    _database: Database
+    _contexts: Contexts
+
+    async def set_concurrency_limits(self, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
+        await self._database.write(lambda tx: _set_concurrency_limits(tx, concurrency_limits))
+
+    # -- a worker's side
+    async def advance(
+        self,
+        worker_id: str,
+        ends: Sequence[StepEnd],
+        *,
+        claim: int,
+        pools: Sequence[str],
+        capabilities: Sequence[str],
+        live_workers: int,
+        now_us: int,
+    ) -> Advance:
+        wish = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
+        return await self._database.write(lambda tx: advance(tx, self._contexts, ends, wish))
+
+    async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
+        def write(tx: Transaction) -> frozenset[str]:
+            run_log = RunLogBuffer(now_us)
+            stale = free_steps(tx, run_log, worker_id, held, reason, now_us)
+            run_log.flush(tx)
+            return stale
+
+        return await self._database.write(write)
+
+    async def park(
+        self, worker_id: str, held: Lease, request_ids: Sequence[str], *, max_parked: int, now_us: int
+    ) -> bool:
+        def write(tx: Transaction) -> bool:
+            return park(tx, worker_id, held, request_ids, max_parked=max_parked, now_us=now_us)
+
+        return await self._database.write(write)
+
+    async def report_progress(self, worker_id: str, held: Lease, progress: str, *, now_us: int) -> None:
+        def write(tx: Transaction) -> None:
+            parameters = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence, "worker_id": worker_id}
+            if not tx.count(REPORT_PROGRESS, progress=plain(progress), **parameters):
+                raise LeaseLostError(held.run_id, held.fence)
+            run_log = RunLogBuffer(now_us)
+            run_log.note(held.run_id, EventType.STEP_PROGRESS, step=held.step_key, progress=progress)
+            run_log.flush(tx)
+
+        await self._database.write(write)
+
+    async def interrupts(self, worker_id: str) -> Sequence[Interrupt]:
+        rows = await self._database.read(lambda tx: tx.rows(INTERRUPTS, worker_id=worker_id))
+        return [
+            Interrupt(run_id, key, fence, "pause", reason or "")
+            if cancel is None
+            else Interrupt(run_id, key, fence, "cancel", cancel)
+            for run_id, key, fence, cancel, reason in rows
+        ]
+
+    async def leases(self, worker_id: str) -> Sequence[Lease]:
+        rows = await self._database.read(lambda tx: tx.rows(LEASES, worker_id=worker_id))
+        return [Lease(*row) for row in rows]
+
+    async def backlog(self, *, limit: int = 1000) -> Backlog:
+        return await self._database.read(lambda tx: _backlog(tx, limit))
+
+    async def expire_worker(
+        self, worker_id: str, beat: int, *, max_lost_leases: int, now_us: int, because: str = WORKER_GONE
+    ) -> frozenset[str] | None:
+        def write(tx: Transaction) -> frozenset[str] | None:
+            if not tx.count(EXPIRE_WORKER, worker_id=worker_id, beat=beat):
+                return None
+            run_log = RunLogBuffer(now_us)
+            concerned = expire_leases(tx, run_log, worker_id, max_lost_leases, now_us, because)
+            run_log.flush(tx)
+            return concerned
+
+        return await self._database.write(write)
+
+
+def _set_concurrency_limits(tx: Transaction, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
+    for bound in sorted(concurrency_limits, key=lambda bound: bound.scope):
+        if bound.limit < 1:
+            tx.execute(limits_table.delete().where(limits_table.c.scope == bound.scope))
+            continue
+        new = upsert(tx, limits_table).values(scope=bound.scope, slots=bound.limit)
+        tx.execute(new.on_conflict_do_update(index_elements=["scope"], set_={"slots": bound.limit}))
+
+
+def _backlog(tx: Transaction, limit: int) -> Backlog:
+    """Count what could be claimed now, lane by lane, within the concurrency limits as they are."""
+    lanes, last_turn = read_lanes(tx, most=limit)
+    room = room_left(concurrency_limits_of(tx, lanes), tx.rows(LIVE_LEASES)) if lanes else {}
+    ready: dict[str, int] = {}
+    if not any(scope in room for lane in lanes for scope in lane.scopes):
+        for lane in lanes:
+            ready[lane.pool] = ready.get(lane.pool, 0) + lane.ready
+    else:
+        pools = {lane.key: lane.pool for lane in lanes}
+        for key in share_out(lanes, limit * len(set(pools.values())), room, last_turn).order:
+            ready[pools[key]] = ready.get(pools[key], 0) + 1
+    waiting = frozenset(WaitingSteps(lane.session_id, lane.pool, lane.needs) for lane in lanes)
+    return Backlog({pool: min(number, limit) for pool, number in ready.items()}, waiting)

@@ -1,0 +1,18 @@
+"""The parts of the store in which a fault may be."""
+
+from typing import Final
+
+from soong.shared.storage.sql.store import (
+    SqlClaimStore,
+    SqlConsentStore,
+    SqlRunStore,
+    SqlSessionStore,
+    SqlTaskStore,
+)
+
+PARTS: Final = (SqlSessionStore, SqlTaskStore, SqlClaimStore, SqlRunStore, SqlConsentStore)
+
+
+def part_with(method: str) -> type | None:
+    """Return the class of the part that has this method; None when none has."""
+    return next((part for part in PARTS if hasattr(part, method)), None)

@@ -123,7 +123,7 @@ until_true 60 is_done || fail "a task of the API's is not done: $(via_api)"
 
 say "a worker has no way out"
 worker="$(compose ps -q worker | grep -v "$victim" | head -n 1)"
-# The outer network's own address answers whoever reaches it, so no route to the world is needed to tell the two apart.
+# The address of the outer network answers every process that reaches it, so the test needs no route to the internet.
 gateway="$(docker network inspect "${project}_outside" --format '{{(index .IPAM.Config 0).Gateway}}')"
 reaches() { # reaches CONTAINER: print what a connection to the outer network comes to
   docker exec -i "$1" python -c '
@@ -143,7 +143,7 @@ echo "$gateway: $answer"
 [ "$answer" != reached ] || fail "a worker has a way out"
 
 say "a worker's processes are bounded"
-# A container of its own, so that the workers of this test go on.
+# A separate container, so that the workers of this test continue.
 answer="$(compose run --rm --no-deps -T --entrypoint sh worker -c '
   n=0; while [ $n -lt 1200 ]; do sleep 20 & n=$((n + 1)); done; echo "started $n"' 2>&1 || true)"
 grep -m 1 -i 'cannot fork\|resource' <<<"$answer" || fail "a worker started 1200 processes: $answer"
@@ -211,7 +211,7 @@ until_true 120 grep -q 'wait running' deliver.log || fail "the task does not wai
 delivered="$(grep -m 1 -o 'task_[0-9a-f]*' deliver.log | head -n 1)"
 run_of() { steps "$delivered" "import json,sys; print(next(s['run'] for s in json.load(sys.stdin)['steps'] if s['id'] == '$1'))"; }
 key_run="$(run_of key)"; note_run="$(run_of note)"
-# What a worker that somebody took over does: it makes the folder of the copies a link to the keys, puts a key of its own
+# The attack of a compromised worker: it replaces the folder of the copies with a link to the keys, puts its own key
 # under the digest of what was delivered as signing.key, and other bytes under that of the note.
 docker exec -i "$worker" sh -e >tried.log <<TRY
 cd /var/lib/soong/data

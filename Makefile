@@ -19,7 +19,7 @@ help: ## Say what there is
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make demo PROJECT=/any/dir           audits that folder instead of the installed Celery"
-	@echo "  make demo MODEL=anthropic:<name>     lets that model do the work instead of the built-in script"
+	@echo "  make demo MODEL=anthropic:<name>     lets that model do the work instead of the scripted agents"
 
 env: $(STAMP) ## Make .venv from the locked requirements
 
@@ -39,7 +39,7 @@ $(STAMP): requirements/dev.lock requirements/uv.lock pyproject.toml
 demo: env ## Audit a real code base with a DAG of agents
 	@project='$(PROJECT)'; \
 	[ -n "$$project" ] || project=$$($(BIN)/python -P -c 'import importlib.util as u, os; print(os.path.dirname(u.find_spec("celery").origin))'); \
-	set -- run examples/audit.yaml --project "$$project" --input "report_dir=$(CURDIR)"; \
+	set -- run examples/audit/audit.yaml --project "$$project" --input "report_dir=$(CURDIR)"; \
 	if [ -n '$(MODEL)' ]; then \
 	  case '$(MODEL)' in ollama:*) extra=openai;; *) extra=$$(echo '$(MODEL)' | sed 's/:.*//; s/-.*//');; esac; \
 	  $(BIN)/uv pip install --quiet --python $(BIN)/python "pydantic-ai-slim[$$extra]" || exit 1; \

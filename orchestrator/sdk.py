@@ -4,11 +4,12 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from soong.orchestrator.approvals.provenance import check_person
-from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.catalog import Catalogue, deployed_modules
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
 from soong.orchestrator.client.preview import preview_of
@@ -289,7 +290,7 @@ class Soong:
         )
 
     def _read(self, plan: PlanSource) -> Plan:
-        known = self._catalogue.known()
+        known = replace(self._catalogue.known(), load_module=deployed_modules(self._settings))
         return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
 
 

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
         InvalidPlanError,
         NotFoundError,
         SoongError,
+        ToolCallError,
         UnavailableError,
         UsageError,
     )
     from soong.shared.core.jsontext import Json, JsonObject
     from soong.shared.engine.tasks.functions import StepContext, step_function
+    from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
     from soong.shared.engine.tasks.status import StepStatus, TaskStatus
     from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
     from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
@@ -38,6 +40,7 @@ _HOMES = {
         "InvalidPlanError",
         "NotFoundError",
         "SoongError",
+        "ToolCallError",
         "UnavailableError",
         "UsageError",
     ),
@@ -45,6 +48,7 @@ _HOMES = {
     "soong.shared.permissions.consent": ("CheckedPermission", "Preview", "StepGrant", "StepPreview"),
     "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
     "soong.shared.engine.tasks.functions": ("StepContext", "step_function"),
+    "soong.shared.engine.tasks.scripted": ("AgentHandle", "scripted_agent"),
     "soong.shared.engine.tasks.status": ("StepStatus", "TaskStatus"),
     "soong.shared.tools.definition": ("Permission", "Target", "ToolContext", "ToolDefinition", "Traits"),
     "soong.shared.tools.hooks.chain": ("HookCall", "PostOutcome", "PreOutcome"),
@@ -56,6 +60,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AgentHandle",
     "CheckedPermission",
     "Choice",
     "ConflictError",
@@ -85,6 +90,7 @@ __all__ = [
     "Target",
     "TaskOutcome",
     "TaskStatus",
+    "ToolCallError",
     "ToolContext",
     "ToolDefinition",
     "ToolError",
@@ -98,6 +104,7 @@ __all__ = [
     "open_tools",
     "post_hook",
     "pre_hook",
+    "scripted_agent",
     "step_function",
 ]
 

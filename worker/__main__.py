@@ -16,9 +16,9 @@ from soong.shared.core.settings import load_settings
 from soong.shared.core.startup import tune_gc
 from soong.shared.core.terminal import guard_streams
 from soong.shared.core.texts import require_text
+from soong.shared.engine.tasks.functions import STEP_THREADS
 from soong.shared.sandbox.family import mark_family
 from soong.shared.sandbox.hardening import forbid_inspection
-from soong.worker.function_step import STEP_THREADS
 from soong.worker.recycling import hear_signals
 from soong.worker.starter import StatusPipe
 

@@ -272,6 +272,6 @@ def _step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:
     )
 
 
-def _script(spec: JsonObject) -> Sequence[Json] | None:
+def _script(spec: JsonObject) -> Sequence[Json] | str | None:
     script = spec.get("script")
-    return script if isinstance(script, list) else None
+    return script if isinstance(script, list | str) else None

@@ -13,6 +13,7 @@ from soong.shared.core.config import Config, load_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import configure
 from soong.shared.core.settings import ARTIFACTS, Settings, secret_values
+from soong.shared.engine.tasks.functions import STEP_THREADS
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
@@ -25,7 +26,7 @@ from soong.shared.toolsets.modules import import_own
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.app import ParentPipe, make_worker_celery, run_celery
 from soong.worker.flower import FlowerEvents, NoFlower
-from soong.worker.function_step import STEP_THREADS, FunctionStepRunner
+from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
 from soong.worker.permission_gate import DecisionInbox
 from soong.worker.process import LoopThread, WorkerProcess

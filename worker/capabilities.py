@@ -7,6 +7,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.functions import known_functions
+from soong.shared.engine.tasks.scripted import known_scripts
 from soong.shared.engine.wire.capabilities import catalogue_of, functions_needed, project_needed, tools_needed
 from soong.shared.sandbox.marked_project import project_id
 from soong.shared.tools.registry import ToolRegistry
@@ -18,7 +19,12 @@ def abilities(registry: ToolRegistry, settings: Settings) -> tuple[str, ...]:
     """Return each tool and function, the catalogue as a whole, and the projects whose marks are here."""
     schemas: dict[str, Json] = {tool.name: tool.input_schema for tool in registry.definitions()}
     projects = [need for path in settings.projects for need in _project_at(path)]
-    return (*tools_needed(schemas), catalogue_of(schemas), *functions_needed(known_functions()), *projects)
+    return (
+        *tools_needed(schemas),
+        catalogue_of(schemas),
+        *functions_needed((*known_functions(), *known_scripts())),
+        *projects,
+    )
 
 
 def _project_at(path: str) -> tuple[str, ...]:

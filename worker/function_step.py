@@ -22,9 +22,6 @@ from soong.shared.tools.value_limits import plain
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 """As JSON: every step that depends on this one is given it whole."""
 
-STEP_THREADS = "soong-step"
-"""Name of the threads on which plain functions run: a thread cannot be ended, only left behind."""
-
 
 @dataclass(slots=True)
 class FunctionStepRunner:

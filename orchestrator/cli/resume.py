@@ -9,6 +9,7 @@ import typer
 
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import say, visible
+from soong.orchestrator.cli.plan_modules import with_kept_modules
 from soong.orchestrator.cli.run import attached
 from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
 from soong.orchestrator.client.client import Client
@@ -58,6 +59,7 @@ async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: boo
         task_id = (await _wanted(store, text)).id
     finally:
         await store.close()
+    settings = with_kept_modules(settings, task_id)
     interrupts = Interrupts()
     interrupts.listen()
     try:

@@ -11,6 +11,7 @@ from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import emit, output, say, visible
 from soong.orchestrator.cli.plan_file import read_plan
+from soong.orchestrator.cli.plan_modules import PlanModules, keep_modules
 from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch, interruptible
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.outcome import ExitCode
@@ -72,7 +73,9 @@ def command(
         model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_concurrent
     )
     catalogue = Catalogue.of(settings)
-    read, inputs = read_plan(plan, catalogue.known()), read_inputs(given)
+    modules = PlanModules(settings, catalogue, plan)
+    read, inputs = read_plan(plan, modules.names()), read_inputs(given)
+    settings = modules.added_to_settings(read)
     mode = answer_mode(answer, is_detached=detach, allows=bool(allow or allowed_steps))
     grants: Sequence[StepGrant] = ()
     if is_previewed or allowed_steps:
@@ -168,6 +171,7 @@ async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, i
     client = await open_client(attachment.settings)
     watch = Watch(client, attachment, interrupts, settings, is_json)
     try:
+        keep_modules(settings, prepared.task)
         await client.submit(prepared.session, prepared.task)
         if is_detached:
             _tell_detached(prepared.task.id, is_json=is_json)

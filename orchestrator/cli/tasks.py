@@ -15,7 +15,7 @@ from soong.shared.core.errors import ConflictError
 from soong.shared.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from soong.shared.engine.tasks.plan.plan import Plan
+    from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
     from soong.shared.engine.tasks.service import TaskService
     from soong.shared.engine.tasks.status import StepStatus
     from soong.shared.engine.tasks.step import Task
@@ -64,9 +64,8 @@ def validate(
 ) -> None:
     """Check a plan and name every problem with its place and remedy. Nothing is written."""
     from soong.orchestrator.cli.plan_file import read_plan
-    from soong.orchestrator.client.catalog import Catalogue
 
-    read = read_plan(plan, Catalogue.of(load_settings()).known())
+    read = read_plan(plan, _names_of(plan))
     if is_json:
         emit(
             {"title": read.title, "inputs": [one.name for one in read.inputs], "steps": [one.id for one in read.steps]}
@@ -74,6 +73,15 @@ def validate(
     else:
         inputs = ", ".join(one.name + ("" if one.is_required else "?") for one in read.inputs) or "none"
         say(f"{visible(str(plan))} is a plan: '{visible(read.title)}', {len(read.steps)} steps, inputs: {inputs}")
+
+
+def _names_of(plan: Path) -> "PlanNames":
+    """Return what a plan file may name; its modules are looked up and not imported, for nothing is run."""
+    from soong.orchestrator.cli.plan_modules import PlanModules
+    from soong.orchestrator.client.catalog import Catalogue
+
+    settings = load_settings()
+    return PlanModules(settings, Catalogue.of(settings), plan, is_imported=False).names()
 
 
 @app.command()
@@ -92,7 +100,6 @@ def graph(
 ) -> None:
     """Draw a plan, or a task as it stands."""
     from soong.orchestrator.cli.plan_file import read_plan
-    from soong.orchestrator.client.catalog import Catalogue
     from soong.shared.engine.tasks.plan.graph import mermaid
     from soong.shared.engine.tasks.plan.picture import svg
 
@@ -100,7 +107,7 @@ def graph(
     if plan.startswith("task_") and not Path(plan).exists():
         drawn, statuses = asyncio.run(_drawn(plan))
     else:
-        drawn = read_plan(Path(plan), Catalogue.of(load_settings()).known())
+        drawn = read_plan(Path(plan), _names_of(Path(plan)))
     emit_text(mermaid(drawn, statuses) if drawing is Drawing.MERMAID else svg(drawn, statuses))
 
 

@@ -11,11 +11,11 @@ from soong.orchestrator.client.tool_registry import registry_of
 from soong.shared.agents.definition import AgentDefinitionRegistry, builtin_definitions
 from soong.shared.agents.script import check_script
 from soong.shared.core.config import Config
-from soong.shared.core.errors import NotFoundError
+from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
-from soong.shared.engine.tasks.plan.plan import PlanNames, PlanStep
+from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, PlanStep
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.step import StepKind
 from soong.shared.permissions.configured import policy_of, surface_request
@@ -28,6 +28,20 @@ from soong.shared.toolsets.sources import ToolEnvironment
 def tools_of(environment: ToolEnvironment) -> tuple[ToolDefinition, ...]:
     """Return every tool that a plan may name, in registry order."""
     return registry_of(environment).definitions()
+
+
+def deployed_modules(settings: Settings) -> ModuleLoader:
+    """Return what takes the modules of a plan that the deployment names itself, and loads none."""
+
+    def load(name: str) -> bool:
+        if name not in settings.functions:
+            words = f"SOONG_FUNCTIONS does not name the module {name!r}"
+            raise InvalidConfigError(
+                f"{words}; name it there for the workers too, or run the plan with `soong run FILE`"
+            )
+        return False
+
+    return load
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
 from soong.shared.agents.repeats import RepeatedFailures
+from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.agents.turn import (
     FINAL_TOOL,
     ModelAnswer,
@@ -32,7 +33,7 @@ from soong.shared.agents.turn import (
     usage_of,
 )
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import BudgetExceededError, TemplateError
+from soong.shared.core.errors import BudgetExceededError, ScriptFailedError, TemplateError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.record import Usage
@@ -76,7 +77,11 @@ async def run_agent(
     repeats = RepeatedFailures(task.limits.max_repeated_failures)
     talk = Conversation(transcript, clock)
     loop = _Loop(task, model, executor, log, clock, talk, sleep, repeats, suffered=found)
-    return await loop.run(transcript)
+    try:
+        return await loop.run(transcript)
+    finally:
+        if isinstance(model, ScriptedModel):
+            model.close()
 
 
 @dataclass(slots=True)
@@ -121,10 +126,8 @@ class _Loop:
                     response = await self._ask(parameters)
                 except ProviderFailedError as error:
                     return self._failed(EndReason.PROVIDER_FAILED, str(error), is_retryable=error.is_retryable)
-                except BudgetExceededError as error:
-                    return self._failed(EndReason.FAILED, f"the script failed: {error}", type=error.code)
-                except TemplateError as error:
-                    return self._failed(EndReason.FAILED, f"the script failed: {error}", type="invalid_script")
+                except (ScriptFailedError, TemplateError) as error:
+                    return self._script_failed(error)
             end = await self._follow(judge(response, self.task.output_schema), names)
             if end is not None:
                 return end
@@ -286,6 +289,13 @@ class _Loop:
     def _failed(self, reason: EndReason, message: str, *, type: str = "", is_retryable: bool = False) -> AgentEnd:
         error = StepError(type or str(reason), message[:2000], is_retryable)
         return self._end(reason, None, Outcome.CLEAN, error)
+
+    def _script_failed(self, error: ScriptFailedError | TemplateError) -> AgentEnd:
+        words = f"the script failed: {error}"
+        if isinstance(error, ScriptFailedError):
+            return self._failed(EndReason.FAILED, words, type=error.type, is_retryable=error.is_retryable)
+        kind = error.code if isinstance(error, BudgetExceededError) else "invalid_script"
+        return self._failed(EndReason.FAILED, words, type=kind)
 
     def _end(self, reason: EndReason, output: Json, outcome: Outcome, error: StepError | None) -> AgentEnd:
         payload: Mapping[str, Json] = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.scripted import resolve_script
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -46,7 +47,7 @@ def warm_up(name: str) -> None:
     """
     importlib.import_module("soong.shared.agents.loop")  # the model library, and all that stands on it
 
-    resolve_model(name, ())
+    resolve_model(name, "builtin.echo")
     _WARM.add(name)
 
 
@@ -63,16 +64,21 @@ def check_name(name: str) -> None:
         raise InvalidConfigError(f"the model {name!r} is not known; {_suggestion(name)}")
 
 
-def resolve_model(name: str, script: Sequence[Json] | None = None) -> "Model[Any]":
-    """Return the model of that name for one run. ``script`` is played by the model ``script`` and else ignored.
+def resolve_model(name: str, script: Sequence[Json] | str | None = None) -> "Model[Any]":
+    """Return the model of that name for one run. ``script`` is what the model ``script`` runs; others ignore it.
 
     Raises:
+        NotFoundError: no scripted agent has that name.
         InvalidConfigError: no such model, its package is not installed, or its key is missing; says what to do.
     """
     if name == SCRIPT:
         if script is None:
             raise InvalidConfigError("the model 'script' has no script to play; add `script:` or choose a model")
-        from soong.shared.agents.scripted import script_model  # the library costs half a second
+        if isinstance(script, str):
+            from soong.shared.agents.scripted_model import ScriptedModel  # the library costs half a second
+
+            return ScriptedModel(resolve_script(script))
+        from soong.shared.agents.scripted import script_model
 
         return script_model(script)
     return _provider_model(name)

@@ -26,6 +26,8 @@
     ├── UnavailableError            Redis, the database or the service cannot be reached; may be tried again
     │   └── TooSlowError            the database ended transactions because this process computed for too long in them
     ├── SchemaVersionError          the database is newer or older than this program
+    ├── ScriptFailedError           a scripted agent raised, or its calls differ from the recorded ones
+    ├── ToolCallError               raised at the await of a scripted agent whose tool call failed or was denied
     └── ToolError                   raised inside a tool; the pipeline turns it into a ToolResult
 
 A tool's failure is a value and never ends a run; cancellation is a signal and is never caught as an error.
@@ -33,6 +35,7 @@ A tool's failure is a value and never ends a run; cancellation is a signal and i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class SoongError(Exception):
@@ -147,10 +150,10 @@ class LimitExceededError(UsageError):
 class NotFoundError(UsageError):
     """No row of that id."""
 
-    def __init__(self, kind: str, key: str) -> None:
+    def __init__(self, kind: str, key: str, remedy: str = "") -> None:
         self.kind = kind
         self.key = key
-        super().__init__(f"there is no {kind} {key!r}")
+        super().__init__(f"there is no {kind} {key!r}" + (f"; {remedy}" if remedy else ""))
 
 
 class ConflictError(SoongError):
@@ -244,3 +247,28 @@ class TooSlowError(UnavailableError):
 
 class SchemaVersionError(SoongError):
     """The database's schema is not the one this program was written for."""
+
+
+class ScriptFailedError(SoongError):
+    """A scripted agent did not come to its end. ``type`` is that of the step's error."""
+
+    def __init__(self, problem: str, *, type: str = "execution_failed", is_retryable: bool = False) -> None:
+        self.type = type
+        self.is_retryable = is_retryable
+        super().__init__(problem)
+
+
+class ToolCallError(SoongError):
+    """A tool call of a scripted agent that has no result.
+
+    ``status`` is ``denied`` or ``failed``, ``type`` the error's type, ``text`` its message; ``data`` is what the tool
+    returned beside the error, None for most.
+    """
+
+    def __init__(self, tool: str, status: str, type: str, text: str, data: Any = None) -> None:
+        self.tool = tool
+        self.status = status
+        self.type = type
+        self.text = text
+        self.data = data
+        super().__init__(f"{tool} {'was denied' if status == 'denied' else 'failed'}: {text}")

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -168,6 +168,8 @@ class Deployment:
             "SOONG_SWEEP_S": str(self.settings.sweep_s),
             "SOONG_DRAIN_S": "5",
             "PYTHONPATH": str(ROOT),
+            "SOONG_FUNCTIONS": "tests.system.scripts,approve",
+            "SOONG_IMPORT_PATH": str(ROOT / "examples"),
         }
         with (self.home / f"{name}.log").open("wb") as log:
             return warm_parent().start(
@@ -222,7 +224,8 @@ class Deployment:
     ) -> Task:
         """Write a session and a task, as a client does, and ring."""
         catalogue = Catalogue.of(self.settings)
-        read = load_plan(plan, catalogue.known()) if isinstance(plan, Path) else plan_from_json(plan, "test")
+        known = replace(catalogue.known(), load_module=lambda _name: False)
+        read = load_plan(plan, known) if isinstance(plan, Path) else plan_from_json(plan, "test")
         folder = str(project or self.home)
         readonly = catalogue.readonly_tools
         rules = catalogue.policy.with_rules(parse_allow(text, readonly_tools=readonly) for text in allow)

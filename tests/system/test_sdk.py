@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.system.deployment import Deployment
 pytestmark = pytest.mark.timeout(120)
 
 APPROVE = Path(__file__).parents[2] / "examples" / "approve.yaml"
+EXAMPLE: Mapping[str, Any] = {"functions": ("approve",), "import_path": str(APPROVE.parent)}
 ECHO: Mapping[str, Json] = {
     "title": "echo",
     "steps": [{"id": "say", "kind": "python", "call": "builtin.echo", "inputs": {"a": 1}}],
@@ -33,7 +35,7 @@ async def test_an_embedded_service_asks_the_programs_own_callback(folder: Path) 
         asked.append(request)
         return PermissionDecision(Choice.ALLOW_ONCE)
 
-    async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
+    async with Soong.embedded(agent_home=folder / "home", workers=1, **EXAMPLE) as soong:
         outcome = await soong.run(
             APPROVE, {"folder": str(folder / "notes")}, permission_callback=allow_writes, project=folder
         )
@@ -48,7 +50,8 @@ async def test_an_embedded_service_asks_the_programs_own_callback(folder: Path) 
 async def test_without_a_callback_a_run_says_what_was_denied(service: Deployment, folder: Path) -> None:
     await service.start_workers(1)
 
-    async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
+    home = service.settings.home
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=home, **EXAMPLE) as soong:
         outcome = await soong.run(APPROVE, {"folder": str(folder)}, project=folder)
         again = await soong.outcome(outcome.task_id)
 

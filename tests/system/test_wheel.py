@@ -39,7 +39,7 @@ from soong import Soong, TaskStatus
 
 
 async def main() -> None:
-    async with Soong.embedded(workers=1) as client:
+    async with Soong.embedded(workers=1, functions="hello") as client:
         outcome = await client.run("hello.yaml", {"name": "Grace"})
         assert outcome.status is TaskStatus.COMPLETED
         print(outcome.outputs["greet"])
@@ -87,7 +87,7 @@ async def answer(request: PermissionRequest) -> PermissionDecision:
 
 
 async def main() -> None:
-    async with Soong.embedded(workers=1) as client:
+    async with Soong.embedded(workers=1, functions="hello") as client:
         outcome = await client.run("hello.yaml", permission_callback=answer)
         reveal_type(outcome.status)
         reveal_type(outcome.outputs)
@@ -143,7 +143,8 @@ def cli(request: pytest.FixtureRequest) -> Iterator[CliHarness]:
             (one.folder / name).mkdir()
             (one.folder / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the project')\n")
         (one.folder / "celery.py").write_text("raise RuntimeError('celery of the project')\n")
-        shutil.copy(ROOT / "examples" / "hello.yaml", one.folder)
+        for name in ("hello.yaml", "hello.py"):
+            shutil.copy(ROOT / "examples" / name, one.folder)
         if request.param is not None:
             one.environment["PYTHONPATH"] = request.param
         yield one

@@ -204,6 +204,7 @@ def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Sur
     spec = spec_of(step)
     work = step.step or step
     surface, tools = surfaces.of(work)
+    model = _model(work, default_model)
     if step.step is not None:
         # Stored with the map step, so that its expansion needs neither registry nor policy and changes with neither.
         spec["child_surface"] = surface
@@ -218,9 +219,9 @@ def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Sur
         depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
         priority=step.priority,
         pool=work.pool,
-        needs=_needs(work, tools, lineage.project),
+        needs=_needs(work, tools, lineage.project, model),
         definition=_definition(work),
-        model=_model(work, default_model),
+        model=model,
         max_attempts=1 + step.retries,
         backoff_s=step.backoff_s,
         on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
@@ -229,16 +230,17 @@ def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Sur
     return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface))
 
 
-def _needs(step: PlanStep, tools: Sequence[str], project: Sequence[str]) -> tuple[str, ...]:
+def _needs(step: PlanStep, tools: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
     """Return what a worker must announce: what the plan asks for, and what the step is made of.
 
-    It reads what this program writes, and has the function that is called; or all tools of the step's surface, and the
-    project that they work in.
+    It reads what this program writes, and has the function that is called; or all tools of the step's surface, the
+    project that they work in, and the scripted agent where no model is asked.
     """
     if step.kind is StepKind.PYTHON:
         return (*declared(step.needs), written_in(), *functions_needed([step.call]))
     needed = tools_needed(tools)
-    return (*declared(step.needs), written_in(), *needed, *(project if needed else ()))
+    script = functions_needed([step.script] if model == "script" and isinstance(step.script, str) else ())
+    return (*declared(step.needs), written_in(), *script, *needed, *(project if needed else ()))
 
 
 def _tools(surface: JsonObject) -> Sequence[str]:
@@ -388,7 +390,7 @@ def further_attempt(
     return replace(
         made,
         pool=plan.pool,
-        needs=_needs(plan, tools, projects_among(step.needs)),
+        needs=_needs(plan, tools, projects_among(step.needs), plan.model),
         definition=_definition(plan),
         model=plan.model,
         run=replace(run, identity=identity, surface=surface),

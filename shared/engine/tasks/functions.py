@@ -9,7 +9,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import RunIdentity
@@ -28,6 +28,9 @@ class StepContext:
 
 StepFunctionBody: TypeAlias = Callable[[JsonObject, StepContext], Json | Awaitable[Json]]
 _Body = TypeVar("_Body", bound=StepFunctionBody)
+
+STEP_THREADS: Final = "soong-step"
+"""Name of the threads on which users' functions run: a thread cannot be ended, only left behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,9 @@ def step_function(name: str, *, cheap: bool = False) -> Callable[[_Body], _Body]
     def register(body: _Body) -> _Body:
         is_async = inspect.iscoroutinefunction(body)
         known = _FUNCTIONS.get(name)
-        if known is not None and _origin(known.body) != _origin(body):
-            raise InvalidConfigError(f"two step functions are called {name!r}: {_origin(known.body)}, {_origin(body)}")
+        if known is not None and origin_of(known.body) != origin_of(body):
+            origins = f"{origin_of(known.body)}, {origin_of(body)}"
+            raise InvalidConfigError(f"two step functions are called {name!r}: {origins}")
         if is_async and cheap:
             raise InvalidConfigError(
                 f"the step function {name!r} is a coroutine function; only plain ones can be cheap"
@@ -87,8 +91,8 @@ def suggestion(word: str, known: Collection[str]) -> str:
     return Unknown(word, known).text()
 
 
-def _origin(body: StepFunctionBody) -> str:
-    # A module imported twice (by two spellings of a plug-in list) registers the same function again.
+def origin_of(body: Callable[..., object]) -> str:
+    """Return where a function is defined: a module imported under two names registers the same function again."""
     return f"{body.__module__}.{body.__qualname__}"
 
 

@@ -115,7 +115,7 @@ def planned(step: Step) -> PlanStep:
         pool=step.pool,
         needs=step.needs,
         call=str(spec.get("call") or ""),
-        script=script if isinstance(script, list | tuple) else None,
+        script=script if isinstance(script, str | list | tuple) else None,
         over=spec.get("over"),
         claim=step.claim_mode,
     )

@@ -17,6 +17,7 @@ from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.fields import Fields
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
+from soong.shared.engine.tasks.plan.reader import read_script
 from soong.shared.engine.tasks.problems import Problems, Remedy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
@@ -76,7 +77,7 @@ def _read_step(fields: Fields, max_steps: int | None) -> PlanStep:
         model=fields.text("model"),
         allowed_tools=None if tools is None else tuple(dict.fromkeys((*PULLER_TOOLS, *tools))),
         inputs=inputs,
-        script=fields.items("script"),
+        script=read_script(fields),
         pool=fields.text("pool", "default"),
         needs=fields.texts("needs") or (),
         timeout_s=fields.seconds("timeout_s", None, 30 * 86_400.0),

@@ -32,6 +32,7 @@ from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 from soong.shared.tools.surface import Surface, SurfaceRequest, compute_surface
 from soong.shared.toolsets.code.toolset import code_tools
+from soong.shared.toolsets.modules import import_own
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KNOWN = PlanNames(
@@ -167,12 +168,18 @@ class Playground:
             output_schema=cast("JsonObject | None", step.spec.get("output")),
             limits=AgentLimits(),
         )
-        model = resolve_model(step.model, cast("Sequence[Json]", step.spec.get("script")))
+        model = resolve_model(step.model, cast("Sequence[Json] | str", step.spec.get("script")))
         return await run_agent(task, model, pipeline, notebook, notebook, SystemClock())
 
 
 def load_example(name: str) -> Plan:
-    return load_plan(EXAMPLES / name, KNOWN)
+    file = EXAMPLES / name
+
+    def load(module: str) -> bool:
+        import_own(module, "the plan", [str(file.parent)])
+        return True
+
+    return load_plan(file, replace(KNOWN, load_module=load))
 
 
 def _surface_of(step: object) -> JsonObject:

@@ -19,7 +19,7 @@ async def audit(
     project: Path, folder: Path, gate: RuleGate | None = None
 ) -> tuple[Playground, Mapping[str, StepResult]]:
     ground = Playground(project, folder, gate or RuleGate())
-    return ground, await ground.run_plan(load_example("audit.yaml"), report_dir=str(folder))
+    return ground, await ground.run_plan(load_example("audit/audit.yaml"), report_dir=str(folder))
 
 
 def findings(results: Mapping[str, StepResult], kind: str) -> list[tuple[str, int]]:

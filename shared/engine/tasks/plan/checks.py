@@ -5,11 +5,12 @@ Every check reports and goes on; none raises. The places are those of the docume
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TypeAlias
 
-from soong.shared.core.errors import TemplateError
+from soong.shared.core.errors import InvalidConfigError, TemplateError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.paths import Path
@@ -17,6 +18,7 @@ from soong.shared.engine.tasks.plan.graph import find_cycle
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.template import Reference, references
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, JoinedNames, Remedy, Unknown
+from soong.shared.engine.tasks.scripted import WHERE, known_scripts
 from soong.shared.engine.tasks.step import ClaimMode, StepKind
 from soong.shared.tools.schema import schema_offences
 
@@ -38,6 +40,7 @@ NOTHING: Standing = MappingProxyType({})
 
 def check_plan(plan: Plan, known: PlanNames, report: Report, standing: Standing = NOTHING) -> None:
     """Report every offence between the parts of a plan, and between them and the steps that are ``standing``."""
+    known = replace(known, scripts=_scripts(plan, known, report))
     ids = _check_ids(plan, report, standing)
     _check_edges(plan, ids, report, standing)
     inputs = frozenset(one.name for one in plan.inputs)
@@ -137,7 +140,9 @@ def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNa
         report((*path, "agent"), f"there is no agent definition {step.agent!r}", remedy)
     if known.tools is not None:
         _check_tools(step, known.tools, names.patterns, path, report)
-    if step.script is not None and known.check_script is not None:
+    if isinstance(step.script, str):
+        _check_script(step.script, (*path, "script"), known, report)
+    elif step.script is not None and known.check_script is not None:
         at_script: Report = lambda place, *words: report((*path, "script", *place), *words)  # noqa: E731  # typed
         known.check_script(step.script, frozenset(step.inputs), known.tools, at_script)
 
@@ -165,6 +170,29 @@ def _check_function(name: str, place: Path, known: PlanNames, report: Report) ->
         return
     after = "; modules that register functions are named by SOONG_FUNCTIONS"
     report(place, f"there is no step function {name!r}", Unknown(name, functions, after=after))
+
+
+def _scripts(plan: Plan, known: PlanNames, report: Report) -> frozenset[str] | None:
+    """Return the scripted agents that are known once the plan's modules are; None where they are not known here."""
+    if plan.modules and known.load_module is None:
+        remedy = "remove them; the workers' SOONG_FUNCTIONS names modules, or `soong run FILE` takes the plan's"
+        report(("modules",), "a plan that is submitted in this way cannot name modules", remedy)
+        return known.scripts
+    is_known = bool(plan.modules)
+    for index, name in enumerate(plan.modules):
+        try:
+            is_known = known.load_module is not None and known.load_module(name) and is_known
+        except InvalidConfigError as error:
+            report(("modules", index), str(error), "name a module beside the plan's file that can be imported")
+            is_known = False
+    return frozenset(known_scripts()) if is_known else known.scripts
+
+
+def _check_script(name: str, place: Path, known: PlanNames, report: Report) -> None:
+    scripts = known.scripts if known.scripts is not None else frozenset(known_scripts())
+    if name in scripts or (known.scripts is None and not name.startswith("builtin.")):
+        return
+    report(place, f"there is no scripted agent {name!r}", Unknown(name, scripts, after=WHERE))
 
 
 class _References:

@@ -81,7 +81,7 @@ class PlanStep:
     needs: tuple[str, ...] = ()
     on_failure: FailurePolicy | None = None
     call: str = ""
-    script: Sequence[Json] | None = None
+    script: Sequence[Json] | str | None = None
     over: Json = None
     item_name: str = "item"
     item_key: str = ""
@@ -100,6 +100,8 @@ class Plan:
     steps: tuple[PlanStep, ...]
     document: JsonObject
     source: str = "plan"
+    modules: tuple[str, ...] = ()
+    """Modules beside the plan's file that register scripted agents; workers started for it import them."""
 
     def step(self, step_id: str) -> PlanStep:
         """Return a step by id. Raises: KeyError."""
@@ -112,17 +114,23 @@ Report: TypeAlias = Callable[[Path, str, Remedy], None]
 ScriptCheck: TypeAlias = Callable[[Json, frozenset[str], frozenset[str] | None, Report], None]
 """Checks a script against the step's input names and the tools (None: not known); reports by places in the script."""
 
+ModuleLoader: TypeAlias = Callable[[str], bool]
+"""Makes a module of a plan known; says whether its scripted agents are registered now. Raises: InvalidConfigError."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanNames:
     """What a plan may name. None leaves that unchecked: only the process that runs the plan knows it.
 
-    ``tools`` are canonical names; ``allowed_tools`` may also be globs over them.
+    ``tools`` are canonical names; ``allowed_tools`` may also be globs over them. ``load_module`` is set only where a
+    plan may name modules: a local file that its user runs.
     """
 
     tools: frozenset[str] | None = None
     definitions: frozenset[str] | None = None
     functions: frozenset[str] | None = None
+    scripts: frozenset[str] | None = None
+    load_module: ModuleLoader | None = None
     check_script: ScriptCheck | None = None
 
 

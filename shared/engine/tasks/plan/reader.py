@@ -141,8 +141,9 @@ def _read_plan(document: Document, report: Report) -> Plan | None:
     if steps is not None and not steps:
         report(("steps",), "the plan has no step", "add at least one step")
     read = [read_step(step, ("steps", index), report) for index, step in enumerate(steps or ())]
+    modules = fields.texts("modules") or ()
     fields.done()
-    return Plan(title, inputs, tuple(step for step in read if step is not None), value, document.source)
+    return Plan(title, inputs, tuple(step for step in read if step is not None), value, document.source, modules)
 
 
 def _read_inputs(value: JsonObject, report: Report) -> tuple[PlanInput, ...]:
@@ -222,10 +223,16 @@ def _read_work(fields: Fields, common: Mapping[str, object], *, retries: int = 0
         model=fields.text("model") if is_agent else "",
         allowed_tools=fields.texts("allowed_tools") if is_agent else None,
         asks=_read_asks(fields) if is_agent else Asks(),
-        script=fields.items("script") if is_agent else None,
+        script=read_script(fields) if is_agent else None,
         claim=fields.word("claim", ClaimMode, ClaimMode.ASSIGNED) if is_agent else ClaimMode.ASSIGNED,
         call="" if is_agent else fields.text("call", is_required=True),
     )
+
+
+def read_script(fields: Fields) -> Sequence[Json] | str | None:
+    """Read what the model `script` runs: the name of a scripted agent."""
+    value = fields.anything("script")
+    return value if isinstance(value, str) else fields.items("script")
 
 
 def _read_asks(fields: Fields) -> Asks:

@@ -87,7 +87,7 @@ AGENT: Final[Mapping[str, JsonObject]] = {
         enum=[mode.value for mode in ClaimMode],
         default=ClaimMode.ASSIGNED.value,
     ),
-    "script": {"type": "array", "description": "What the model `script` plays; no model is asked.", "items": {}},
+    "script": _text("Name of the scripted agent that runs when no model is chosen.", minLength=1),
     "asks": ASKS,
 }
 PYTHON: Final[Mapping[str, JsonObject]] = {"call": _text("Name of a registered function.", minLength=1)}
@@ -124,6 +124,9 @@ def plan_schema() -> JsonObject:
                 "propertyNames": {"pattern": f"^{NAME}$"},
                 "additionalProperties": {"$ref": "#/$defs/input"},
             },
+            "modules": _list(
+                "Python modules beside the plan's file that register its scripted agents. Only for `soong run FILE`."
+            ),
             "steps": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/step"}},
         },
         "$defs": {

@@ -1,0 +1,189 @@
+"""The ``script`` model: runs a step's scripted agent instead of asking a provider (DIS-08, DIS-13).
+
+A real implementation of the model seam. It sees what any model sees (the prompt with the step's inputs, and the results
+of its calls) and answers with tool calls and a final output; where a model reads a result's text, the function gets the
+result's structured data. What it keeps can be lost: given a longer history than it knows, it runs the function again
+from its start, and gives it the recorded results as long as it makes the recorded calls.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, Final, cast
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
+
+from soong.shared.agents.messages import calls_of
+from soong.shared.agents.script_turns import CallOutcome, ScriptTurns, WantedCall
+from soong.shared.core.errors import ScriptFailedError, ToolCallError
+from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.engine.tasks.functions import STEP_THREADS
+from soong.shared.engine.tasks.scripted import ScriptedAgent
+from soong.shared.sandbox.redact import MARK
+from soong.shared.tools.arguments import shown_arguments
+from soong.shared.tools.naming import NameTable, unmangle
+
+MODEL_NAME: Final = "script"
+MAX_SHOWN_CHARS: Final = 300
+_THREADS: Final = ThreadPoolExecutor(max_workers=64, thread_name_prefix=STEP_THREADS)
+"""Not the event loop's own: a function that never returns keeps its thread, and nothing else waits for that."""
+
+
+class ScriptedModel(Model[None]):
+    """One run's model. Not shared: it keeps the function where it waits. Whoever runs it calls :meth:`close`."""
+
+    def __init__(self, script: ScriptedAgent) -> None:
+        super().__init__()
+        self._script = script
+        self._turns: ScriptTurns | None = None
+        self._wanted: Sequence[WantedCall] | None = ()
+        self._answers = 0
+        """How many answers the function has given."""
+
+    @property
+    def model_name(self) -> str:
+        return MODEL_NAME
+
+    @property
+    def system(self) -> str:
+        return "soong"
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        """Answer with the calls of the function's next turn, or with its output.
+
+        Raises:
+            ScriptFailedError: the function raised, or does not make the recorded calls.
+        """
+        del model_settings  # a function has no temperature
+        await asyncio.get_running_loop().run_in_executor(_THREADS, self._advance, messages)
+        if self._wanted is None:
+            return self._final(model_request_parameters)
+        parts = [
+            ToolCallPart(_provider_name(call.tool), dict(call.arguments), f"t{self._answers}c{index}")
+            for index, call in enumerate(self._wanted, 1)
+        ]
+        return ModelResponse(parts=parts, model_name=MODEL_NAME)
+
+    def close(self) -> None:
+        """End the function, if it still waits for a call, without waiting for its end."""
+        if self._turns is not None and self._wanted is not None:
+            _THREADS.submit(self._turns.close)
+
+    def _advance(self, messages: Sequence[ModelMessage]) -> None:
+        """Run the function up to the turn after the history; ``_wanted`` is then None when it has ended."""
+        answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
+        if self._turns is None or self._answers != len(answers):
+            self._begin(messages)
+        for turn in range(self._answers, len(answers) + 1):
+            if turn:
+                _check_recorded(turn, calls_of(messages[answers[turn - 1]]), self._wanted or ())
+            if self._wanted is not None:
+                outcomes = _outcomes(messages, answers[turn - 1], self._wanted) if turn else ()
+                assert self._turns is not None
+                self._wanted = self._turns.advance(outcomes)
+            self._answers += 1
+
+    def _begin(self, messages: Sequence[ModelMessage]) -> None:
+        if self._turns is not None:
+            self._turns.close()
+        self._turns, self._wanted, self._answers = ScriptTurns(self._script, *_facts(messages)), (), 0
+
+    def _final(self, parameters: ModelRequestParameters) -> ModelResponse:
+        output = None if self._turns is None else self._turns.output
+        if parameters.output_tools:
+            tool = parameters.output_tools[0].name
+            call = ToolCallPart(tool, cast("dict[str, object]", output), f"t{self._answers}c1")
+            return ModelResponse(parts=[call], model_name=MODEL_NAME)
+        return ModelResponse(
+            parts=[TextPart(output if isinstance(output, str) else dump(output))], model_name=MODEL_NAME
+        )
+
+
+def _check_recorded(turn: int, recorded: Sequence[ToolCallPart], wanted: Sequence[WantedCall]) -> None:
+    """Hold the calls of a turn to those that the history has in their place. Raises: ScriptFailedError."""
+    if not wanted and all(part.tool_name == "final_result" for part in recorded):
+        return  # its output was not taken, and is given again
+    for number in range(max(len(recorded), len(wanted))):
+        was = recorded[number] if number < len(recorded) else None
+        now = wanted[number] if number < len(wanted) else None
+        is_same_tool = was is not None and now is not None and was.tool_name == _provider_name(now.tool)
+        if was is None or now is None or not is_same_tool or not _is_same(was.args, shown_arguments(now.arguments)):
+            then = "the end" if was is None else _shown(_canonical(was.tool_name), was.args)
+            came = "the end" if now is None else _shown(now.tool, now.arguments)
+            words = f"call {number + 1} of turn {turn} differs from the recorded one: recorded {then}, came {came}"
+            raise ScriptFailedError(f"{words}; a scripted agent must be deterministic", type="replay_differs")
+
+
+def _is_same(recorded: object, came: object) -> bool:
+    """Say whether arguments are the recorded ones; where the record is without its secrets, any text is."""
+    if isinstance(recorded, str) and MARK in recorded:
+        pattern = ".*".join(map(re.escape, recorded.split(MARK)))
+        return isinstance(came, str) and re.fullmatch(pattern, came, re.DOTALL) is not None
+    if isinstance(recorded, Mapping) and isinstance(came, Mapping):
+        return recorded.keys() == came.keys() and all(_is_same(recorded[key], came[key]) for key in recorded)
+    if isinstance(recorded, list) and isinstance(came, list | tuple):
+        return len(recorded) == len(came) and all(map(_is_same, recorded, came))
+    return recorded == came
+
+
+def _canonical(name: str) -> str:
+    return unmangle(name) if "__" in name else name
+
+
+def _shown(tool: str, arguments: object) -> str:
+    return f"{tool} {dump(cast(Json, arguments))}"[:MAX_SHOWN_CHARS]
+
+
+def _facts(messages: Sequence[ModelMessage]) -> tuple[dict[str, Any], JsonObject]:
+    """Return inputs and folders: the last text of the first prompt
+    (:func:`soong.shared.agents.messages.opening_nodes`).
+    """
+    for message in messages:
+        for part in message.parts if isinstance(message, ModelRequest) else ():
+            if isinstance(part, UserPromptPart) and not isinstance(part.content, str):
+                facts = json.loads(str(part.content[-1]))
+                return facts["inputs"], facts["workplace"]
+    return {}, {}
+
+
+def _outcomes(messages: Sequence[ModelMessage], answer: int, wanted: Sequence[WantedCall]) -> list[CallOutcome]:
+    """Return what came of the calls of one answer, in their order."""
+    following = messages[answer + 1] if answer + 1 < len(messages) else None
+    parts = following.parts if isinstance(following, ModelRequest) else ()
+    given = {part.tool_call_id: part for part in parts if isinstance(part, ToolReturnPart)}
+    calls = calls_of(messages[answer])
+    return [_outcome(call.tool, given.get(part.tool_call_id)) for call, part in zip(wanted, calls, strict=True)]
+
+
+def _outcome(tool: str, given: ToolReturnPart | None) -> CallOutcome:
+    if given is None:
+        return CallOutcome(error=ToolCallError(tool, "failed", "not_run", "it has no result"))
+    metadata = cast("Mapping[str, Any]", given.metadata or {})
+    error, value = metadata.get("error"), metadata.get("data")
+    if error is None:
+        return CallOutcome(cast(Json, given.content) if value is None else value)
+    status = "denied" if given.outcome == "denied" else "failed"
+    return CallOutcome(error=ToolCallError(tool, status, str(error["type"]), str(error["message"]), value))
+
+
+@lru_cache(maxsize=1024)
+def _provider_name(tool: str) -> str:
+    return NameTable([tool]).to_provider(tool)

@@ -1,0 +1,119 @@
+"""Scripted agents: what agent steps run when no model is chosen, by name (DIS-13).
+
+A scripted agent is an async function of the step's inputs and an :class:`AgentHandle`; it returns the step's output.
+Its tool calls are the run's: surface, hooks, permission and events are those of a model's calls. Workers import the
+modules named by ``SOONG_FUNCTIONS``; importing registers.
+
+A function is run again from its start when its run goes on in another process, and is given the recorded results. So
+it must be deterministic: what it does follows from its inputs and its calls' results alone.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from soong.shared.core.errors import InvalidConfigError, NotFoundError, ToolCallError
+from soong.shared.engine.tasks.functions import known_functions, origin_of
+from soong.shared.engine.tasks.problems import Unknown
+
+
+class AgentHandle(Protocol):
+    """The run as its function sees it. ``project`` and ``cwd`` are folders; relative paths start at ``cwd``."""
+
+    @property
+    def project(self) -> str: ...
+
+    @property
+    def cwd(self) -> str: ...
+
+    async def call(self, tool: str, /, **arguments: Any) -> Any:
+        """Call a tool and return its data, or its content where it has no data. None stands for no argument.
+
+        Calls that are awaited at once (``asyncio.gather``) are one turn and run side by side where the tools allow it.
+
+        Raises:
+            ToolCallError: the call failed or was denied.
+        """
+        ...
+
+
+ScriptBody: TypeAlias = Callable[[dict[str, Any], AgentHandle], Awaitable[Any]]
+_Body = TypeVar("_Body", bound=ScriptBody)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedAgent:
+    name: str
+    body: ScriptBody
+
+
+_SCRIPTS: dict[str, ScriptedAgent] = {}
+
+
+def scripted_agent(name: str) -> Callable[[_Body], _Body]:
+    """Register the decorated coroutine function under ``name``, which a step's ``script`` then names.
+
+    Raises:
+        InvalidConfigError: the name is taken by another function, or the function is not a coroutine function.
+    """
+
+    def register(body: _Body) -> _Body:
+        is_async = inspect.iscoroutinefunction(body)
+        if not is_async:
+            raise InvalidConfigError(f"the scripted agent {name!r} is a plain function; define it with `async def`")
+        known = _SCRIPTS.get(name)
+        if known is not None and origin_of(known.body) != origin_of(body):
+            raise InvalidConfigError(
+                f"two scripted agents are called {name!r}: {origin_of(known.body)}, {origin_of(body)}"
+            )
+        # A worker announces both kinds of functions by one word (soong.shared.engine.wire.capabilities).
+        if name in known_functions() and not name.startswith("builtin."):
+            raise InvalidConfigError(f"the scripted agent {name!r} has the name of a step function; rename one")
+        _SCRIPTS[name] = ScriptedAgent(name, body)
+        return body
+
+    return register
+
+
+def resolve_script(name: str) -> ScriptedAgent:
+    """Return the scripted agent of that name. Raises: NotFoundError."""
+    try:
+        return _SCRIPTS[name]
+    except KeyError:
+        raise NotFoundError("scripted agent", name, Unknown(name, known_scripts(), after=WHERE).text()) from None
+
+
+def known_scripts() -> Mapping[str, ScriptedAgent]:
+    """Return what is registered in this process now."""
+    return dict(_SCRIPTS)
+
+
+WHERE: Final = "; modules that register scripted agents are named by SOONG_FUNCTIONS or by the plan's `modules`"
+
+
+@scripted_agent("builtin.echo")
+async def _echo(inputs: dict[str, Any], _agent: AgentHandle) -> Any:
+    """Return the inputs."""
+    return inputs
+
+
+@scripted_agent("builtin.calls")
+async def _calls(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    """Make the listed calls, each ``{call, with}``; return ``output`` if it is given, else the results in their order.
+
+    A call that fails does not end it. ``at_once`` makes all calls in one turn.
+    """
+
+    async def made(call: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            value = await agent.call(call["call"], **call.get("with", {}))
+        except ToolCallError as error:
+            return {"is_error": True, "error": {"type": error.type, "message": error.text}, "value": error.data}
+        return {"is_error": False, "error": None, "value": value}
+
+    calls = inputs.get("calls", ())
+    is_at_once = inputs.get("at_once") is True
+    results = await asyncio.gather(*map(made, calls)) if is_at_once else [await made(call) for call in calls]
+    return inputs.get("output", {"results": results})

@@ -1,0 +1,1 @@
+"""Scripted agents for tests, imported by workers through SOONG_FUNCTIONS."""

@@ -1,0 +1,331 @@
+"""A scripted agent is a Python function whose calls are the run's, and which a resumed run feeds the record."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.scripted_model import ScriptedModel
+from soong.shared.core.errors import InvalidConfigError, ToolCallError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.scripted import AgentHandle, ScriptBody, ScriptedAgent, scripted_agent
+from soong.shared.engine.tasks.step import Outcome
+from soong.shared.sandbox.redact import MARK
+from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import GateCall
+from tests.model.clock import FakeClock
+from tests.unit.agents.parts import Notebook, RuleGate, make_task
+
+pytestmark = pytest.mark.spec("DIS-13")
+
+INPUT: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}
+
+
+@dataclass
+class Scene:
+    """What the tools touch, and what the run leaves behind."""
+
+    notebook: Notebook = field(default_factory=Notebook)
+    allows: Callable[[GateCall], bool] = lambda _call: True
+    reads: list[int] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+    most_at_once: int = 0
+    _now: int = 0
+
+    async def double(self, _context: ToolContext, call_input: JsonObject) -> Json:
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        await asyncio.sleep(0.01)
+        self._now -= 1
+        self.reads.append(int(str(call_input["n"])))
+        return {"doubled": self.reads[-1] * 2}
+
+    async def store(self, _context: ToolContext, call_input: JsonObject) -> Json:
+        self.writes.append(int(str(call_input.get("n", 0))))
+        return self.writes[-1]
+
+    async def play(self, body: ScriptBody, *, is_resumed: bool = False, **inputs: Json) -> AgentEnd:
+        tools = (
+            ToolDefinition("test.double", "Doubles.", INPUT, self.double, Permission.READONLY),
+            ToolDefinition("test.store", "Stores.", INPUT, self.store, Permission.WRITE),
+        )
+        task = make_task(tools=tools, inputs=inputs, run_dirs={"project": "/p", "cwd": "/c"}, is_resumed=is_resumed)
+        place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
+        pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(self.allows), self.notebook)
+        model = ScriptedModel(ScriptedAgent("test.script", body))
+        return await run_agent(task, model, pipeline, self.notebook, self.notebook, FakeClock())
+
+    @property
+    def turns(self) -> list[list[str]]:
+        """The ids of the calls of each turn."""
+        answers = [node for node in self.notebook.written if node.kind is NodeKind.ASSISTANT]
+        parts: list[Any] = [node.payload["message"] for node in answers]
+        return [[part["tool_call_id"] for part in message["parts"] if "tool_call_id" in part] for message in parts]
+
+
+async def summed(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    """Make a turn of reads, then one write after another."""
+    found = await asyncio.gather(*(agent.call("test.double", n=n) for n in inputs["numbers"]))
+    total = sum(one["doubled"] for one in found)
+    await agent.call("test.store", n=total)
+    await asyncio.sleep(0)
+    await agent.call("test.store", n=total + 1)
+    return {"sum": total}
+
+
+async def test_its_calls_are_the_runs_and_what_it_returns_is_the_output() -> None:
+    scene = Scene()
+
+    end = await scene.play(summed, numbers=[1, 2, 3])
+
+    assert (end.end_reason, end.output, end.usage.tool_calls) == (EndReason.COMPLETED, {"sum": 12}, 5)
+    assert (sorted(scene.reads), scene.writes) == ([1, 2, 3], [12, 13])
+
+
+async def test_calls_awaited_at_once_are_one_turn_and_run_side_by_side() -> None:
+    scene = Scene()
+
+    await scene.play(summed, numbers=[1, 2, 3])
+
+    assert scene.turns == [["t1c1", "t1c2", "t1c3"], ["t2c1"], ["t3c1"]]
+    assert scene.most_at_once == 3
+
+
+async def test_more_calls_at_once_than_a_turn_holds_are_several_turns() -> None:
+    async def many(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
+        return len(await asyncio.gather(*(agent.call("test.double", n=n) for n in range(201))))
+
+    scene = Scene()
+
+    end = await scene.play(many)
+
+    assert end.output == "201"
+    assert [len(turn) for turn in scene.turns] == [200, 1]
+
+
+@pytest.mark.spec("DIS-13.b", "DAG-07.a")
+async def test_cut_off_after_any_node_it_is_fed_the_record_and_ends_the_same() -> None:
+    whole = Scene()
+    end = await whole.play(summed, numbers=[1, 2, 3])
+    nodes = [*whole.notebook.written, *end.nodes]
+
+    for cut in (0, *range(3, len(nodes))):  # the first three are written at once
+        done = [str(node.payload["tool"]) for node in nodes[:cut] if node.kind is NodeKind.TOOL_RESULT]
+        scene = Scene(Notebook(written=nodes[:cut]))
+
+        resumed = await scene.play(summed, is_resumed=True, numbers=[1, 2, 3])
+
+        assert resumed.output == {"sum": 12}, cut
+        assert len(scene.reads) == 3 - done.count("test.double"), cut
+        assert scene.writes == [12, 13][done.count("test.store") :], cut
+
+
+def calling(*calls: tuple[str, dict[str, Any]]) -> ScriptBody:
+    """Return a function that makes these calls one after another."""
+
+    async def body(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
+        for tool, arguments in calls:
+            await agent.call(tool, **arguments)
+        return "done"
+
+    return body
+
+
+@pytest.mark.spec("DIS-13.b")
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        pytest.param([("test.double", {"n": 2})], ('{"n":1}', '{"n":2}'), id="other-arguments"),
+        pytest.param([("test.store", {"n": 1})], ("test.double", "came test.store"), id="another-tool"),
+        pytest.param([], ('test.double {"n":1}', "came the end"), id="no-call"),
+    ],
+)
+async def test_a_call_that_differs_from_the_recorded_one_ends_the_run(
+    calls: Sequence[tuple[str, dict[str, Any]]], words: tuple[str, str]
+) -> None:
+    first = Scene()
+    await first.play(calling(("test.double", {"n": 1}), ("test.store", {"n": 5})))
+    second = Scene(Notebook(written=first.notebook.written[:4]))
+
+    end = await second.play(calling(*calls), is_resumed=True)
+
+    assert end.error is not None
+    assert (end.end_reason, end.error.type, end.error.retryable) == (EndReason.FAILED, "replay_differs", False)
+    assert "call 1 of turn 1 differs from the recorded one: recorded " in end.error.message
+    assert all(word in end.error.message for word in words)
+    assert (second.reads, second.writes) == ([], [])
+
+
+async def test_arguments_whose_secrets_the_record_has_not_are_the_recorded_ones() -> None:
+    script = calling(("test.store", {"text": "key sk-1 here"}), ("test.store", {"n": 5}))
+    first = Scene()
+    await first.play(script)
+    second = Scene(Notebook(written=[redacted(node) for node in first.notebook.written[:4]]))
+
+    end = await second.play(script, is_resumed=True)
+
+    assert end.output == "done"
+    assert second.writes == [5]
+
+
+def redacted(node: NewNode) -> NewNode:
+    """Return the node as a store keeps it that takes out a secret."""
+    if node.kind is not NodeKind.ASSISTANT:
+        return node
+    message: Any = node.payload["message"]
+    parts = [{**part, "args": {"text": f"key {MARK} here"}} for part in message["parts"]]
+    return NewNode(node.kind, {**node.payload, "message": {**message, "parts": parts}})
+
+
+@pytest.mark.spec("DIS-13.a")
+async def test_a_denied_call_raises_at_its_await_and_the_run_ends_partial() -> None:
+    async def careful(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
+        try:
+            await agent.call("test.store", n=1)
+        except ToolCallError as error:
+            return {"tool": error.tool, "status": error.status, "type": error.type, "text": error.text}
+        return {}
+
+    end = await Scene(allows=lambda _call: False).play(careful)
+
+    assert end.outcome is Outcome.PARTIAL
+    assert isinstance(end.output, dict)
+    assert (end.output["tool"], end.output["status"], end.output["type"]) == (
+        "test.store",
+        "denied",
+        "permission_denied",
+    )
+
+
+async def test_an_error_that_it_lets_through_ends_the_run_as_failed() -> None:
+    end = await Scene(allows=lambda _call: False).play(calling(("test.store", {"n": 1})))
+
+    assert end.error is not None
+    assert end.error.type == "execution_failed"
+    assert "ToolCallError: test.store was denied" in end.error.message
+
+
+async def test_what_it_raises_ends_the_run_with_the_last_line_of_the_traceback_and_its_place() -> None:
+    async def broken(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
+        await agent.call("test.double", n=1)
+        empty: dict[str, int] = {}
+        return empty[agent.cwd]
+
+    end = await Scene().play(broken)
+
+    assert end.error is not None
+    assert end.error.message.startswith("the script failed: KeyError: '/c' (at ")
+    assert f"{Path(__file__).name}:" in end.error.message
+    assert end.error.retryable
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [SystemExit(3), StopIteration(), asyncio.CancelledError(), BaseExceptionGroup("several", [KeyboardInterrupt()])],
+    ids=lambda error: type(error).__name__,
+)
+async def test_what_is_no_ordinary_exception_ends_the_run_alone(raised: BaseException) -> None:
+    async def broken(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
+        raise raised
+
+    end = await Scene().play(broken)
+
+    assert end.error is not None
+    assert end.error.type == "execution_failed"
+
+
+async def test_waiting_for_something_else_ends_the_run() -> None:
+    async def waits(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
+        await asyncio.sleep(3600)
+
+    end = await Scene().play(waits)
+
+    assert end.error is not None
+    assert "'test.script' waits for something that is not a tool call; await only `agent.call`" in end.error.message
+
+
+@pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}], ids=["object", "nan", "set"])
+async def test_an_output_or_an_argument_that_is_not_json_ends_the_run(value: object) -> None:
+    async def returns(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
+        return value
+
+    outputs = await Scene().play(returns)
+    arguments = await Scene().play(calling(("test.store", {"n": value})))
+
+    assert (outputs.end_reason, arguments.end_reason) == (EndReason.FAILED, EndReason.FAILED)
+
+
+async def test_a_cancelled_run_cancels_the_function_where_it_waits() -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def waits(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
+        try:
+            await agent.call("test.store", n=1)
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    scene = Scene()
+    stuck = asyncio.Event()
+
+    async def store(_context: ToolContext, _input: JsonObject) -> Json:
+        stuck.set()
+        return await asyncio.Event().wait()
+
+    scene.store = store  # type: ignore[method-assign, assignment]  # a tool that never ends
+    run = asyncio.create_task(scene.play(waits))
+    await stuck.wait()
+
+    run.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    async with asyncio.timeout(5):
+        await ended.wait()
+
+
+async def test_tasks_that_it_leaves_behind_make_no_noise() -> None:
+    async def careless(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
+        left = asyncio.ensure_future(agent.call("test.double", n=1))
+        await asyncio.sleep(0)
+        return "left one" if not left.done() else ""
+
+    end = await Scene().play(careless)
+    gc.collect()
+
+    assert end.output == "left one"
+
+
+async def test_it_knows_its_folders_and_none_is_no_argument() -> None:
+    async def asks(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
+        await agent.call("test.store", n=3, text=None)
+        return f"{agent.project} {agent.cwd}"
+
+    end = await Scene().play(asks)
+
+    assert end.output == "/p /c"
+
+
+def test_a_name_is_given_to_one_coroutine_function() -> None:
+    async def one(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
+        return None
+
+    async def other(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
+        return None
+
+    scripted_agent("tests.one")(one)
+
+    assert scripted_agent("tests.one")(one) is one
+    with pytest.raises(InvalidConfigError, match=r"two scripted agents are called 'tests\.one'"):
+        scripted_agent("tests.one")(other)
+    with pytest.raises(InvalidConfigError, match="define it with `async def`"):
+        scripted_agent("tests.plain")(lambda _inputs, _agent: None)  # type: ignore[type-var]  # a plain one

@@ -73,9 +73,8 @@ def command(
         model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_concurrent
     )
     catalogue = Catalogue.of(settings)
-    modules = PlanModules(settings, catalogue, plan)
-    read, inputs = read_plan(plan, modules.names()), read_inputs(given)
-    settings = modules.added_to_settings(read)
+    inputs, modules = read_inputs(given), PlanModules(settings, catalogue, plan)
+    settings = modules.added_to_settings(read := read_plan(plan, modules.names()))
     mode = answer_mode(answer, is_detached=detach, allows=bool(allow or allowed_steps))
     grants: Sequence[StepGrant] = ()
     if is_previewed or allowed_steps:

@@ -107,7 +107,7 @@ async def searched(agent: AgentHandle, folder: str, query: str, notes: list[str]
 
 
 async def read_all(agent: AgentHandle, paths: list[str], notes: list[str]) -> dict[str, str]:
-    """Return the whole files by path: page by page, the next page of all unfinished files in one turn."""
+    """Return the full files by path: page by page, the next page of all unfinished files in one turn."""
     texts = dict.fromkeys(paths, "")
     pending = dict.fromkeys(paths, 1)
     for _ in range(MOST_ROUNDS):
@@ -124,7 +124,7 @@ async def read_all(agent: AgentHandle, paths: list[str], notes: list[str]) -> di
         pending = following
         if not pending:
             return texts
-    notes += [f"{path} is too long to be read whole" for path in pending]
+    notes += [f"{path} is too long to be read in full" for path in pending]
     return {path: text for path, text in texts.items() if path not in pending}
 
 

@@ -14,14 +14,14 @@ KINDS = {
 HOW = """\
 - The survey listed every folder but hidden ones, environments, caches and build output.
 - Each package was reviewed by an agent of its own: ripgrep found candidate lines ({candidates} in all), then every \
-file was read whole and parsed, never run.
+file was read in full and parsed, never run.
 - Swallowed exceptions are bare or broad `except` clauses whose body only passes, continues, breaks, or returns \
 nothing or a constant; broad handlers that do anything else are not listed.
 - Unsafe deserialisation, `shell=True` and mutable defaults come from the syntax tree, so text in comments and strings \
 does not count; names are followed through imports, not through variables.
 - TODO/FIXME are lines with these words as ripgrep finds them; it passes by what the tree's own .gitignore excludes.
 - A function's length counts from its `def` to its last line.
-- A module has tests when a file test_<module>.py or <module>_test.py stands anywhere in the tree; a module tested \
+- A module has tests when a file test_<module>.py or <module>_test.py is anywhere in the tree; a module tested \
 otherwise is listed all the same.
 """
 NO_TESTS = "- No test file was found in this tree, so every module counts as one without tests."
@@ -29,7 +29,7 @@ NO_TESTS = "- No test file was found in this tree, so every module counts as one
 
 def report_of(project: str, reviews: list[dict[str, Any]], inputs: dict[str, Any]) -> str:
     findings = [one for review in reviews for one in review["findings"]]
-    notes = notes_of(reviews, inputs) or ["- Every file listed was read whole."]
+    notes = notes_of(reviews, inputs) or ["- Every file listed was read in full."]
     lines = [
         f"# Audit of `{project}`",
         "",

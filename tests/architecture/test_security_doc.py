@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "security.md"
 COMPOSE = "deploy/test-compose.sh"
 _NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 _PART = re.compile(rf"`{COMPOSE}::([^`]+)`")
-_DEPLOYMENTS = "## What each form of deployment holds"
+_DEPLOYMENTS = "## Guarantees per deployment"
 FORMS = ("Embedded", "Compose", "Kubernetes")
 ACTORS = {"misled model", "hostile plan", "token holder", "taken-over worker"}
 

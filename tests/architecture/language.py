@@ -58,7 +58,6 @@ ALLOWED: tuple[tuple[str, str, str], ...] = ()
 """Exact exceptions: the file, the phrase, and why that phrase is right."""
 
 UNCOVERED: tuple[str, ...] = (
-    "docs/decisions/README.md",
     "orchestrator/approvals",
     "orchestrator/cli",
     "orchestrator/client",

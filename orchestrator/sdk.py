@@ -120,10 +120,10 @@ class Soong:
         project, otherwise at the project, as in :func:`open_tools`.
         ``permission_callback`` is the one voice that grants in this session; without it only ``allow`` rules
         (``tool:scope``) do, and what would ask is denied. ``step_grants`` are steps whose own ``asks`` are consented
-        to beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they stand now. At most
+        to beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they are now. At most
         ``max_concurrent`` of its steps run at once; 0 takes the settings' limit, if there is one.
 
-        Cancelling it leaves the task to the service; :meth:`outcome` says later how it stands.
+        Cancelling it leaves the task to the service; :meth:`outcome` shows its state later.
 
         Raises:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
@@ -177,13 +177,13 @@ class Soong:
     async def pause(self, task_id: str, *, reason: str = "") -> None:
         """Let nothing of a task start; what runs is handed back.
 
-        All that is asked of a task raises: NotFoundError; ConflictError, its owner's refusal; UnavailableError when no
+        All commands for a task raise: NotFoundError; ConflictError, its owner's refusal; UnavailableError when no
         orchestrator did it in time (it stays asked for).
         """
         await self._tasks.pause(await self._task(task_id), reason=reason)
 
     async def resume(self, task_id: str) -> None:
-        """Let a paused task go on, or run what did not complete of an ended one again."""
+        """Continue a paused task, or rerun the steps of an ended one that did not complete."""
         await self._tasks.resume(await self._task(task_id))
 
     async def retry(self, task_id: str, *, from_step: str = "") -> None:
@@ -207,7 +207,7 @@ class Soong:
         script: Sequence[Json] | None = None,
         pool: str = "",
     ) -> None:
-        """Let ``count`` further runs take the task's ready steps one by one, each at most ``max_steps``.
+        """Let ``count`` more runs take the task's ready steps one by one, each at most ``max_steps``.
 
         They do what steps of ``claim: pull`` wait for, with this agent, model and these tools.
         """
@@ -224,7 +224,7 @@ class Soong:
         )
 
     async def update(self, task_id: str, change: Mapping[str, Json]) -> None:
-        """Change a task that goes on, all or nothing: the arguments of the tool ``agent.task_update``."""
+        """Change a running task, all or nothing: the arguments of the tool ``agent.task_update``."""
         await self._tasks.update(await self._task(task_id), change)
 
     @property
@@ -236,7 +236,7 @@ class Soong:
         return await self._client.store.tasks.task(task_id)
 
     async def outcome(self, task_id: str) -> TaskOutcome:
-        """Return how a task stands now. Raises: NotFoundError."""
+        """Return the current state of a task. Raises: NotFoundError."""
         task = await self._task(task_id)
         return await outcome_of(self._client.store, await self._client.view(task.id), self._settings.runs)
 
@@ -295,7 +295,7 @@ class Soong:
 
 
 def _with_program_folder(settings: Settings) -> Settings:
-    """Let the service find step functions and tools beside the program, as the program itself does."""
+    """Let the service find step functions and tools next to the program, as the program itself does."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if settings.import_path or not file:
         return settings

@@ -1,4 +1,4 @@
-"""``soong doctor``: whether a program of a run is told apart from a person who answers (PER-13)."""
+"""``soong doctor``: whether a program of a run is distinguished from a person who answers (PER-13)."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ _NOT_KNOWN = "one that another service starts for it (at, systemd-run, tmux, ssh
 
 
 async def check_answers(settings: Settings) -> Finding:
-    """Programs of runs are recognised, and this process is no such program."""
+    """Programs of runs are recognised, and this process is not one."""
     if is_run_here():
         limit = resource.getrlimit(RLIMIT_LOCKS)[1] if HAS_MARK else resource.RLIM_INFINITY
         why = "a run started this process" if limit == resource.RLIM_INFINITY else f"`ulimit -H -x` is {limit} here"

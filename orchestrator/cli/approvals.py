@@ -1,6 +1,6 @@
 """``soong approvals``: the questions that wait for a person, and the answers to them, from any terminal (PER-13).
 
-An answer is a row that counts once, whoever waits elsewhere: the session's owner makes the decision of it. Exit codes:
+An answer is a row that counts once, on any terminal: the session's owner decides by it. Exit codes:
 0 done, 1 decided already, 2 usage or no such question, 3 not allowed.
 """
 
@@ -28,7 +28,7 @@ SHOWN = 50
 
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _ID = typer.Argument(..., metavar="ID", help="The question's id, or enough of its end or beginning to be the only one.")
-_REASON = typer.Option("", "--reason", help="Why; the agent is told.")
+_REASON = typer.Option("", "--reason", help="The reason, which the agent receives.")
 _WAIT = typer.Option(5.0, "--wait", min=0, help="Seconds to wait for the decision to take effect.")
 
 
@@ -63,7 +63,7 @@ def show(
 def allow(
     question: str = _ID,
     *,
-    for_session: bool = typer.Option(False, "--session", help="Allow this tool there for the whole session."),
+    for_session: bool = typer.Option(False, "--session", help="Allow this tool there for the rest of the session."),
     reason: str = _REASON,
     wait_s: float = _WAIT,
 ) -> None:
@@ -76,7 +76,7 @@ def allow(
 
 @app.command()
 def deny(question: str = _ID, *, reason: str = _REASON, wait_s: float = _WAIT) -> None:
-    """Deny the call; the run goes on and is told the reason."""
+    """Deny the call; the run continues and gets the reason."""
     from soong.shared.permissions.request import Choice
 
     raise typer.Exit(asyncio.run(_answer(question, Choice.DENY, reason, wait_s)))

@@ -38,7 +38,7 @@ class AnswerExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AnswerOutcome:
-    """What is told of an answer."""
+    """The report of an answer."""
 
     exit_code: AnswerExitCode
     sentence: str
@@ -61,7 +61,7 @@ class AnswerCommand:
     async def answer(
         self, question: Question, choice: Choice, reason: str, *, wait_s: float, home: str
     ) -> AnswerOutcome:
-        """Answer a question and say what came of it within ``wait_s``."""
+        """Answer a question and report the outcome within ``wait_s``."""
         session = await self.store.sessions.session(question.request.identity.session_id)
         if not question.is_pending or question.answer is not None:
             return _decided_already(question)
@@ -91,7 +91,7 @@ class AnswerCommand:
         return no_grant(session, question, home)
 
     async def _settled(self, question: Question, wait_s: float) -> Question:
-        """Return the question once its owner has closed it, or as it stands when the time is over."""
+        """Return the question once its owner has closed it, or its state when the time is over."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
         while True:

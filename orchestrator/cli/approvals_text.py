@@ -59,7 +59,7 @@ def _ended(question: Question, sentence: str) -> str:
 
 
 def show_text(approval: Approval, now_us: int, *, is_full: bool) -> str:
-    """Return all about one question: what PER-06 lists, its whole input with ``is_full``, the target as it is now."""
+    """Return all about one question: what PER-06 lists, its full input with ``is_full``, the target as it is now."""
     parts = [
         _head(approval, now_us),
         "\n".join(aligned(_rows(approval), indent="  ")),

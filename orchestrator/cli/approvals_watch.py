@@ -1,6 +1,6 @@
 """``soong approvals watch``: a terminal that answers for sessions started elsewhere; or, as JSON lines, one that looks.
 
-Leaving answers nothing: questions stay open for whoever comes next.
+Leaving answers nothing: questions stay open for the next responder.
 """
 
 import asyncio

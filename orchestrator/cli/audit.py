@@ -1,4 +1,4 @@
-"""``soong audit``: who answered, decided and granted what, when and by which channel; and whether all of it stands."""
+"""``soong audit``: who answered, decided and granted what, when and by which channel; and whether the log is intact."""
 
 import asyncio
 import re
@@ -60,7 +60,7 @@ def since_us(text: str, now: datetime) -> int:
         try:
             then = datetime.fromisoformat(text)
         except ValueError:
-            raise UsageError(f"--since {text!r} is no time; write 2026-11-21T08:00Z, or 90m, 2h, 7d for ago") from None
+            raise UsageError(f"invalid --since {text!r}: write 2026-11-21T08:00Z, or 90m, 2h, 7d for ago") from None
         then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
     return round(then.timestamp() * 1_000_000)
 

@@ -1,6 +1,6 @@
 """The checks of ``soong doctor`` on who may write what: the data, the configuration, and which boundary holds here.
 
-What a place may do is asked of the operating system and of the database, never taken from a setting.
+The operating system and the database decide what a process can do, never a setting.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def check_data(settings: Settings) -> Finding:
 
 
 async def check_configuration(settings: Settings) -> Finding:
-    """Whoever writes the configuration allows themselves anything, so a worker must not be able to."""
+    """A process that writes the configuration can grant itself anything, so a worker must not."""
     writable = [str(path) for path in _configuration(settings) if may_write(path)]
     user = f"user {os.geteuid()}"
     if not writable:
@@ -69,7 +69,7 @@ async def check_boundary(settings: Settings) -> Finding:
     except SoongError as error:
         return Finding("boundary", Level.WARN, f"unknown: {error}", "see the check of the database")
     if role is None:
-        says = "none: SQLite has no roles, whoever opens the file may write decisions and keys"
+        says = "none: SQLite has no roles, every process that opens the file can write decisions and keys"
         return Finding("boundary", Level.WARN, says, "use PostgreSQL for workers that you do not trust")
     if role.owns_tables:
         return Finding("boundary", Level.WARN, f"none: the role {role.role} owns the tables", ROLES)

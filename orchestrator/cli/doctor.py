@@ -1,4 +1,4 @@
-"""``soong doctor``: what is wrong here and how to mend it. Looks at everything, changes nothing, stops at nothing."""
+"""``soong doctor``: problems and their fixes. Looks at everything, changes nothing, stops at nothing."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ MARKS = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
 
 def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
-    """Check this machine, the home and the service; exit code 1 when something must be mended."""
+    """Check this machine, the home and the service; exit code 1 when there is a problem to fix."""
     findings = asyncio.run(run_checks(load_settings()))
     if is_json:
         emit({"ok": not _failed(findings), "checks": [finding.as_json() for finding in findings]})
@@ -34,7 +34,7 @@ def report(findings: list[Finding]) -> str:
             lines.append(f"{' ' * (width + 8)}-> {inert(finding.remedy)}")
     failed, warned = _failed(findings), sum(finding.level is Level.WARN for finding in findings)
     lines.append("")
-    lines.append(f"{failed} to mend, {warned} to know" if failed or warned else "everything is in order")
+    lines.append(f"{failed} to fix, {warned} to know" if failed or warned else "everything is in order")
     return os.linesep.join(lines)
 
 

@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Remove ended tasks with their runs, logs, folders and artifacts. Open work and the audit log stay.
 
-    It works beside a running service. On PostgreSQL it needs the role that owns the tables.
+    It works next to a running service. On PostgreSQL it needs the role that owns the tables.
     """
     if not older_than and not keep:
         raise UsageError("neither --older-than nor --keep is given; name what to remove, for example --older-than 30d")

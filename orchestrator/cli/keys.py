@@ -132,7 +132,7 @@ async def _retire(text: str, *, is_revoked: bool, reason: str) -> None:
         say(f"{ended.successor} signs in its place")
     say(f"{ended.key_id} is {'revoked' if is_revoked else 'retired'}")
     if is_revoked:
-        say(f"{len(ended.lapsed)} decisions by it were not used yet; their calls ask anew")
+        say(f"{len(ended.lapsed)} decisions by it were not used yet; their calls ask again")
         await _tell(settings, ended)
 
 

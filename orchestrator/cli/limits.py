@@ -65,7 +65,7 @@ def checked_scope(text: str) -> str:
     kind, separator, name = text.partition(":")
     if kind not in LIMIT_KINDS or not separator or not name.strip():
         remedy = suggestion(kind, frozenset(LIMIT_KINDS)) if kind not in LIMIT_KINDS else f"name one: {kind}:NAME"
-        raise UsageError(f"{text!r} is no scope of a concurrency limit; {remedy}; a scope is {SCOPE_HELP}")
+        raise UsageError(f"{text!r} is not a scope of a concurrency limit; {remedy}; a scope is {SCOPE_HELP}")
     return f"{kind}:{name.strip()}"
 
 

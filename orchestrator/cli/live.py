@@ -34,7 +34,7 @@ OTHER_LINES = 10
 
 
 class Live:
-    """Draws below what was written before, and leaves nothing of itself behind: the summary stands in its place."""
+    """Draws below what was written before, and leaves nothing behind: the summary replaces it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or terminal_console()

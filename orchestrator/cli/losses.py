@@ -1,4 +1,4 @@
-"""What a person who follows a task is told of workers that died with its steps."""
+"""Reports workers that died with steps of a task to the person who follows it."""
 
 from collections import Counter
 from dataclasses import dataclass

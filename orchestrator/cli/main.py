@@ -94,7 +94,7 @@ def _refused(error: TyperException, arguments: Sequence[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Stand in for output that was closed before we began (``>&-``): what nobody reads is no error."""
+    """Replace output that was closed before the start (``>&-``): unread output is not an error."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # as long as the process

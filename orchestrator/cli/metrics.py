@@ -8,7 +8,7 @@ from soong.shared.core.settings import Settings, load_settings
 
 
 def command() -> None:
-    """Print the figures of the deployment, or of this home's service, as the rows say them now."""
+    """Print the figures of the deployment, or of this home's service, from the current rows."""
     emit_text(asyncio.run(_text(load_settings())).decode())
 
 

@@ -20,7 +20,7 @@ _CLIENT = typer.Option("", "--grant-client", metavar="ROLE", help="Give this Pos
 def command(*, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR, client: str = _CLIENT) -> None:
     """Make or upgrade the tables of SOONG_DATABASE_URL, or of the home's own database.
 
-    Rights are given anew each time, so that they are this version's; run it as the owner of the tables.
+    Privileges are granted again each time, so that they match this version; run it as the owner of the tables.
     """
     from soong.orchestrator.client.bootstrap import migrate  # SQLAlchemy, not needed for --help
     from soong.orchestrator.embedded.folders import prepare_home

@@ -21,10 +21,10 @@ def command(
         None, "--metrics-port", min=0, max=65535, help="Answer /metrics and /healthz there [SOONG_METRICS_PORT]."
     ),
     metrics_address: str | None = typer.Option(
-        None, "--metrics-address", help="Address of that port, loopback unless told [SOONG_METRICS_ADDRESS]."
+        None, "--metrics-address", help="Address of that port, loopback by default [SOONG_METRICS_ADDRESS]."
     ),
 ) -> None:
-    """Own sessions of SOONG_DATABASE_URL and SOONG_REDIS_URL until told to stop. Several may run beside each other."""
+    """Own sessions of SOONG_DATABASE_URL and SOONG_REDIS_URL until stopped. Several may run at once."""
     settings = load_settings(metrics_port=metrics_port, metrics_address=metrics_address)
     missing = [f"SOONG_{name.upper()}" for name in ("database_url", "redis_url") if not getattr(settings, name)]
     if missing:

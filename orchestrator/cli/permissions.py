@@ -52,7 +52,7 @@ def explain(
 ) -> None:
     """Show the effective policy and where each part of it comes from; with --tool, what would become of a call.
 
-    Nothing is called, and no service is needed. What was consented to for a step stands in the policy of its session:
+    Nothing is called, and no service is needed. The consent to a step is in the policy of its session:
     --task shows it.
     """
     from soong.orchestrator.cli.tool_arguments import read_arguments
@@ -144,7 +144,7 @@ def call_text(explained: "CallExplanation") -> str:
 
 
 def _uncut(*rows: tuple[str, ...]) -> Iterator[str]:
-    """Yield rows in columns, whole: a scope or a step that ends in dots is not what it says."""
+    """Yield rows in columns, uncut: a scope or a step that ends in dots is not what it says."""
     shown = [[inert(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:

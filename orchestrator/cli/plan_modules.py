@@ -1,6 +1,6 @@
-"""The modules of a plan: Python files beside a local plan that register its scripted agents (DIS-13).
+"""The modules of a plan: Python files next to a local plan that register its scripted agents (DIS-13).
 
-A user who runs a file of their own on their own service may load code from beside it. A plan that comes over HTTP, from
+A user who runs their own file on their own service may load code from its folder. A plan that comes over HTTP, from
 a program, over standard input or to a deployment names no modules. The service that a command starts imports them as if
 ``SOONG_FUNCTIONS`` and ``SOONG_IMPORT_PATH`` named them. Which task needs which is kept in the home, where no run
 writes, and never read from a task's rows.
@@ -43,7 +43,7 @@ class PlanModules:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Where they are looked for: beside the file first."""
+        """The search path: the folder of the file first."""
         return tuple(dict.fromkeys((os.path.realpath(self.file.parent), *self.settings.import_folders)))
 
     def names(self) -> PlanNames:

@@ -1,6 +1,6 @@
-"""``soong run --preview``: what the steps will ask for, all together and then step by step, with one answer a step.
+"""``soong run --preview``: what the steps will ask for, all together and then step by step, with one answer per step.
 
-Paths and commands are shown whole: what a person says yes to must not end in dots. What had been typed before a
+Paths and commands are shown uncut: what a person says yes to must not end in dots. What had been typed before a
 question stood there answers nothing.
 """
 
@@ -32,7 +32,7 @@ def consented(
     """Return what is consented to; None when the preview was all that was wanted.
 
     ``allowed`` are steps consented to on the command line. Without a terminal the preview is printed, and only what
-    stands there is granted.
+    it shows is granted.
 
     Raises:
         UsageError: a step of ``allowed`` is not there, or nothing of it can be allowed.
@@ -52,7 +52,7 @@ def consented(
 
 
 def text_of(preview: Preview) -> str:
-    """Return the preview for people: the union first, then what each step can ask beside it."""
+    """Return the preview for people: the union first, then what else each step can ask."""
     lines = [f"preview: {_line(preview.title)}", ""]
     for kind in AskKind:
         lines += _table(preview.union(kind), str(kind))

@@ -1,7 +1,7 @@
 """The terminal as responder: shows one question with all that is needed to decide, and reads the answer (PER-13).
 
 Three answers and no others; the other keys only look. Everything that comes from a run is shown inert. What had been
-typed before the question stood there answers nothing, and the end of the input is no answer at all.
+typed before the question stood there answers nothing, and the end of the input is not an answer.
 """
 
 import asyncio
@@ -41,28 +41,28 @@ from soong.shared.permissions.request import Choice, PermissionDecision, Permiss
 
 LEAST_PREVIEW_ROWS: Final = 6
 OTHER_ROWS: Final = 20
-"""What a question needs beside its preview: the facts, the frame and the choices, so that all of it is seen at once."""
+"""The rows that a question needs in addition to its preview: facts, frame and choices, all visible at once."""
 LISTED: Final = 5
 """Questions that are listed above the one that is shown; `l` lists all."""
 MAX_FULL_LINES: Final = 2_000
 NARROW: Final = 60
-"""Below this width names stand above their values, not beside them."""
+"""Below this width names are above their values."""
 
 BORDER: Final = 4
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 HELP: Final = """\
   1 a once      allow this call, once
-  2 s session   allow this tool here for the whole session, where that is offered
-  3 d deny      deny; words after it are the reason, which the agent is told
-  f full        show the whole input; no answer
+  2 s session   allow this tool here for the rest of the session, where offered
+  3 d deny      deny; words after it are the reason, which the agent receives
+  f full        show the full input; no answer
   l list        list all questions that wait; no answer
   n next        show another question first; no answer
   Ctrl-C        pause the task; the question stays open"""
 
 Whole = Callable[[PermissionRequest], Awaitable[FullInput]]
-"""Reads a call's whole input. May raise SoongError."""
+"""Reads a call's full input. May raise SoongError."""
 ReadLine = Callable[[Callable[[], None]], Awaitable[str]]
-"""Reads a line that is typed after the mark stands; it is given what shows the mark."""
+"""Reads a line that is typed after the mark appears; it is given what shows the mark."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class TerminalPrompt:
     _waiting: Sequence[PermissionRequest] = ()
 
     def take_waiting(self, waiting: Sequence[PermissionRequest]) -> None:
-        """Be told all questions that wait, oldest first; what is on the screen stays as it is."""
+        """Update the waiting questions, oldest first; the screen does not change."""
         self._waiting = tuple(waiting)
 
     async def __call__(self, request: PermissionRequest) -> PermissionDecision:
@@ -151,7 +151,7 @@ class TerminalPrompt:
             try:
                 lines += input_lines(await self.whole(request), columns=columns)
             except SoongError as error:
-                lines.append(f"  the whole input cannot be read now: {visible(str(error))}")
+                lines.append(f"  the full input cannot be read now: {visible(str(error))}")
         for line in lines[:MAX_FULL_LINES]:
             self.console.print(Text(line, style=_STYLES.get(line.removeprefix(MARGIN)[:1], ""), overflow="fold"))
         if len(lines) > MAX_FULL_LINES:
@@ -199,7 +199,7 @@ class Keyboard:
 
     @contextmanager
     def _unblocked(self) -> Iterator[int]:
-        """Open the terminal once more, so that reading never waits: the shell's own descriptor must go on waiting."""
+        """Open the terminal once more, so that reading never waits: the shell's own descriptor must keep waiting."""
         try:
             descriptor = os.open(os.ttyname(self._descriptor), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:  # no terminal, or one of another namespace: what can be read there stays readable
@@ -247,7 +247,7 @@ def question(request: PermissionRequest, preview: Sequence[Text]) -> RenderableT
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Names and values, beside each other where the terminal is wide enough."""
+    """Names and values, in one row where the terminal is wide enough."""
 
     facts: tuple[tuple[str, str], ...]
 
@@ -267,7 +267,7 @@ class _Facts:
 
 
 def preview_of(request: PermissionRequest, *, room: int | None = None, width: int = 80) -> list[Text]:
-    """Return the preview's lines, as many as fit into ``room`` rows (None: all); what is missing is told."""
+    """Return the preview's lines, as many as fit into ``room`` rows (None: all), with a note on the rest."""
     lines = inert(request.preview).splitlines()
     styled = [Text(line, style=_STYLES.get(line[:1], ""), overflow="fold") for line in lines]
     if room is None:

@@ -9,7 +9,7 @@ from soong.shared.engine.tasks.plan.document import read_document
 
 
 def read_script(path: Path) -> Sequence[Json]:
-    """Return the statements of a script file. Raises: UsageError; InvalidPlanError for text that is no YAML."""
+    """Return the statements of a script file. Raises: UsageError; InvalidPlanError for text that is not YAML."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

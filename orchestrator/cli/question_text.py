@@ -43,7 +43,7 @@ def step_text(who: RunIdentity) -> str:
 
 
 def facts_of(request: PermissionRequest) -> Iterator[tuple[str, str]]:
-    """Yield what a question says beside its preview, by name; empty values are left out by whoever shows them."""
+    """Yield the facts of a question without its preview, by name; callers leave out empty values."""
     who = request.identity
     yield "step", step_text(who)
     yield "who", f"{who.role} agent {who.agent_id}, run {who.run_id} ({who.definition}, model {who.model or 'default'})"
@@ -72,8 +72,8 @@ def grant_text(request: PermissionRequest) -> str:
 def quoted(text: str, *, max_chars: int = 0, columns: int = 0) -> list[str]:
     """Return text of others as lines behind a margin, cut with a mark that tells its length and digest.
 
-    With ``columns`` no line is longer: one that was has another margin where it goes on, so that what the terminal
-    would put at the beginning of a line never stands there.
+    With ``columns`` no line is longer: one that was has another margin where it continues, so that what the terminal
+    would put at the beginning of a line is never there.
     """
     kept = text[:max_chars] if max_chars else text
     lines: list[str] = []
@@ -86,7 +86,7 @@ def quoted(text: str, *, max_chars: int = 0, columns: int = 0) -> list[str]:
 
 
 def cut_mark(text: str, missing: int) -> str:
-    """Return what stands where text was left out."""
+    """Return the mark for text that was left out."""
     checksum = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{missing} of {len(text)} characters more (SHA-256 of all begins {checksum})"
 
@@ -100,7 +100,7 @@ def input_lines(whole: FullInput, *, max_chars: int = 0, columns: int = 0) -> li
 
 
 def whole_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[FullInput]]:
-    """Return what reads a call's whole input from the rows, for a prompt."""
+    """Return what reads a call's full input from the rows, for a prompt."""
 
     async def read(request: PermissionRequest) -> FullInput:
         return await read_full_input(store, request)

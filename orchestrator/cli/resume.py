@@ -1,4 +1,4 @@
-"""``soong resume``: a paused or interrupted task goes on, a failed one is tried again, a running one is followed."""
+"""``soong resume``: continue a paused or interrupted task, retry a failed one, follow a running one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ from soong.shared.storage.store import Store
 LAST: Final = ""
 """Stands for the newest task that has not completed, where an id is expected."""
 Begin: TypeAlias = Callable[[TaskService, Task], Awaitable[None]]
-"""Asks a task's owner for what lets the task go on."""
+"""Asks a task's owner for what lets the task continue."""
 
 
 def command(
@@ -33,11 +33,11 @@ def command(
     is_last: bool = typer.Option(False, "--last", help="The newest task that has not completed."),
     model: str = typer.Option("", "--model", help="Model of the agent steps that run again."),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
-    detach: bool = typer.Option(False, "--detach", help="Let it go on and do not follow it."),
+    detach: bool = typer.Option(False, "--detach", help="Continue it and do not follow it."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
 ) -> None:
-    """Go on with a task: finished steps stay as they are, no work is done twice."""
+    """Continue a task: finished steps keep their results, no work is done twice."""
     if is_last == bool(task):
         raise UsageError(f"TASK is {task!r} and --last is {'given' if is_last else 'not given'}; name one of the two")
     settings = load_settings(workers=workers, slots=slots)
@@ -50,7 +50,7 @@ def command(
 
 
 async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: bool, is_json: bool) -> int:
-    """Let a task go on by what ``begin`` asks of its owner, and follow it; return the exit code."""
+    """Continue a task by what ``begin`` asks of its owner, and follow it; return the exit code."""
     from soong.orchestrator.cli.ids import open_store  # late: SQLAlchemy
 
     store = await open_store(settings)
@@ -88,7 +88,7 @@ async def _wanted(store: Store, text: str) -> Task:
 
 async def _follow(client: Client, watch: Watch, task: Task, *, is_detached: bool) -> int:
     if is_detached:
-        say(f"task {task.id} goes on")
+        say(f"task {task.id} continues")
         return 0
     session = await client.store.sessions.session(task.session_id)
     say(f"task {task.id}: {visible(task.title)}")

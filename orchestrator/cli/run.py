@@ -137,7 +137,7 @@ def read_inputs(given: list[str]) -> dict[str, str]:
 
 
 def answer_mode(answer: AnswerOption | None, *, is_detached: bool, allows: bool) -> AnswerMode:
-    """Settle who answers: the person at the terminal unless told otherwise; nobody where there is none.
+    """Decide who answers: by default the person at the terminal; nobody where there is none.
 
     ``allows`` says that options of the command answer some questions beforehand.
 

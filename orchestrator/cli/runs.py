@@ -46,7 +46,7 @@ def tail(
     run: str = _RUN,
     *,
     start: int = typer.Option(1, "--from", min=1, metavar="N", help="Begin with the event of this number."),
-    follow: bool = typer.Option(False, "--follow", "-f", help="Go on until the run has ended."),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Follow the log until the run has ended."),
     is_json: bool = typer.Option(
         False, "--json", help="Print CloudEvents: one document, or a line each with --follow."
     ),

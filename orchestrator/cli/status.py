@@ -40,7 +40,7 @@ class ServiceState:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The service and what its rows say; the rows are None where there is no database yet."""
+    """The service and its rows; the rows are None where there is no database yet."""
 
     service: ServiceState
     home: str

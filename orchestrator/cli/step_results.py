@@ -1,4 +1,4 @@
-"""``soong tasks show --result``: what each step came to, whole; of one that failed how far it got (DAG-10)."""
+"""``soong tasks show --result``: the full result of every step, and partial results of failed ones (DAG-10)."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ def _entry(entry: Mapping[str, Json], fields: tuple[str, ...]) -> str:
 
 
 def _value(name: str, value: Json) -> Iterator[str]:
-    """Yield a value whole: a text as its lines, anything else as JSON."""
+    """Yield a value uncut: a text as its lines, anything else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
     lines = inert(text).split("\n")
     if len(lines) == 1:

@@ -24,7 +24,7 @@ SYMBOLS = {
 
 
 WAITS_FOR_CONSENT = "waits for consent, without a slot"
-"""What is said of a step whose run is parked."""
+"""The words for a step whose run is parked."""
 
 
 def pull_text(view: TaskSnapshot) -> str:

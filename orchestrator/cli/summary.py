@@ -1,4 +1,4 @@
-"""How a task's outcome is told to people: a table of its steps, what it wrote, what was denied, what to try next."""
+"""The summary of a task for people: a table of its steps, what it wrote, what was denied, what to try next."""
 
 from soong.orchestrator.cli.console import compact, one_line, table, visible
 from soong.orchestrator.cli.display import status_text

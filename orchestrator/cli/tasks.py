@@ -1,4 +1,4 @@
-"""``soong tasks``: what was planned, how it stands, what it looks like; and what may be asked of it."""
+"""``soong tasks``: show, draw, check and control tasks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 _JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _PLAN = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input.")
 _TASK = typer.Argument(..., help="The task's id, or enough of it to be the only one.")
-_REASON = typer.Option("", "--reason", help="Why, for whoever reads it later.")
+_REASON = typer.Option("", "--reason", help="The reason, for the record.")
 
 
 class Drawing(StrEnum):
@@ -98,7 +98,7 @@ def graph(
     *,
     drawing: Drawing = typer.Option(Drawing.MERMAID, "--format", help="Mermaid text, or a picture as SVG."),
 ) -> None:
-    """Draw a plan, or a task as it stands."""
+    """Draw a plan, or a task in its current state."""
     from soong.orchestrator.cli.plan_file import read_plan
     from soong.shared.engine.tasks.plan.graph import mermaid
     from soong.shared.engine.tasks.plan.picture import svg
@@ -119,7 +119,7 @@ def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
 
 @app.command()
 def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
-    """Pause a task: nothing of it starts, what runs is handed back; `soong resume` goes on with it."""
+    """Pause a task: no step starts, running steps are released; `soong resume` continues it."""
     asyncio.run(_asked(task, lambda tasks, found: tasks.pause(found, reason=reason), "is paused"))
 
 
@@ -131,8 +131,10 @@ def dispatch(
     max_steps: int = typer.Option(0, "--max-steps", min=0, help="Most steps that each takes; 0: as many as there are."),
     agent: str = typer.Option("", "--agent", help="Agent definition of the pullers."),
     model: str = typer.Option("", "--model", help="Their model, as provider:name; else the service's."),
-    instructions: str = typer.Option("", "--instructions", help="What they are told besides how to pull."),
-    tools: list[str] = typer.Option([], "--tool", help="A tool that they have beside those for steps; repeatable."),
+    instructions: str = typer.Option("", "--instructions", help="Their instructions in addition to how to pull."),
+    tools: list[str] = typer.Option(
+        [], "--tool", help="A tool that they have in addition to those for steps; repeatable."
+    ),
     script: Path | None = typer.Option(
         None, "--script", help="What they play on the model `script`, a YAML or JSON list."
     ),
@@ -167,7 +169,7 @@ def retry(
     detach: bool = typer.Option(False, "--detach", help="Let it run and do not follow it."),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
 ) -> None:
-    """Run an ended task again: what did not complete, and what comes of a step. Everything else stays as it is."""
+    """Rerun an ended task: steps that did not complete, and everything downstream of a step. All else is kept."""
     from soong.orchestrator.cli.resume import go_on
 
     def begin(tasks: "TaskService", found: "Task") -> Awaitable[None]:

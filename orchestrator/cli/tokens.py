@@ -76,7 +76,7 @@ def seconds_of(text: str) -> int | None:
     """Return the seconds of ``30d`` or ``12h``; None for no text. Raises: UsageError."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})([smhdw])", text)
     if text and found is None:
-        raise UsageError(f"--expires {text!r} is no time; write 30d, 12h, 15m or 90s")
+        raise UsageError(f"invalid --expires {text!r}: write 30d, 12h, 15m or 90s")
     return None if found is None else int(found[1]) * _UNITS_S[found[2]]
 
 

@@ -1,6 +1,6 @@
 """Arguments of a tool as words of a command line: ``key=value`` by the schema's type, or JSON (EXE-12).
 
-Only what a word means is settled here. Whether the whole holds to the schema is for the pipeline, as with every call.
+Only what a word means is settled here. The pipeline checks them against the schema, as with every call.
 """
 
 import sys
@@ -14,7 +14,7 @@ from soong.shared.core.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
 
 
 def read_arguments(tool: str, schema: JsonObject, words: Sequence[str], text: str | None) -> dict[str, Json]:
-    """Return the arguments of a call: the JSON object of ``--args``, with the ``key=value`` words beside it.
+    """Return the arguments of a call: the JSON object of ``--args``, together with the ``key=value`` words.
 
     Raises:
         UsageError: says which word is wrong and what it may be.
@@ -23,7 +23,7 @@ def read_arguments(tool: str, schema: JsonObject, words: Sequence[str], text: st
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or not name:
-            raise UsageError(f"{word!r} is no argument; write name=value, or --args JSON")
+            raise UsageError(f"{word!r} is not an argument; write name=value, or --args JSON")
         if name in arguments:
             raise UsageError(f"the argument {name!r} is given twice; give it once")
         arguments[name] = _read_value(name, value, _part(tool, schema, name))
@@ -63,7 +63,7 @@ def _read_value(name: str, value: str, part: JsonObject) -> Json:
 
 def _wanted(kind: Json) -> str:
     forms = {
-        "integer": "a whole number such as 3",
+        "integer": "an integer such as 3",
         "number": "a number such as 0.5",
         "boolean": "true or false",
         "array": 'a JSON array such as ["a", "b"]',
@@ -104,7 +104,7 @@ def _source(text: str) -> str | bytes:
     path = Path(text[1:])
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"--args {text!r}: that is no file; name one, or use - for standard input")
+            raise UsageError(f"--args {text!r}: not a file; name one, or use - for standard input")
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:

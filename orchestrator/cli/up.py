@@ -1,4 +1,4 @@
-"""``soong up``: the embedded service, in the foreground, until it is told to stop."""
+"""``soong up``: the embedded service, in the foreground, until it is stopped."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""How much the command line says beside its result: chosen once, by an option at any place of the command line."""
+"""How much the command line prints in addition to its result: one option, anywhere on the command line."""
 
 from enum import StrEnum
 

@@ -54,7 +54,7 @@ class Interrupts:
 
 @dataclass(slots=True)
 class Watch:
-    """One client command that follows one task. ``attachment`` is replaced when a service that died is started anew."""
+    """One client command that follows one task. ``attachment`` is replaced when a dead service is started again."""
 
     client: Client
     attachment: Attachment
@@ -141,7 +141,7 @@ class Watch:
     async def _keep_service(self) -> None:
         """Wait as long as the service lives; follow it to its successor, or start another when it was killed.
 
-        Raises: UnavailableError when it was told to stop, or dies again and again.
+        Raises: UnavailableError when it was stopped, or dies again and again.
         """
         assert self._display is not None
         while True:
@@ -150,9 +150,9 @@ class Watch:
                 return
             ending = await self.attachment.control.ended()
             if ending is ShutdownState.STOPPING:
-                raise UnavailableError("the service was stopped; the task goes on when a service runs again")
+                raise UnavailableError("the service was stopped; the task continues when a service runs again")
             if ending is ShutdownState.HANDED_OVER:
-                self._display.note("`soong up` takes over; going on with it …")
+                self._display.note("`soong up` takes over; continuing with it …")
                 await self._attach_again(start_after_s=SUCCESSOR_S)
                 continue
             self._restarts += 1

@@ -21,7 +21,7 @@ def command(
         None, "--functions", help="Modules that register step functions [SOONG_FUNCTIONS]."
     ),
 ) -> None:
-    """Claim and run steps until told to stop; running ones are finished or handed back."""
+    """Claim and run steps until stopped; then finish or release the running ones."""
     settings = asyncio.run(_deployment(load_settings()))
     given = {"--name": name, "--slots": slots, "--pools": pools, "--labels": labels, "--functions": functions}
     options = [part for option, value in given.items() if value for part in (option, str(value))]

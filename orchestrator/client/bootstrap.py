@@ -56,7 +56,7 @@ async def open_client(settings: Settings) -> Client:
 
 @dataclass(frozen=True, slots=True)
 class Ears:
-    """The ears of somebody who only listens; whoever made it closes it."""
+    """The subscriptions of a client that only listens; its creator closes it."""
 
     subscriber: RedisSubscriber
     clients: RedisClients

@@ -29,13 +29,13 @@ from soong.shared.storage.store import Store, retry_until_confirmed
 LOOK_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
 STOPPING_S: Final = 3.0
-"""How long the steps that a task's end stops have to say that they stopped, before they are shown as they stand."""
+"""How long steps that the end of a task stops have to report it, before their current state is shown."""
 PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSnapshot:
-    """A task as it stands, for people who watch it."""
+    """The current state of a task, for people who watch it."""
 
     task: Task
     steps: tuple[Step, ...]
@@ -56,7 +56,7 @@ class TaskSnapshot:
 
 @dataclass(slots=True)
 class Client:
-    """One connection to a deployment. Whoever opened it closes it."""
+    """One connection to a deployment. Its creator closes it."""
 
     store: Store
     notifier: Notifier
@@ -115,7 +115,7 @@ class Client:
     ) -> asyncio.Task[None]:
         """Fill the session's one callback from here until the returned task is cancelled or the client is closed.
 
-        Without a session: of every session that the principal of the settings may answer for. Whoever attaches to one
+        Without a session: of every session that the principal may answer for. A responder that attaches to one
         has seen that it may be answered by that principal (``remote_responder.refusal_reason``).
         """
         from soong.orchestrator.approvals.remote_responder import RemoteResponder  # most clients answer nothing
@@ -142,7 +142,7 @@ class Client:
         return await snapshot_of(self.store, task_id)
 
     async def follow(self, task_id: str) -> AsyncIterator[TaskSnapshot]:
-        """Yield how the task stands whenever something may have changed, until nothing more happens by itself.
+        """Yield the state of the task whenever something may have changed, until nothing more happens by itself.
 
         A task that is cancelled or fails has ended before its running steps have: these get ``STOPPING_S``. A database
         or Redis that is away for a while is waited for: the rows still say what happened.
@@ -172,7 +172,7 @@ class Client:
 
         Raises:
             ConflictError: the owner refused; its words.
-            UnavailableError: no owner did it in time. The command stands and will be carried out by the next owner.
+            UnavailableError: no owner did it in time. The command is stored, and the next owner will execute it.
         """
         await self.tasks.ask(kind, task, {"reason": reason}, limit_s=limit_s)
 
@@ -216,7 +216,7 @@ def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 async def snapshot_of(store: Store, task_id: str) -> TaskSnapshot:
-    """Read how a task stands. Raises: NotFoundError."""
+    """Read the state of a task. Raises: NotFoundError."""
     task = await store.tasks.task(task_id)
     questions = [one for one in await store.consent.pending(task.session_id) if one.identity.task_id == task_id]
     steps, workers = in_plan_order(await store.tasks.steps(task_id)), tuple(await store.sessions.workers())

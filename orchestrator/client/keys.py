@@ -16,7 +16,7 @@ from soong.shared.permissions.keys import ExpiredDecision, KeyStore, SigningKey
 from soong.shared.permissions.signing import Signer
 
 OVERLAP: Final = timedelta(seconds=60)
-"""How long the old key still signs after a rotation: owners' clocks may differ from that of whoever rotates."""
+"""How long the old key still signs after a rotation: owners' clocks may differ from that of the rotating process."""
 
 
 @dataclass(frozen=True, slots=True)

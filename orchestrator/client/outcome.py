@@ -72,7 +72,7 @@ class Deliverable:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What is told of a step beside its row (DAG-10): its tools, and of an unclean one what it left.
+    """The report of a step in addition to its row (DAG-10): its tools, and for an unclean one what it left.
 
     ``tools`` are those ``requested`` (None: its definition's) and ``granted``; None for a step that runs no agent.
     """
@@ -93,7 +93,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """How a task stands, read from rows: final when the task has ended. ``reports`` are by step id."""
+    """The state of a task, read from rows: final when the task has ended. ``reports`` are by step id."""
 
     view: TaskSnapshot
     deliverables: tuple[Deliverable, ...]

@@ -33,7 +33,7 @@ def preview_of(
     or written.
 
     Raises:
-        UsageError: the project is no folder, an input or a rule is wrong.
+        UsageError: the project is not a folder, an input or a rule is wrong.
         InvalidConfigError: the configuration is.
     """
     explainer = Explainer(

@@ -1,6 +1,6 @@
 """Why the steps of a task are not run, as a client that follows it finds out.
 
-Rows say which workers live. What an embedded service starts, and why it cannot, only the service itself knows. A
+Rows show which workers are alive. What an embedded service starts, and why it cannot, only the service itself knows. A
 deployment of several machines has nobody to ask: there the rows are all there is.
 """
 
@@ -24,7 +24,7 @@ from soong.shared.engine.wire.capabilities import FUNCTION
 
 LOOK_EVERY_S: Final = 0.5
 PATIENCE_S: Final = 1.0
-"""How long the first workers may start before a word is said of it."""
+"""How long the first workers may take to start before it is reported."""
 TOLD_EVERY_S: Final = 15.0
 PAUSE_LIMIT_S: Final = 10.0
 

@@ -58,13 +58,13 @@ def submission(
     ids: "Ids | None" = None,
     policy: Policy | None = None,
 ) -> Submission:
-    """Bind and check everything. ``cwd`` is the folder that its caller is in, our own unless told.
+    """Bind and check everything. ``cwd`` is the folder that its caller is in, our own by default.
 
-    ``step_grants`` are what was consented to of the steps' own wishes (PER-17); ``ids`` are new ones unless told;
-    ``policy`` is what the rules are added to, that of the catalogue unless told.
+    ``step_grants`` are the consents to the steps' declarations (PER-17); ``ids`` are new ones by default;
+    ``policy`` is what the rules are added to, by default that of the catalogue.
 
     Raises:
-        UsageError: the project is no folder, an input, a rule or a model is wrong, a step has neither model nor script.
+        UsageError: the project is not a folder, a wrong input, rule or model, a step without model and script.
     """
     folder = existing_folder(project)
     here = str(cwd or Path.cwd())
@@ -105,7 +105,7 @@ def existing_folder(path: Path) -> Path:
     require_text("--project", str(path))
     folder = Path(os.path.realpath(path.expanduser()))
     if not folder.is_dir():
-        problem = "is no folder" if folder.exists() else "does not exist"
+        problem = "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(f"--project {str(path)!r} {problem}; name the folder that the steps should work in")
     return folder
 
@@ -113,7 +113,7 @@ def existing_folder(path: Path) -> Path:
 def program_folder(project: Path) -> Path:
     """Return where the relative paths of a program's session start: its current folder inside the project.
 
-    A program that stands elsewhere (a server in ``/``) means the project that it names. Raises: UsageError.
+    A program that runs elsewhere (a server in ``/``) means the project that it names. Raises: UsageError.
     """
     folder, here = existing_folder(project), Path(os.path.realpath(Path.cwd()))
     return here if here.is_relative_to(folder) else folder

@@ -1,7 +1,7 @@
 """Following one run: its log from any number on, replayed from rows, then live, with no gap and no doubles (EVT-02).
 
-Rows alone say what happened and in which order; a hint only says when to look. So the switch from replay to live is no
-border at all: whatever is written meanwhile is found by its number, also while no hint can be heard.
+Rows alone define what happened and in which order; a notification only triggers a read. So replay to live has no
+gap: everything that is written in between is found by its number, also while notifications are lost.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class RunTail:
     look_every_s: float = LOOK_EVERY_S
 
     async def replay(self, run_id: str, *, from_seq: int = 1) -> AsyncIterator[Event]:
-        """Yield what stands in the log now, from that number on."""
+        """Yield the current content of the log, from that number on."""
         seen = from_seq - 1
         while page := await self.runs.events(run_id, after_seq=seen, limit=PAGE):
             for event in page:

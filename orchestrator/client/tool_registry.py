@@ -1,4 +1,4 @@
-"""Every tool as clients know it: described, whether or not it can be called where the client stands."""
+"""Every tool as clients know it: described, whether or not the client can call it."""
 
 from typing import cast
 

@@ -24,14 +24,14 @@ from soong.shared.permissions.access.token import Right
 DESCRIPTION: Final = """Sessions, tasks, runs and permission questions of one deployment.
 
 A token (`soong tokens create`) is sent as `Authorization: Bearer soong_tok_…`, never in an address. One deployment is
-one tenant: whoever may `read` sees all of it. Bodies are strict JSON: unknown fields, duplicate keys and NaN are
+one tenant: a token with `read` sees all of it. Bodies are strict JSON: unknown fields, duplicate keys and NaN are
 refused. Problems are RFC 9457 documents with a stable `code`."""
 
 _ROUTERS: Final = (service_routes, session_routes, task_routes, run_routes, approval_routes)
 
 
 def make_app(api: Api, borders: RequestPolicy) -> EdgeMiddleware:
-    """Return what is served. ``api`` is closed by whoever made it."""
+    """Return what is served. ``api`` is closed by its creator."""
     app = _routes()
     app.state.api = api
     add_handlers(app)

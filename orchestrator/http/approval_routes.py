@@ -1,4 +1,4 @@
-"""Approvals: the questions that wait, shown whole, and answered once (PER-13, PER-15).
+"""Approvals: the questions that wait, shown in full, and answered once (PER-13, PER-15).
 
 An answer is a row, as everybody's is; the session's owner makes the decision. What is refused here is what the owner
 would refuse, so that a slip of the caller does not cost the question.
@@ -48,8 +48,8 @@ State = Annotated[
 Attend = Annotated[
     bool,
     Query(
-        description="Be there to answer (right `approve`): for `session`, or for every session that asks and is yours, "
-        "until one responder's lease after this call. Attached sessions wait for whoever is there."
+        description="Attend as a responder (right `approve`) for `session`, or for each of your sessions that asks, "
+        "until one responder's lease after this call. Attached sessions wait for an attached responder."
     ),
 ]
 Seen = Annotated[str, Header(max_length=200, description="`ETag` of the list that was seen: 304 if it is still so.")]
@@ -60,7 +60,7 @@ class AnswerBody(Body):
 
     choice: Literal["allow_once", "allow_for_session", "deny"]
     input_digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="`input_digest` of the question as it was shown.")
-    reason: str = Field(default="", max_length=2_000, description="Why; the agent is told.")
+    reason: str = Field(default="", max_length=2_000, description="The reason, which the agent receives.")
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class ApprovalsQuery:
             await self._stay({self.session_id} if self.session_id else asking)
 
     async def _stay(self, session_ids: Collection[str]) -> None:
-        """Be there for those that wait for whoever is attached, and that the caller may answer."""
+        """Attend the sessions that wait for a responder and that the caller may answer."""
         for session_id in set(session_ids) - self._sessions.keys():
             self._sessions[session_id] = await self.api.client.store.sessions.session(session_id)
         sessions = (self._sessions[session_id] for session_id in session_ids)
@@ -161,7 +161,7 @@ async def list_approvals(
 
 @router.get("/v1/approvals/{request_id}", response_model=ApprovalDetail)
 async def show_approval(request: Request, request_id: RequestId, wait: Wait = 0, caller: Caller = READER) -> Response:
-    """Show one question: who asks, with all its parents; the whole input as far as it is kept; how it stands.
+    """Show one question: who asks, with all its parents; the full stored input; its state.
 
     With `wait` the answer comes as soon as the question is no longer pending, or after so many seconds.
     """
@@ -187,7 +187,7 @@ async def answer_approval(
     wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for the decision to take effect.")] = 5,
     caller: Caller = APPROVER,
 ) -> Response:
-    """Answer a question. The first answer counts, whoever gives it; its owner's decision is waited for a moment."""
+    """Answer a question. The first answer counts, from any channel; the call waits briefly for the owner's decision."""
     api = api_of(request)
     store = api.client.store
     question = await question_of(store.consent, request_id)
@@ -245,7 +245,7 @@ async def _shown(api: Api, question: Question, caller: Caller) -> ApprovalView:
 
 
 async def _settled(request: Request, api: Api, caller: Caller, request_id: str, wait_s: int) -> Question:
-    """Return a question once it is no longer pending, or as it stands when the time is over."""
+    """Return a question once it is no longer pending, or its state when the time is over."""
     store = api.client.store
     question = await question_of(store.consent, request_id)
     if not wait_s or not question.is_pending:

@@ -113,7 +113,7 @@ class Authenticator:
         return Caller(token)
 
     async def still(self, caller: Caller) -> bool:
-        """Say whether a caller whose stream is open may go on: its token neither revoked nor expired since."""
+        """Say whether a caller whose stream is open may continue: its token neither revoked nor expired since."""
         token = await self.tokens.token(caller.token.id)
         return token is not None and not token.problem(self.clock.now_us())
 

@@ -28,7 +28,7 @@ READY_FOR_S: Final = 1.0
 
 @dataclass(slots=True)
 class Api:
-    """One server's parts. Whoever made it closes it. ``stopping`` ends long polls and streams."""
+    """One server's parts. Its creator closes it. ``stopping`` ends long polls and streams."""
 
     client: Client
     figures: FigureSource
@@ -112,7 +112,7 @@ class Needs:
 
 
 def check_steering(caller: Caller, session: Session) -> None:
-    """Refuse whoever steers another's session without being an administrator. Raises: ProblemError (not_yours)."""
+    """Refuse a caller that controls another's session unless an administrator. Raises: ProblemError (not_yours)."""
     if session.principal != caller.principal and not caller.may(Right.ADMIN):
         detail = f"the session is {session.principal!r}'s; only they, or a token with the right 'admin', may change it"
         raise ProblemError(ProblemCode.NOT_YOURS, detail, {"principal": session.principal})

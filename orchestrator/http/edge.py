@@ -1,7 +1,7 @@
 """The way in: what every request passes before the application sees it, from outside to inside.
 
 Headers that every response carries; how many requests are held at once; host, origin and path; the token; the body,
-read whole within a limit of bytes and of time. Whoever has no token is refused before a byte of a body is kept.
+read in full within a limit of bytes and of time. A caller without a token is refused before a byte of a body is kept.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ HEADERS: Final = (
 
 @dataclass(slots=True)
 class RequestLimiter:
-    """How much is held at once. What finds no room is told so at once: nothing waits in line unseen."""
+    """How much is held at once. A request beyond it is refused at once: nothing waits in line unseen."""
 
     most: int
     most_each: int
@@ -142,7 +142,7 @@ class EdgeMiddleware:
         scope[CALLER] = caller
 
     async def _read_body(self, scope: Scope, receive: Receive) -> Receive:
-        """Read the whole body; return what gives it to the application, and then tells of the caller's leaving."""
+        """Read the full body; return what gives it to the application, and then reports that the caller has left."""
         headers = {name: value for name, value in scope["headers"] if name in {b"content-length", b"transfer-encoding"}}
         if not headers or headers.get(b"content-length") == b"0":
             return receive

@@ -1,4 +1,4 @@
-"""Server-sent events: a run's log, replayed and then live, and how a session stands, whenever that changes.
+"""Server-sent events: a run's log, replayed and then live, and the state of a session, whenever it changes.
 
 The log's numbers are the ids of its events, so a reader that comes back says where it was (``Last-Event-ID``) and
 misses nothing: the tail reads rows by number, and knows no border between replay and live (EVT-02). Every stream sends
@@ -44,7 +44,7 @@ async def run_frames(events: AsyncIterator[Event]) -> AsyncGenerator[str]:
 
 
 async def session_frames(api: Api, session_id: str) -> AsyncGenerator[str]:
-    """Yield how a session stands, at once and after every change, until it is closed and nothing of it goes on."""
+    """Yield the state of a session, at once and after every change, until it is closed and nothing of it runs."""
     subscription = await api.subscriptions.subscribe_session(session_id)
     last: Json = None
     try:
@@ -88,9 +88,9 @@ async def _standing(api: Api, session_id: str) -> dict[str, Json]:
 
 @dataclass(slots=True)
 class SseStream:
-    """Frames with comments between them; ends when the caller may not go on or the server stops.
+    """Frames with comments between them; ends when the caller may not continue or the server stops.
 
-    The next frame is waited for in a task of its own, so that whatever cancels the sending leaves it whole; ``close``
+    The next frame is awaited in its own task, so that whatever cancels the sending leaves it complete; ``close``
     ends it.
     """
 

@@ -14,14 +14,14 @@ class Limits:
     body_s: float = 20.0
     """From the end of the headers to the end of the body."""
     headers_s: float = 15.0
-    """From the connection, or the first byte of a further request, to the end of its headers."""
+    """From the connection, or the first byte of another request, to the end of its headers."""
     idle_s: int = 30
     """Between two requests of a connection."""
     connections: int = 512
     requests: int = 256
     """Held at once, long polls and streams among them."""
     streams: int = 192
-    """Long polls and streams, so that ordinary requests always find room beside them."""
+    """Long polls and streams, so that ordinary requests always find room."""
     streams_each: int = 64
     """Of one principal: nobody takes all."""
     stop_s: float = 8.0

@@ -1,6 +1,6 @@
 """Validates the Host and Origin headers and the path before a request is processed. Pure; nothing is read or written.
 
-Against pages in the user's browser (threat 25): a name that an attacker points at us (DNS rebinding) is no host of
+Against pages in the user's browser (threat 25): a name that an attacker points at us (DNS rebinding) is not a host of
 ours, a page of another origin is refused whatever it asks for, and there is no cookie that it could ride on.
 """
 
@@ -26,7 +26,7 @@ Scope = Any
 
 @dataclass(frozen=True, slots=True)
 class RequestPolicy:
-    """``hosts`` are names without ports, lower case; ``origins`` are written out whole (``https://console.example``)."""
+    """``hosts`` are names without ports, lower case; ``origins`` are written out in full (``https://console.example``)."""
 
     hosts: frozenset[str] = LOOPBACK_NAMES
     origins: frozenset[str] = frozenset()
@@ -85,7 +85,7 @@ class RequestPolicy:
 
 
 def name_of(host: str) -> str | None:
-    """Return the name in a Host header, lower case, without port and brackets; None when it is no host at all."""
+    """Return the name in a Host header, lower case, without port and brackets; None when it is not a host."""
     found = _HOST.fullmatch(host.lower())
     return None if found is None else found["name"].strip("[]")
 

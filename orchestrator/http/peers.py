@@ -1,7 +1,7 @@
 """The process of this machine at the other end of a connection, and where it comes from (PER-13).
 
 A token says for whom a request speaks; a program of a run may have found it in a file. So what an approver may do is
-done only from a connection whose holders are no part of a run's family. Linux: other systems do not say who holds one.
+done only from a connection whose holders do not belong to a run's family. Linux: other systems do not show holders.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from soong.shared.permissions.provenance import Provenance
 from soong.shared.sandbox.family import HAS_MARK, RegisteredWorker
 
 _GONE: Final = "the process that sent the request has let the connection go"
-_HIDDEN: Final = "it cannot be told which process holds the connection"
+_HIDDEN: Final = "the process that holds the connection cannot be determined"
 _TABLES: Final = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 
 Address = tuple[str, int]
@@ -77,7 +77,7 @@ def _may_be_of_a_run(entry: "_SocketEntry", hidden: Sequence[int], workers: Sequ
     """Say whether a run may hold a connection whose holder is not shown to us.
 
     It is one of the processes of that user that hide what they hold, as sshd does, or none that is seen from here. A
-    worker hides as well: what its own threads send is not told apart from that.
+    worker hides as well: what its own threads send cannot be distinguished from that.
     """
     own = {worker.pid for worker in workers}
     others = [pid for pid in hidden if pid not in own]

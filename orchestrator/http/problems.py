@@ -138,7 +138,7 @@ class ProblemSchema(BaseModel):
 
 
 class ProblemError(HTTPException):
-    """A refusal that was thought of. ``more`` are further fields of its document."""
+    """A refusal that was thought of. ``more`` are additional fields of its document."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class ProblemError(HTTPException):
 
 
 def problem_of(error: Exception) -> ProblemError:
-    """Return what is said of an exception; of one that nobody thought of only where to look for it."""
+    """Return the text for an exception; for an unexpected one only where to look for it."""
     match error:
         case ProblemError():
             return error

@@ -58,7 +58,7 @@ class DecisionSchema(Schema):
     author: str = Field(description="`rule`, `grant`, `person` or `system`.")
     principal: str
     reason: str
-    error: str | None = Field(description="Why there was no yes, as the model is told.")
+    error: str | None = Field(description="Why the permission was not given, as the model sees it.")
     decided: Instant
     expires: Instant
 
@@ -68,7 +68,7 @@ class ApprovalSchema(Schema):
 
     id: str
     state: str = Field(description="`pending`, `decided`, `withdrawn` or `expired`.")
-    ending: str = Field(description="How it stands, in a word: `waits`, `answered`, `denied`, `timed out` …")
+    ending: str = Field(description="Its state, in a word: `waits`, `answered`, `denied`, `timed out` …")
     sentence: str = Field(description="The same as a sentence.")
     asked: Instant
     identity: IdentitySchema
@@ -180,12 +180,12 @@ class ApprovalView:
 
 
 def _known(shape: type[Schema], *told: JsonObject) -> JsonObject:
-    """Return what is told that the shape has a field for."""
+    """Return the facts for which the schema has a field."""
     return {name: value for one in told for name, value in one.items() if name in shape.model_fields}
 
 
 def who_answered(question: Question) -> dict[str, Json]:
-    """Return by whom, how and when a question was answered or decided, for whoever comes second (PER-15)."""
+    """Return by whom, how and when a question was answered or decided, for a later answer (PER-15)."""
     answer, decision = question.answer, question.decision
     told: dict[str, Json] = {"state": str(question.state), "sentence": status_of_question(question).sentence}
     if answer is not None:

@@ -15,7 +15,7 @@ Fields = Mapping[str, str]
 
 _TYPES: Final[Mapping[str, str]] = {
     "string": "a string",
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a number",
     "bool": "true or false",
     "dict": "an object",

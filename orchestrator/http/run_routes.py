@@ -42,7 +42,7 @@ async def show_run(request: Request, run_id: RunId) -> Response:
 
 @router.get("/v1/runs/{run_id}/nodes", response_model=Page[NodeSchema], dependencies=[READER])
 async def list_nodes(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
-    """Read a run's context tree: what the model was told, what it said, what tools answered."""
+    """Read a run's context tree: the input of the model, its output, and the results of tools."""
     store = api_of(request).client.store
     await store.runs.run(run_id)
     found = await store.runs.node_page(run_id, after=after, limit=limit)
@@ -74,7 +74,7 @@ async def stream_events(
     last_event_id: LastEventId = "",
     caller: Caller = READER,
 ) -> Response:
-    """Follow a run's log: what stands in it from a number on, then live, without a gap and without doubles.
+    """Follow a run's log: stored events from a number on, then live ones, without gaps or duplicates.
 
     Each event has its number as `id`; a reader that connects again sends the last one it saw as `Last-Event-ID` (or
     `after`). A comment every 15 seconds keeps the connection. The end of the run is an event `end`.
@@ -83,7 +83,7 @@ async def stream_events(
     run = await api.client.store.runs.run(run_id)
     seen = int(last_event_id) if last_event_id else after
     if seen > run.last_seq:
-        detail = f"the run's log has {run.last_seq} events; there is nothing after number {seen} to go on from"
+        detail = f"the run's log has {run.last_seq} events; there is nothing after number {seen}"
         raise ProblemError(ProblemCode.INVALID_INPUT, detail)
     if run.status.is_terminal and seen == run.last_seq:
         return Response(status_code=204)

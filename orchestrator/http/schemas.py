@@ -79,7 +79,7 @@ class TaskSchema(Schema):
     reason: str = Field(description="Why it failed, was paused or cancelled.")
     created: Instant
     ended: Instant | None
-    steps: dict[str, int] = Field(description="How many steps stand in which status.")
+    steps: dict[str, int] = Field(description="The number of steps in each status.")
 
     @classmethod
     def of(cls, task: Task, counts: Mapping[StepStatus, int]) -> "TaskSchema":

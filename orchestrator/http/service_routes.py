@@ -29,7 +29,7 @@ class WorkersSchema(Schema):
 
 @router.get("/v1/health", response_model=HealthSchema, tags=["service"])
 async def health() -> Response:
-    """Say that this process answers; nothing is asked of anybody. Needs no token."""
+    """Report that this process answers, without a query. Needs no token."""
     return respond(HealthSchema(status="ok"))
 
 

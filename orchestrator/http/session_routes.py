@@ -1,4 +1,4 @@
-"""Sessions: whose sittings there are, how each stands, live; and their end."""
+"""Sessions: the list, the state of each, live; and their end."""
 
 from typing import Annotated
 
@@ -54,7 +54,7 @@ async def show_session(request: Request, session_id: SessionId) -> Response:
     responses={200: {"content": {"text/event-stream": {}}, "description": "Events `session`, then `end`."}},
 )
 async def stream_session(request: Request, session_id: SessionId, caller: Caller = READER) -> Response:
-    """Follow a session: how its tasks and questions stand, whole, at once and after every change.
+    """Follow a session: the full state of its tasks and questions, at once and after every change.
 
     Each event `session` replaces the one before it, so a reader that connects again has lost nothing.
     """

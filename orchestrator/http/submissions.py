@@ -1,7 +1,7 @@
 """What a caller submits: read, looked at before anything starts, and made ready to be written.
 
 A yes given beforehand (PER-17) names the digest of what the preview showed of its step. It is computed again from the
-plan, the rules and the disk as they are at the submission: another one refuses the whole, and nothing is written.
+plan, the rules and the disk as they are at the submission: another one refuses the submission, and nothing is written.
 """
 
 import asyncio
@@ -151,7 +151,7 @@ def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Pr
 def ids_of(key: str, principal: str, body: SubmissionBody) -> Ids:
     """Return the ids of what a principal submits with an ``Idempotency-Key``.
 
-    The task's is of the key alone and the session's of the body too: a task that stands in another session than this
+    The task's is of the key alone and the session's of the body too: a task that is in another session than this
     one was submitted with another body.
     """
     said = json.dumps([principal, key])
@@ -236,7 +236,7 @@ def _grant_digest(grant: StepGrant) -> str:
 
 
 def _read_roots(policy: Policy, projects: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what a submitted task may read beside its own folders: what is configured, within the named projects.
+    """Return what a submitted task may read besides its own folders: what is configured, within the named projects.
 
     Nothing is configured: nothing else. A token is given to somebody for a project, not for the files of the user that
     the workers run as.

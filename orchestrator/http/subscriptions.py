@@ -1,7 +1,7 @@
 """Waiting for something to change, for many callers over few connections.
 
-Whoever waits looks at the rows by itself, at every hint and at least every second; so a hint that is lost costs a
-second, and rows alone decide what is told.
+A waiting request polls the rows itself, at every notification and at least every second; so a lost one costs a
+second, and rows alone decide what is sent.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from soong.shared.engine.wire.notifier import NullSubscription, Subscriber, Subs
 
 LOOK_EVERY_S: Final = 1.0
 MOST_SUBJECTS: Final = 40
-"""Ears with a connection of their own, of the 64 that a process has; whoever comes later looks every second."""
+"""Subscriptions with their own connection, at most 64 in each process; later ones poll every second."""
 
 
 @dataclass(slots=True)

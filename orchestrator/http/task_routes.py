@@ -1,4 +1,4 @@
-"""Tasks: submitting them, how they stand, and what may be asked of them."""
+"""Tasks: submission, state and control."""
 
 import asyncio
 from typing import Annotated, Any, ClassVar, Literal
@@ -54,7 +54,7 @@ router = APIRouter(route_class=StrictRoute, tags=["tasks"])
 READER = Depends(Needs(Right.READ))
 RUNNER = Depends(Needs(Right.RUN))
 
-Reason = Annotated[str, Field(max_length=2_000, description="Why, for whoever reads it later.")]
+Reason = Annotated[str, Field(max_length=2_000, description="The reason, for the record.")]
 
 
 class CommandBody(Body):
@@ -76,8 +76,10 @@ class DispatchAsked(Body):
     max_steps: int | None = Field(default=None, ge=1, description="Most steps that each takes; null: all there are.")
     agent: str = Field(default="", max_length=200, description="Their agent definition.")
     model: str = Field(default="", max_length=200, description="As provider:name; else the service's.")
-    instructions: str = Field(default="", description="What they are told besides how to pull.")
-    allowed_tools: list[str] | None = Field(default=None, description="Tools that they have beside those for steps.")
+    instructions: str = Field(default="", description="Their instructions in addition to how to pull.")
+    allowed_tools: list[str] | None = Field(
+        default=None, description="Tools that they have in addition to those for steps."
+    )
     script: list[JsonValue] | None = Field(default=None, description="What they play on the model `script`.")
     pool: str = Field(default="", max_length=64, description="Queue that they wait in.")
 
@@ -110,7 +112,7 @@ async def submit_task(
 ) -> Response:
     """Submit a plan: a session of the caller's with one task, which begins as soon as an orchestrator adopts it.
 
-    With an `Idempotency-Key` it can be said again, for whoever did not hear the answer: one task comes of it.
+    With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
     """
     api = api_of(request)
     if body.allows:
@@ -144,7 +146,7 @@ async def preview_plan(request: Request, body: PreviewBody) -> Response:
 
 @router.post("/v1/tasks/validate", response_model=PlanSchema, dependencies=[READER])
 async def validate_plan(request: Request, body: PlanBody) -> Response:
-    """Check a plan and write nothing. Every offence is named with its place and what to do."""
+    """Check a plan and write nothing. Every problem is listed with its place and a fix."""
     plan = await asyncio.to_thread(read_plan, body.plan, await api_of(request).catalogue())
     inputs: list[Any] = [
         {"name": one.name, "type": one.type, "is_required": one.is_required, "default": one.default}
@@ -159,7 +161,7 @@ async def validate_plan(request: Request, body: PlanBody) -> Response:
 
 @router.get("/v1/tasks", response_model=Page[TaskSchema], dependencies=[READER])
 async def list_tasks(request: Request, session: InSession = "", cursor: Cursor = "", limit: Limit = 50) -> Response:
-    """List tasks, newest first, with how many steps stand in which status."""
+    """List tasks, newest first, with the number of steps in each status."""
     api = api_of(request)
     found = await api.client.store.tasks.list_tasks(session_id=session, before=cursor, limit=limit)
     return respond(page_of([await _shape(api, task) for task in found], limit, found[-1].id if found else ""))
@@ -199,7 +201,7 @@ async def task_graph(
     task_id: TaskId,
     format: Annotated[Literal["mermaid", "svg"], Query(description="Mermaid text, or a picture as SVG.")] = "mermaid",
 ) -> Response:
-    """Draw a task as it stands."""
+    """Draw a task in its current state."""
     store = api_of(request).client.store
     task, steps = await store.tasks.task(task_id), await store.tasks.steps(task_id)
     statuses = {step.step_id: step.status for step in steps}
@@ -226,7 +228,7 @@ async def pause_task(
 async def resume_task(
     request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
 ) -> Response:
-    """Let a paused task go on, or run what did not complete of an ended one again."""
+    """Continue a paused task, or rerun the steps of an ended one that did not complete."""
     api, task, tasks = await _steered(request, task_id, caller)
     await tasks.resume(task, reason=body.reason or "resumed")
     return respond(await _shape(api, await api.client.store.tasks.task(task_id)))

@@ -9,7 +9,7 @@ class Clock(Protocol):
     """Two clocks that are never mixed: the wall for records, the monotonic one for waiting and leases."""
 
     def now_us(self) -> int:
-        """Return UTC wall time in whole microseconds since the epoch."""
+        """Return UTC wall time in integer microseconds since the epoch."""
         ...
 
     def monotonic_s(self) -> float:

@@ -34,7 +34,7 @@ class RuleConfig(_Section):
     """One rule: deny beats ask beats allow, whatever the order (REG-08)."""
 
     effect: Literal["deny", "ask", "allow"] = Field(description="What the rule does.")
-    tools: Text = Field(default="*", description="Glob over the whole canonical name.")
+    tools: Text = Field(default="*", description="Glob over the full canonical name.")
     tags: tuple[Text, ...] = Field(default=(), strict=False, description="Tags that a tool must all carry.")
     scope: str = Field(
         default="", description="`/folder`, `host:NAME` or `exact:TEXT`; empty: wherever. An allow rule needs one."
@@ -62,17 +62,17 @@ class PathsConfig(_Section):
     """``[paths]``: where file tools may read and write and what counts as sensitive."""
 
     allowed_write_roots: tuple[Text, ...] = Field(
-        default=(), strict=False, description="Absolute folders that may be written beside the project."
+        default=(), strict=False, description="Absolute folders that may be written in addition to the project."
     )
     read_roots: tuple[Text, ...] | None = Field(
         default=None,
         strict=False,
-        description="Absolute folders that are read without being asked beside the project and what may be written. "
+        description="Absolute folders that are read without a question, besides the project and the write roots. "
         "Left out: every folder, but over HTTP none.",
     )
     temp_writes: bool = Field(default=False, description="Count /tmp and TMPDIR among the write roots.")
     sensitive: tuple[Text, ...] = Field(
-        default=(), strict=False, description="Further sensitive patterns; the built-in ones always hold."
+        default=(), strict=False, description="More sensitive patterns; the built-in ones always apply."
     )
 
 
@@ -129,14 +129,14 @@ class HooksConfig(_Section):
     """``[[hooks.pre]]`` and ``[[hooks.post]]``, asked in the order written."""
 
     pre: tuple[HookConfig, ...] = Field(default=(), strict=False, description="Asked before permission.")
-    post: tuple[HookConfig, ...] = Field(default=(), strict=False, description="Told of every result.")
+    post: tuple[HookConfig, ...] = Field(default=(), strict=False, description="Runs after every result.")
 
 
 class SkillsConfig(_Section):
     """``[skills]``: where SKILL.md folders are."""
 
     folders: tuple[Text, ...] = Field(
-        default=(), strict=False, description="Absolute folders of skills beside `skills/` of the home."
+        default=(), strict=False, description="Absolute folders of skills in addition to `skills/` of the home."
     )
     project: bool = Field(default=True, description="Offer the skills in `.soong/skills` of the project, too.")
 
@@ -178,10 +178,10 @@ def load_config(home: Path) -> Config:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return what stands in the file; None when there is none. It names programs that run with the user's rights.
+    """Return the content of the file; None when there is none. It names programs that run with the user's rights.
 
     Raises:
-        InvalidConfigError: it is no file, too large, or others can write it.
+        InvalidConfigError: it is not a file, too large, or others can write it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block the start
@@ -194,7 +194,7 @@ def _content(path: Path) -> bytes | None:
     finally:
         os.close(descriptor)
     if len(content) > MAX_CONFIG_BYTES:
-        raise InvalidConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes; that is no configuration")
+        raise InvalidConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes; that is not a configuration")
     return content
 
 
@@ -227,7 +227,7 @@ _WORDS: Final = {
     "model_type": "takes a table of fields",
     "string_type": "takes text in quotes",
     "bool_type": "takes true or false",
-    "int_type": "takes a whole number",
+    "int_type": "takes an integer",
     "missing": "is missing",
 }
 

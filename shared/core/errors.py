@@ -5,7 +5,7 @@
     SoongError
     ├── UsageError                  the caller's words are wrong; the message says where and what to do (exit code 2)
     │   ├── InvalidJsonError
-    │   ├── InvalidPlanError        a plan, with the place of each offence
+    │   ├── InvalidPlanError        a plan, with the place of each problem
     │   ├── InvalidToolError        a tool definition at registration
     │   ├── InvalidConfigError      a setting or a configuration file
     │   │   └── UnsupportedPoolerError  a connection pooler that shares server processes of PostgreSQL
@@ -14,7 +14,7 @@
     │   │   └── BudgetExceededError what a plan makes is larger than it may be
     │   ├── LimitExceededError      a total that the deployment sets
     │   └── NotFoundError           a session, task, step, run … of that id
-    ├── ConflictError               the rows say otherwise
+    ├── ConflictError               the rows contradict the request
     │   ├── LeaseLostError          a stale fence or a worker incarnation declared dead
     │   ├── NotOwnerError           a stale owner epoch
     │   ├── AlreadyDecidedError     a second answer to one permission request
@@ -43,7 +43,7 @@ class SoongError(Exception):
 
 
 class UsageError(SoongError):
-    """The caller can mend it by saying something else."""
+    """The caller can fix it by another input."""
 
 
 class InvalidJsonError(UsageError, ValueError):
@@ -226,7 +226,7 @@ class ForgedError(SoongError):
 
 
 class ForeignEntryError(SoongError):
-    """Something stands in a folder that workers write where only our own folders and files belong."""
+    """A foreign entry is in a folder that workers write, where only Soong's folders and files belong."""
 
     def __init__(self, path: str, found: str, expected: str) -> None:
         self.path = path
@@ -262,7 +262,7 @@ class ToolCallError(SoongError):
     """A tool call of a scripted agent that has no result.
 
     ``status`` is ``denied`` or ``failed``, ``type`` the error's type, ``text`` its message; ``data`` is what the tool
-    returned beside the error, None for most.
+    returned with the error, None for most.
     """
 
     def __init__(self, tool: str, status: str, type: str, text: str, data: Any = None) -> None:

@@ -1,8 +1,8 @@
 """Calls of foreign code: step functions, tools, hooks, callbacks. Whatever they raise is their own failure.
 
-Python has exceptions beside ``Exception``: an exception group, ``SystemExit``, a panic of a Rust extension. One that
+Not all exceptions are an ``Exception``: an exception group, ``SystemExit``, a panic of a Rust extension. One that
 leaves a call unnoticed takes the slot, the event loop or the process with it. Some lose their way: ``StopIteration``
-cannot be set on a future, so whoever awaits that future waits for ever. Everything that calls foreign code goes through
+cannot be set on a future, so its awaiting task never continues. Everything that calls foreign code goes through
 this module. A cancellation and the Ctrl-C of this process still pass.
 """
 
@@ -34,7 +34,7 @@ def call_foreign(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs)
     """Call a plain function, here or on a thread of an executor.
 
     Raises:
-        ForeignError: it raised what is no ordinary exception, a cancellation among them.
+        ForeignError: it raised an exception that is not an ordinary one, a cancellation among them.
         Exception: it raised that.
     """
     try:
@@ -65,7 +65,7 @@ def contained(error: BaseException) -> Exception:
     """Return what to handle in place of an exception of foreign code: itself, or the ForeignError that stands for it.
 
     Raises:
-        KeyboardInterrupt: a person interrupts this process; only the main thread is ever told so.
+        KeyboardInterrupt: a person interrupts this process; only the main thread ever gets it.
     """
     if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         raise error

@@ -126,7 +126,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise InvalidJsonError(f"the key {key!r} stands twice in one object")
+            raise InvalidJsonError(f"duplicate key {key!r} in one object")
         result[key] = value
     return result
 

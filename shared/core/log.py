@@ -1,4 +1,4 @@
-"""Structured logs on standard error: one line an event, JSON when it is no terminal.
+"""Structured logs on standard error: one line per event, JSON when it is not a terminal.
 
 The configuration lives here; modules call ``get_logger(__name__)`` and log nouns and facts, never secrets or payloads.
 """

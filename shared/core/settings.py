@@ -22,7 +22,7 @@ from soong.shared.core.texts import EXPECTED, fault
 
 _SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_CREDENTIALS")
 MIN_SECRET_CHARS = 8
-"""Shorter values are no secrets worth the name, and redacting them would tear ordinary text apart."""
+"""Shorter values are not treated as secrets, and redacting them would tear ordinary text apart."""
 
 RUNS: Final = "runs"
 ARTIFACTS: Final = "artifacts"
@@ -75,15 +75,11 @@ class Settings(BaseSettings):
     max_lost_leases: int = Field(
         default=3, ge=1, description="A step that lost its lease this often is quarantined as poisoned."
     )
-    drain_s: Seconds = Field(
-        default=30.0, description="Grace of a worker told to stop; then its steps are handed back."
-    )
+    drain_s: Seconds = Field(default=30.0, description="Grace period of a stopping worker; then it releases its steps.")
 
-    recycle_after: int = Field(
-        default=0, ge=0, description="A worker begins anew after about this many runs; 0: never."
-    )
+    recycle_after: int = Field(default=0, ge=0, description="A worker restarts after about this many runs; 0: never.")
     recycle_memory_mb: int = Field(
-        default=0, ge=0, description="A worker that holds about this many MiB begins anew; 0: never."
+        default=0, ge=0, description="A worker that uses about this many MiB restarts; 0: never."
     )
 
     workers: int = Field(default=2, ge=1, le=64, description="Worker processes of an embedded service.")
@@ -105,7 +101,7 @@ class Settings(BaseSettings):
     )
     import_path: str = Field(
         default="",
-        description="Folders of those modules beside what is installed, separated as in PYTHONPATH; "
+        description="Folders of those modules in addition to installed packages, separated as in PYTHONPATH; "
         "empty: the folder of the command that starts.",
     )
     flower_events: bool = Field(default=True, description="Emit Celery events for each run, so that Flower shows them.")
@@ -120,9 +116,7 @@ class Settings(BaseSettings):
     metrics_port: int = Field(
         default=0, ge=0, le=65535, description="Port of an orchestrator's /metrics and /healthz; 0: none."
     )
-    metrics_address: str = Field(
-        default="127.0.0.1", description="Address that port listens on; beyond loopback only if told."
-    )
+    metrics_address: str = Field(default="127.0.0.1", description="Address that port listens on; loopback unless set.")
 
     http_port: int = Field(
         default=0, ge=0, le=65535, description="Port of the HTTP API of an embedded service; 0: none."
@@ -131,7 +125,7 @@ class Settings(BaseSettings):
         default="127.0.0.1", description="Address that the API listens on; beyond loopback only with allowed hosts."
     )
     http_allow_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(), description="Names under which the API may be called beside the loopback ones, comma separated."
+        default=(), description="Host names of the API in addition to the loopback ones, comma separated."
     )
     http_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Origins of web pages that may call the API, comma separated; none by default."
@@ -160,7 +154,7 @@ class Settings(BaseSettings):
         description="A run all of whose calls have waited for consent this long gives up its slot; 0: at once.",
     )
     max_parked: int = Field(
-        default=1000, ge=0, description="Runs of a session parked at once; further ones keep their slots. 0: all do."
+        default=1000, ge=0, description="Runs of a session parked at once; others keep their slots. 0: all do."
     )
     decision_ttl_s: Seconds = Field(default=86400.0, description="An unused decision expires after this long.")
 
@@ -186,7 +180,9 @@ class Settings(BaseSettings):
         description="The service removes the oldest ended tasks until this is left, such as `10GiB`; empty: never.",
     )
     gc_every_s: Seconds = Field(default=3600.0, description="Seconds between two collections by those two settings.")
-    max_turns: int = Field(default=50, ge=1, description="Model turns of a run; as many again for each further step.")
+    max_turns: int = Field(
+        default=50, ge=1, description="Model turns of a run; as many again for each additional step."
+    )
 
     @property
     def home(self) -> Path:
@@ -297,7 +293,7 @@ def without_password(url: str) -> str:
 def secret_values(settings: Settings, marked: Collection[str] = ()) -> tuple[str, ...]:
     """Return what may be shown nowhere: the passwords in our URLs, and the keys in the environment (EVT-05).
 
-    ``marked`` are further variables that the configuration calls secret.
+    ``marked`` are more variables that the configuration calls secret.
     """
     passwords = (urlsplit(url).password or "" for url in (settings.database_url, settings.redis_url))
     keys = (value for name, value in os.environ.items() if name in marked or name.upper().endswith(_SECRET_ENDINGS))

@@ -59,16 +59,11 @@ ALLOWED: tuple[tuple[str, str, str], ...] = ()
 
 UNCOVERED: tuple[str, ...] = (
     "orchestrator/approvals",
-    "orchestrator/cli",
-    "orchestrator/client",
     "orchestrator/direct",
     "orchestrator/embedded",
-    "orchestrator/http",
     "orchestrator/owner",
     "orchestrator/retention",
-    "orchestrator/sdk.py",
     "shared/agents",
-    "shared/core",
     "shared/engine",
     "shared/permissions",
     "shared/sandbox",

@@ -161,7 +161,7 @@ def test_a_definition_in_the_project_is_not_read(declared: Declared) -> None:
         pytest.param('{"data": NaN}', "NaN", id="row-47-NaN"),
         pytest.param('{"data": 1e999}', "", id="row-47-infinite"),
         pytest.param('{"data": 1' + "0" * 400 + "}", "2^53", id="row-47-huge-integer"),
-        pytest.param('{"summary": "a", "summary": "b"}', "stands twice", id="row-47-duplicate-key"),
+        pytest.param('{"summary": "a", "summary": "b"}', "duplicate key", id="row-47-duplicate-key"),
         pytest.param('{"data": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested deeper", id="row-47-nesting"),
         pytest.param('{"data": "\\ud800"}', "", id="row-47-half-a-character"),
         pytest.param('\ufeff{"summary": "a"}', "", id="row-47-byte-order-mark"),

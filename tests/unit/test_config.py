@@ -56,7 +56,7 @@ def test_a_fifo_a_folder_and_a_flood_are_refused_at_once(tmp_path: Path) -> None
 
     path.rmdir()
     written(tmp_path, "#" * (MAX_CONFIG_BYTES + 1))
-    with pytest.raises(InvalidConfigError, match="that is no configuration"):
+    with pytest.raises(InvalidConfigError, match="that is not a configuration"):
         load_config(tmp_path)
 
 

@@ -116,7 +116,7 @@ async def test_every_wrong_field_says_what_to_do(
     [
         ("limit=100000", "send a number that is at most 200"),
         ("limit=0", "send a number that is at least 1"),
-        ("limit=many", "send a whole number"),
+        ("limit=many", "send an integer"),
         ("limit=1&limit=2", "give it once"),
         ("sesion=x", "remove it; this path takes cursor, limit, session"),
     ],

@@ -243,7 +243,7 @@ def test_the_report_names_what_to_mend_and_obeys_nothing() -> None:
 
     assert "FAIL  home" in text
     assert "-> mend it" in text
-    assert "1 to mend, 0 to know" in text
+    assert "1 to fix, 0 to know" in text
     assert "\x1b" not in text
 
 

@@ -36,7 +36,7 @@ async def test_a_limit_is_set_changed_listed_and_removed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("set", "queue:default", "4"), "is no scope of a concurrency limit"),
+        (("set", "queue:default", "4"), "is not a scope of a concurrency limit"),
         (("set", "pol:default", "4"), "did you mean 'pool'?"),
         (("set", "pool:", "4"), "pool:NAME"),
         (("set", "session:sess_none", "4"), "there is no session 'sess_none'"),

@@ -119,7 +119,7 @@ BAD_WORDS = {
     "input without value": (["run", "{plan}", "--input", "x"], "--input name=value"),
     "input twice": (["run", "{plan}", "--input", "x=1", "--input", "x=2"], "given twice"),
     "missing project": (["run", "{plan}", "--project", "{folder}/none"], "does not exist"),
-    "project is a file": (["run", "{plan}", "--project", "{plan}"], "is no folder"),
+    "project is a file": (["run", "{plan}", "--project", "{plan}"], "is not a folder"),
     "allow without scope": (["run", "{plan}", "--allow", "code.write_file"], "code.write_file:/absolute/folder"),
     "asking without a terminal": (["run", "{plan}", "--answer", "ask"], "not a terminal"),
     "asking nobody": (["run", "{plan}", "--answer", "ask", "--detach"], "leaves nobody to ask"),

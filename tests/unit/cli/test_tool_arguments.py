@@ -58,15 +58,15 @@ def test_a_word_is_read_by_the_type_of_its_argument(word: str, value: Json) -> N
 
 
 REFUSED = {
-    "no value": (["path"], "'path' is no argument; write name=value"),
-    "no name": (["=x"], "is no argument"),
+    "no value": (["path"], "'path' is not an argument; write name=value"),
+    "no name": (["=x"], "is not an argument"),
     "unknown": (["pth=x"], "has no argument 'pth'; did you mean 'path'?"),
     "unlike any": (["zzzzzz=x"], "it takes path, limit"),
     "twice": (["path=a", "path=b"], "'path' is given twice"),
-    "not whole": (["limit=1.5"], "a whole number"),
-    "no number": (["limit=ten"], "limit='ten': it takes a whole number such as 3"),
-    "a boolean for an integer": (["limit=true"], "a whole number"),
-    "a number too large": (["limit=99999999999999999999"], "a whole number"),
+    "not whole": (["limit=1.5"], "an integer"),
+    "no number": (["limit=ten"], "limit='ten': it takes an integer such as 3"),
+    "a boolean for an integer": (["limit=true"], "an integer"),
+    "a number too large": (["limit=99999999999999999999"], "an integer"),
     "not a boolean": (["deep=yes"], "true or false"),
     "an integer for a boolean": (["deep=1"], "true or false"),
     "not a list": (["argv=ls -la"], "a JSON array such as"),
@@ -117,7 +117,7 @@ BAD_JSON = {
     "10,000 levels": ("[" * 10_000, "not the JSON of an object"),
     "more than is read": ('{"a": "' + "x" * 9_000_000 + '"}', "bytes; at most"),
     "no file": ("@/nonexistent/args.json", "cannot be read: No such file"),
-    "a directory": ("@/tmp", "that is no file"),
+    "a directory": ("@/tmp", "not a file"),
     "a name with NUL": ("@a\0b", "cannot be read"),
 }
 
@@ -134,7 +134,7 @@ def test_a_pipe_in_place_of_a_file_blocks_nobody(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
 
-    with pytest.raises(UsageError, match="that is no file"):
+    with pytest.raises(UsageError, match="not a file"):
         read_arguments("a.tool", SCHEMA, [], f"@{fifo}")
 
 

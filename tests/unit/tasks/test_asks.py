@@ -50,7 +50,7 @@ def test_asks_are_read_stored_and_read_back() -> None:
     [
         ("{wrte: [x]}", "p.yaml:5 steps[0].asks.wrte: unknown field 'wrte'; did you mean 'write'?"),
         ("{write: x}", "p.yaml:5 steps[0].asks.write: 'x' cannot be used; write a list of texts"),
-        ("{write: [/]}", "steps[0].asks.write[0]: '/' is the whole file system"),
+        ("{write: [/]}", "steps[0].asks.write[0]: '/' is the entire file system"),
         ("{write: ['~/x']}", "steps[0].asks.write[0]: '~/x' begins with `~`, which no tool expands"),
         ("{write: ['src/*.py']}", "steps[0].asks.write[0]: 'src/*.py' is a pattern; name the folder, or each file"),
         ("{hosts: ['*']}", "steps[0].asks.hosts[0]: '*' is a pattern; name each host"),
@@ -59,8 +59,8 @@ def test_asks_are_read_stored_and_read_back() -> None:
         ("{hosts: ['a b']}", "steps[0].asks.hosts[0]: 'a b' is not a host name; write a host such as"),
         ("{run: [git status]}", "'git status' is a command line; write its words one by one: [git, status]"),
         ("{run: [[]]}", "steps[0].asks.run[0]: it names no program; write the program first"),
-        ("{run: [{git: 1}]}", "steps[0].asks.run[0]: a mapping is no command; write a list of texts"),
-        ("{run: [[git, 1]]}", "steps[0].asks.run[0]: a list is no command; write a list of texts"),
+        ("{run: [{git: 1}]}", "steps[0].asks.run[0]: a mapping is not a command; write a list of texts"),
+        ("{run: [[git, 1]]}", "steps[0].asks.run[0]: a list is not a command; write a list of texts"),
         ("{write: ['${nowhere.x}']}", "steps[0].asks.write[0]: the reference '${nowhere.x}': 'nowhere' is not known"),
     ],
 )

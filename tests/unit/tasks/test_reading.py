@@ -171,7 +171,7 @@ def test_a_map_step_holds_the_shape_of_its_children() -> None:
             "- {id: a, instructions: x, retries: many}",
             "p.yaml:3 steps[0].retries",
             "'many' cannot be used",
-            "a whole number from 0 to 20",
+            "an integer from 0 to 20",
             id="retries",
         ),
         pytest.param(
@@ -222,7 +222,7 @@ def test_a_map_step_holds_the_shape_of_its_children() -> None:
         pytest.param(
             "- {id: m, kind: map, over: [1], step: {kind: map, over: [2], step: {instructions: x}}}",
             "p.yaml:3 steps[0].step.kind",
-            "a map step stands inside a map step",
+            "a map step is inside a map step",
             "step after it",
             id="map-in-map",
         ),

@@ -311,7 +311,7 @@ def _list(path: Path) -> None:
         (_fifo, "is a FIFO, not a regular file"),
         (_folder, "is a directory, not a regular file"),
         (_link_to_foreign_place, "can be written by others"),
-        (_not_json, "the key 'name' stands twice"),
+        (_not_json, "duplicate key 'name'"),
         (_not_utf8, "is not UTF-8"),
         (_huge, "has more than 262144 bytes"),
         (_list, "$: is not an object"),

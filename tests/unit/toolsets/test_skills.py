@@ -214,7 +214,7 @@ async def test_a_folder_without_a_skill_file_is_no_skill(shelves: Shelves) -> No
         (skill(allowed_tools="{a: b}"), "allowed-tools is neither a list nor text"),
         (skill(allowed_tools="[1]"), "allowed-tools has an entry that is not text"),
         (skill(permissions=str(["a"] * 101)), "permissions has 101 entries"),
-        ("---\ndescription: x\ndescription: y\n---\nbody", "stands twice"),
+        ("---\ndescription: x\ndescription: y\n---\nbody", "duplicate key"),
         ("---\na: &a [x]\nb: *a\ndescription: x\n---\nbody", "anchors"),
         ("---\ndescription: !!python/object/apply:os.system ['touch owned']\n---\nbody", "the tag"),
         ("---\ndescription: !!str x\n---\nbody", "the tag"),

@@ -83,7 +83,7 @@ class Budget:
         if size > MAX_TEXT_BYTES:
             raise BudgetExceededError(
                 f"{self.what} would hold a text of more than {MAX_TEXT_BYTES // MIB} MiB; refer to less, or pass the "
-                "value itself by a reference that stands alone"
+                "value itself by a text that is exactly one reference"
             )
 
     def spend_text(self, size: int) -> None:

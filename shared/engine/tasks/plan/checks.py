@@ -1,6 +1,6 @@
 """What the parts of a plan must say of each other: ids, edges, names, schemas and references (DAG-02).
 
-Every check reports and goes on; none raises. The places are those of the document
+Every check reports and continues; none raises. The places are those of the document
 (:mod:`soong.shared.engine.tasks.plan.document`).
 """
 
@@ -39,7 +39,7 @@ NOTHING: Standing = MappingProxyType({})
 
 
 def check_plan(plan: Plan, known: PlanNames, report: Report, standing: Standing = NOTHING) -> None:
-    """Report every offence between the parts of a plan, and between them and the steps that are ``standing``."""
+    """Report every problem between the parts of a plan, and between them and the steps that are ``standing``."""
     known = replace(known, scripts=_scripts(plan, known, report))
     ids = _check_ids(plan, report, standing)
     _check_edges(plan, ids, report, standing)
@@ -77,7 +77,7 @@ def _check_edges(plan: Plan, ids: frozenset[str], report: Report, standing: Stan
             if parent not in ids:
                 report(place, f"there is no step {parent!r}", Unknown(parent, ids, but=step.id))
             elif parent in named:
-                report(place, f"{parent!r} stands twice", "name each dependency once")
+                report(place, f"{parent!r} is listed twice", "name each dependency once")
             named.add(parent)
     edges: dict[str, Sequence[str]] = dict(standing)
     for step in plan.steps:
@@ -122,7 +122,7 @@ def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNam
 
 
 def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
-    """Report what a pulled step says of the agent that does it: that is whoever asks for it."""
+    """Report fields of a pulled step that set its agent: the run that claims it does the work."""
     remedy = "remove it; `soong tasks dispatch` says it for the runs that pull"
     names = ("model", "allowed_tools", "script", "timeout_s")
     said = [name for name in names if getattr(step, name) not in (None, "")]
@@ -183,7 +183,7 @@ def _scripts(plan: Plan, known: PlanNames, report: Report) -> frozenset[str] | N
         try:
             is_known = known.load_module is not None and known.load_module(name) and is_known
         except InvalidConfigError as error:
-            report(("modules", index), str(error), "name a module beside the plan's file that can be imported")
+            report(("modules", index), str(error), "name a module next to the plan's file that can be imported")
             is_known = False
     return frozenset(known_scripts()) if is_known else known.scripts
 
@@ -213,7 +213,7 @@ class _References:
         return _References(self.inputs, self._step, self._ids, self.patterns, item)
 
     def problem(self, reference: Reference) -> tuple[str, Remedy] | None:
-        """Return problem and remedy of a reference; None when it may stand."""
+        """Return problem and remedy of a reference; None when it is valid."""
         root = reference.root_in(self._roots)
         if root is None:
             known = JoinedNames(frozenset({"inputs"}), self._items, self.results)
@@ -250,7 +250,7 @@ def _check_references(value: Json, path: Path, names: _References, report: Repor
 
 
 def _safe_references(value: Json, path: Path, report: Report) -> Iterator[tuple[Path, Reference]]:
-    """Yield the references; a malformed one is reported, and ends the string that it stands in."""
+    """Yield the references; a malformed one is reported, and ends the string that contains it."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _safe_references(item, (*path, key), report)

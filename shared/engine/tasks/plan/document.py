@@ -1,4 +1,4 @@
-"""Reads a YAML or JSON document into JSON values that know the line they stand on.
+"""Reads a YAML or JSON document into JSON values that know their line.
 
 Owns the border between text and plan: duplicate keys, aliases, tags, depth and size are refused here, each with its
 line. The tree is built from the parser's event stream with a stack of our own, so that a hostile document can neither
@@ -56,7 +56,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(slots=True)
 class Lines:
-    """The line of a collection and of each of its parts, by key or index; a part that is no collection is its line.
+    """The line of a collection and of each of its parts, by key or index; a part that is not a collection is its line.
 
     A tree, and no table of paths: a path for each of a million numbers in a deep list takes half a gigabyte.
     """
@@ -112,7 +112,7 @@ def read_document(text: str, source: str) -> Document:
     """Read exactly one YAML (or JSON) document.
 
     Raises:
-        InvalidPlanError: not YAML, or YAML that says what JSON cannot; the offence carries line and column.
+        InvalidPlanError: not YAML, or YAML that says what JSON cannot; the problem carries line and column.
     """
     if len(text) > MAX_CHARS:
         problem = f"the document has more than {MAX_CHARS:,} characters"
@@ -208,7 +208,7 @@ class _Builder:
         top = self._stack[-1] if self._stack else None
         if top is not None and isinstance(top.value, dict) and top.key is None:
             if event.value in top.value:
-                raise self._error(event, f"the key {event.value!r} stands twice in one mapping", "keep one of the two")
+                raise self._error(event, f"duplicate key {event.value!r} in one mapping", "keep one of the two")
             top.key, top.key_line = event.value, _line(event)
             return
         self._put(self._scalar(event), _line(event))

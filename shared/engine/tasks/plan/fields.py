@@ -1,7 +1,7 @@
 """Takes the fields of a mapping one by one, typed, and reports every one that is wrong, missing or unknown.
 
-Owns how an offence in a field is worded. Used by the readers of plans; each problem is reported and replaced by the
-default, so that reading goes on and one message lists all that is wrong.
+Owns how a problem in a field is worded. Used by the readers of plans; each problem is reported and replaced by the
+default, so that reading continues and one message lists all that is wrong.
 """
 
 import math
@@ -38,7 +38,7 @@ class Fields:
     def text(
         self, name: str, default: str = "", *, is_required: bool = False, pattern: str = "", says: str = ""
     ) -> str:
-        """Take a text; ``pattern`` must match it whole, ``says`` is how the pattern is told."""
+        """Take a text; ``pattern`` must match all of it, ``says`` describes the pattern."""
         value = self._take(name, is_required=is_required)
         if value is None:
             return default
@@ -55,7 +55,7 @@ class Fields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            self._wrong(name, value, f"a whole number from {low} to {high}")
+            self._wrong(name, value, f"an integer from {low} to {high}")
             return default
         return value
 
@@ -79,7 +79,7 @@ class Fields:
             return None
         for index, item in enumerate(value):
             if not isinstance(item, str) or not item:
-                self.report((*self.path, name, index), f"{kind_of(item)} stands in a list of texts", "write a text")
+                self.report((*self.path, name, index), f"{kind_of(item)} in a list of texts", "write a text")
         return tuple(item for item in value if isinstance(item, str) and item)
 
     def mapping(self, name: str) -> JsonObject | None:

@@ -12,7 +12,7 @@ from soong.shared.engine.tasks.step import StepKind
 def find_cycle(edges: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return the nodes of one cycle in the order of its edges, first one repeated at the end; empty when there is none.
 
-    ``edges`` maps a node to what it depends on; names that are no node are passed over.
+    ``edges`` maps a node to what it depends on; names that are not nodes are skipped.
     """
     done: set[str] = set()
     for start in edges:
@@ -91,7 +91,7 @@ def _escape(text: str) -> str:
     r"""Return text as a label shows it: on one line, and nothing in it is syntax.
 
     Mermaid reads HTML entities without the ampersand. Quotes and brackets would end the label, ``%%`` begins comments
-    and directives wherever it stands, ``\n`` is a line break, and its own marks for entities are ``ﬂ°``, ``¶ß``.
+    and directives anywhere, ``\n`` is a line break, and its own marks for entities are ``ﬂ°``, ``¶ß``.
     """
     return "".join(f"#{ord(char)};" if char in _SYNTAX else char for char in blanked(text))
 

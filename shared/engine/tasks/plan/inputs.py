@@ -62,7 +62,7 @@ def _typed(value: Json, type_name: InputType) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class BoundStep:
-    """What a step's run is told: instructions and inputs with every reference looked up, once."""
+    """The input of a step's run: instructions and inputs with every reference looked up, once."""
 
     instructions: str
     inputs: JsonObject
@@ -93,7 +93,7 @@ def with_item(scope: Scope, name: str, item: Json) -> Scope:
 
 
 def bind_step(spec: JsonObject, task_inputs: JsonObject, dependencies: Mapping[str, StepResult]) -> BoundStep:
-    """Return what the claimed step's run is told.
+    """Return the instructions and inputs of the claimed step's run.
 
     A map's child was bound when it was made, and is taken as it is: a value from its item is never expanded again.
 

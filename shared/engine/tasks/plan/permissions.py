@@ -1,6 +1,6 @@
 """What a step says beforehand that it will ask for: folders and files to write, hosts, programs (PER-17).
 
-It is a wish. It widens nothing: it lets a person see before the start what is going to be asked, and answer once a step
+It is a declaration and grants nothing: it lets a person see the questions before the start, and answer once per step
 (:mod:`soong.shared.permissions.preview`). Texts are templates like a step's inputs; what each must hold to is said
 here, for the plan and again when its references have been looked up.
 """
@@ -74,7 +74,7 @@ def looked_up(texts: Sequence[str], scope: Scope, budget: Budget) -> tuple[str, 
 def rendered(value: JsonObject, scope: Scope, budget: Budget) -> dict[str, Json]:
     """Return the stored form with its references looked up. One that names nothing stays as it was written.
 
-    A wish must not keep a step from running. Raises: BudgetExceededError.
+    A declaration must not keep a step from running. Raises: BudgetExceededError.
     """
     asks = Asks.from_json(value)
     found = Asks(
@@ -90,13 +90,13 @@ def write_offence(path: str) -> PermissionProblem | None:
     if REFERENCE in path:
         return None
     if not path.strip() or "\0" in path:
-        return f"{path!r} is no path", "name a folder or a file"
+        return f"{path!r} is not a path", "name a folder or a file"
     if "*" in path:
         return f"{path!r} is a pattern", "name the folder, or each file"
     if path.startswith("~"):
-        return f"{path!r} begins with `~`, which no tool expands", "write the whole path"
+        return f"{path!r} begins with `~`, which no tool expands", "write the full path"
     if posixpath.normpath(path).strip("/") == "":
-        return f"{path!r} is the whole file system", "name the folder that the step writes in"
+        return f"{path!r} is the entire file system", "name the folder that the step writes in"
     return None
 
 

@@ -136,7 +136,7 @@ class _Row:
 
 
 def _rows(layers: Sequence[Sequence[str]], boxes: Mapping[str, _Box]) -> list[_Row]:
-    """Break each layer into rows: up to ``MAX_WIDTH``, or as wide as the whole picture is high if that is wider."""
+    """Break each layer into rows: up to ``MAX_WIDTH``, or as wide as the picture is high if that is wider."""
     area = sum((box.width + GAP_X) * (HEIGHT + GAP_ROWS) for box in boxes.values())
     widest = max(MAX_WIDTH, math.isqrt(area))
     rows: list[_Row] = []
@@ -209,5 +209,5 @@ _SMALL: Final = ' font-size="10" fill="#556677"'
 
 
 def _text(text: str) -> str:
-    """Return text as it stands in a document: escaped, and without what XML does not have and nobody sees."""
+    """Return text for a document: escaped, without invisible characters and those that XML does not have."""
     return escape(blanked(text))

@@ -23,7 +23,7 @@ INPUT_TYPES: tuple[InputType, ...] = ("string", "integer", "number", "boolean", 
 DEFAULT_DEFINITION = "default_worker_agent"
 MAX_MAP_ITEMS = 10_000
 DEFAULT_RETRIES = 3
-"""Further attempts of a step whose ``on_failure`` is ``retry`` and that says no number (DAG-05)."""
+"""More attempts of a step whose ``on_failure`` is ``retry`` and that says no number (DAG-05)."""
 
 
 class OnFailure(StrEnum):
@@ -101,7 +101,7 @@ class Plan:
     document: JsonObject
     source: str = "plan"
     modules: tuple[str, ...] = ()
-    """Modules beside the plan's file that register scripted agents; workers started for it import them."""
+    """Modules next to the plan's file that register scripted agents; workers started for it import them."""
 
     def step(self, step_id: str) -> PlanStep:
         """Return a step by id. Raises: KeyError."""
@@ -109,7 +109,7 @@ class Plan:
 
 
 Report: TypeAlias = Callable[[Path, str, Remedy], None]
-"""Takes the place, the problem and the remedy of one offence."""
+"""Takes the place, the problem and the remedy of one problem."""
 
 ScriptCheck: TypeAlias = Callable[[Json, frozenset[str], frozenset[str] | None, Report], None]
 """Checks a script against the step's input names and the tools (None: not known); reports by places in the script."""
@@ -135,7 +135,7 @@ class PlanNames:
 
 
 def has_type(value: Json, type_name: InputType) -> bool:
-    """Say whether a value is of an input type; a boolean is no number."""
+    """Say whether a value is of an input type; a boolean is not a number."""
     match type_name:
         case "string":
             return isinstance(value, str)

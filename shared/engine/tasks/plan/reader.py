@@ -1,4 +1,4 @@
-"""Reads plans: text or JSON in, a checked :class:`Plan` out, or one error that lists every offence (DAG-02, DAG-08).
+"""Reads plans: text or JSON in, a checked :class:`Plan` out, or one error that lists every problem (DAG-02, DAG-08).
 
 Owns which fields a plan has. What fields must say of each other is :mod:`soong.shared.engine.tasks.plan.checks`.
 """
@@ -96,7 +96,7 @@ def parse_plan(text: str, source: str, known: PlanNames | None = None) -> Plan:
     """Read a plan from YAML or JSON text; ``source`` names it in messages.
 
     Raises:
-        InvalidPlanError: with every offence, in document order.
+        InvalidPlanError: with every problem, in document order.
     """
     return _read(read_document(text, source), known or PlanNames())
 
@@ -169,7 +169,7 @@ def _read_input(name: str, shape: JsonObject, path: Path, report: Report) -> Pla
     is_required = fields.boolean("required", default="default" not in shape)
     fields.done()
     if known_type is not None and default is not None and not has_type(default, known_type):
-        report((*path, "default"), f"{kind_of(default)} is not of type {known_type}", "mend the default or the type")
+        report((*path, "default"), f"{kind_of(default)} is not of type {known_type}", "fix the default or the type")
     return PlanInput(name, known_type or "string", description, is_required, default)
 
 
@@ -178,7 +178,7 @@ def _type_name(default: Json) -> InputType:
 
 
 def read_step(value: Json, path: Path, report: Report) -> PlanStep | None:
-    """Read one step that stands by itself in a document; None when it is none at all."""
+    """Read one step that is a document of its own; None when it is not a step."""
     if not isinstance(value, Mapping):
         report(path, f"a step is {kind_of(value)}", "write a mapping with at least `id` and `instructions`")
         return None
@@ -196,7 +196,7 @@ def read_step(value: Json, path: Path, report: Report) -> PlanStep | None:
 
 
 def _read_on_failure(fields: Fields, kind: StepKind) -> tuple[FailurePolicy | None, int]:
-    """Read what is done at the final failure, and how many further attempts that word gives."""
+    """Read what is done at the final failure, and how many more attempts that word gives."""
     if kind is StepKind.MAP:  # it is not run itself: there is nothing to try again
         return fields.maybe_word("on_failure", FailurePolicy), 0
     word = fields.maybe_word("on_failure", OnFailure)
@@ -206,7 +206,7 @@ def _read_on_failure(fields: Fields, kind: StepKind) -> tuple[FailurePolicy | No
 
 
 def _read_work(fields: Fields, common: Mapping[str, object], *, retries: int = 0) -> PlanStep:
-    """Read what agent and python steps have, whether they stand alone or in a map."""
+    """Read what agent and python steps have, alone or in a map step."""
     is_agent = common["kind"] is StepKind.AGENT
     return PlanStep(
         **common,  # type: ignore[arg-type]  # the five fields that every step has, typed where they were read
@@ -256,7 +256,7 @@ def _words(item: Json, index: int, fields: Fields) -> tuple[str, ...] | None:
     if isinstance(item, str):
         return (item,)
     if isinstance(item, Mapping) or not isinstance(item, Sequence) or not all(isinstance(word, str) for word in item):
-        fields.report((*fields.path, "run", index), f"{kind_of(item)} is no command", "write a list of texts")
+        fields.report((*fields.path, "run", index), f"{kind_of(item)} is not a command", "write a list of texts")
         return None
     return tuple(map(str, item))
 
@@ -291,7 +291,7 @@ def _read_child(value: JsonObject, path: Path, report: Report) -> PlanStep:
     fields = Fields(value, path, report)
     kind = fields.word("kind", StepKind, StepKind.AGENT)
     if kind is StepKind.MAP:
-        report((*path, "kind"), "a map step stands inside a map step", "let a step after it map over its results")
+        report((*path, "kind"), "a map step is inside a map step", "let a step after it map over its results")
         kind = StepKind.AGENT
     step = _read_work(fields, {"id": "", "kind": kind, "title": fields.text("title")})
     fields.done(_OTHER_KINDS)

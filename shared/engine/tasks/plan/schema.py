@@ -1,6 +1,6 @@
 """The published JSON Schema of plans, for editors and for models (DAG-08).
 
-Owns how each field is told. An editor completes and marks by it; what a plan must hold to beyond its shape (ids, edges,
+Owns the description of each field. An editor completes and marks by it; rules beyond the shape of a plan (ids, edges,
 references, scripts) is said by ``soong tasks validate``, which is the judge.
 """
 
@@ -51,10 +51,10 @@ WORK: Final[Mapping[str, JsonObject]] = {
     "inputs": _object("Values for the step; references such as ${look.output.files} are looked up when it starts."),
     "output": _object("JSON Schema of the result. An agent is asked again until its answer holds to it."),
     "priority": _whole("Higher first, among steps that are ready.", -1000, 1000, 0),
-    "retries": _whole("Further attempts after a failure.", 0, 20, 0),
+    "retries": _whole("More attempts after a failure.", 0, 20, 0),
     "backoff_s": {
         **_SECONDS,
-        "description": "Pause before the first further attempt, doubled each time.",
+        "description": "Pause before the first of these attempts, doubled each time.",
         "default": 1,
     },
     "timeout_s": {**_SECONDS, "description": "Time limit of one attempt, waiting for people not counted."},
@@ -100,14 +100,14 @@ MAP: Final[Mapping[str, JsonObject]] = {
 }
 ON_FAILURE: Final[JsonObject] = _text(
     "At the final failure: skip what depends on it, fail the task, or keep going with a null result. "
-    f"`retry`: {DEFAULT_RETRIES} further attempts first, unless `retries` says how many. Left out: what depends on it "
+    f"`retry`: {DEFAULT_RETRIES} more attempts first, unless `retries` says how many. Left out: what depends on it "
     "is skipped, or waits for the agent that plans the task.",
     enum=[*_WORDS],
 )
 
 
 def plan_schema() -> JsonObject:
-    """Return the whole schema, JSON Schema 2020-12."""
+    """Return the full schema, JSON Schema 2020-12."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": SCHEMA_ID,
@@ -125,7 +125,7 @@ def plan_schema() -> JsonObject:
                 "additionalProperties": {"$ref": "#/$defs/input"},
             },
             "modules": _list(
-                "Python modules beside the plan's file that register its scripted agents. Only for `soong run FILE`."
+                "Python modules next to the plan's file that register its scripted agents. Only for `soong run FILE`."
             ),
             "steps": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/step"}},
         },

@@ -3,7 +3,7 @@
 A string that is exactly one reference keeps the JSON type of what it names; otherwise references are written into the
 text. What comes out is never looked at again, so a value that contains ``${`` stays what it is. ``$${`` writes a
 literal ``${``. A reference may end in pure filters: ``length``, ``json``, ``first``, ``last``, ``join("…")``,
-``default(<json>)``; the last also stands in for a path that is missing.
+``default(<json>)``; the last also replaces a path that is missing.
 
 What is made is counted while it is made (:mod:`soong.shared.engine.tasks.plan.budget`); parsing is linear in the text.
 """
@@ -51,7 +51,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """``parts`` is the path, first part the root; ``text`` what stands between the braces.
+    """``parts`` is the path, first part the root; ``text`` the text between the braces.
 
     ``roots`` are the names that the root may have, longest first: a step's id may itself contain dots.
     """
@@ -110,7 +110,7 @@ class Reference:
             if -len(value) <= part < len(value):
                 return value[part]
             raise TemplateError(self.text, f"there is no item [{part}] in a list of {len(value)}")
-        raise TemplateError(self.text, f"{part!r} is asked of {_kind(value)}")
+        raise TemplateError(self.text, f"cannot look up {part!r} in {_kind(value)}")
 
     def _apply(self, item: Filter, value: Json, budget: Budget) -> Json:
         match item.name:
@@ -180,7 +180,7 @@ def render(value: Json, scope: Scope, budget: Budget) -> Json:
 
     Raises:
         TemplateError: a reference that is malformed or names nothing.
-        BudgetExceededError: a text becomes too long, or the whole too large.
+        BudgetExceededError: a text becomes too long, or the result too large.
     """
     if isinstance(value, str):
         return render_text(value, scope, budget)

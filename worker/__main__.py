@@ -24,7 +24,7 @@ from soong.worker.starter import StatusPipe
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-"""A setting or a module is wrong: whoever starts the process again with the same ones gets the same end."""
+"""A setting or a module is wrong: a restart with the same ones ends the same way."""
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
     hear_signals()
     forbid_inspection()
     mark_family()
-    parser = argparse.ArgumentParser(prog="soong worker", description="Claim and run steps until told to stop.")
+    parser = argparse.ArgumentParser(prog="soong worker", description="Claim and run steps until stopped.")
     parser.add_argument("--name", default="", help="node name before the @, as Flower shows it")
     parser.add_argument("--slots", type=int, default=None)
     parser.add_argument("--pools", type=_split, default=None)

@@ -30,7 +30,7 @@ REASONS_KEPT: Final = 32
 
 @dataclass(slots=True)
 class _Holder:
-    """One held run: the further step that it holds now, and why it lost others."""
+    """One held run: the additional step that it holds now, and why it lost others."""
 
     open: Claim | None = None
     lost: dict[str, str] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class AdditionalSteps:
         return await self.claim_loop.end_further(clean_end(end, self.redactor))
 
     async def interrupt(self, interrupt: Interrupt) -> bool:
-        """Stop a further step that was asked to; False when it is none. A paused task's goes with its holder."""
+        """Stop an additional step on request; False when it is not one. A paused task's goes with its holder."""
         for lease, known in list(self._holders.items()):
             claim = known.open
             if claim is not None and (claim.identity.run_id, claim.fence) == (interrupt.run_id, interrupt.fence):
@@ -98,7 +98,7 @@ class AdditionalSteps:
         await self.claim_loop.end_further(_cancelled(claim, reason))
 
     def ends_with(self, claim: Claim, end: StepEnd) -> tuple[StepEnd, ...]:
-        """Return the end of what a run holds beside its own step, as its own end has it, and let go of it."""
+        """Return the end of a run's additional step, as its own end has it, and release it."""
         open_claim = self._let_go(claim)
         if open_claim is None:
             return ()
@@ -122,7 +122,7 @@ class AdditionalSteps:
 
 
 def _end_by(claim: Claim, end: StepEnd) -> StepEnd:
-    """Return how a further step ends with the run that holds it; it is the run's end, told of another step."""
+    """Return how an additional step ends with the run that holds it: the run's end, for another step."""
     if end.status is not StepStatus.COMPLETED:
         error = end.error or StepError(str(end.end_reason), "")
         message = f"the run that held it failed: {error.message}"

@@ -1,6 +1,6 @@
 """Agent steps: puts a child agent together from its claim and turns its end into the step's end.
 
-What the agent may do stands in its run's row and nowhere else: its tools are those of the stored surface, its rules
+What the agent may do is in its run's row only: its tools are those of the stored surface, its rules
 those of its session. This is where the ports of the agent loop and of the pipeline meet the store.
 """
 
@@ -72,7 +72,7 @@ class AgentStepRunner:
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
     watcher: AgentObserver = field(default_factory=NullObserver)
     further: AdditionalSteps = field(init=False)
-    """What runs hold beside their own steps; the slots of the same process end it with them."""
+    """The additional steps of runs; the slots of the same process end it with them."""
     lot: ParkingCoordinator = field(init=False)
     _registry: ToolRegistry = field(init=False)
     _config: PipelineConfig = field(init=False)
@@ -112,7 +112,7 @@ class AgentStepRunner:
         self._hooks = registered_hooks() + configured
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
-        """Run the agent of a claimed step from where it stands to its end."""
+        """Run the agent of a claimed step from its last state to its end."""
         try:
             tools = self._tools(claim)
             name = claim.identity.model or self.settings.model

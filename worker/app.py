@@ -45,7 +45,7 @@ def make_worker_celery(redis_url: str, settings: Settings, hold_slot: Callable[[
 def receive_dispatches(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
     """Return how the consumer takes a message of our task: as Celery does, if it is one that we send.
 
-    Celery trusts what it reads: a body of another form raises out of the consumer, which connects anew, takes the
+    Celery trusts what it reads: a body of another form raises out of the consumer, which connects again, takes the
     same message again, and so on for ever; a time or a callback in it would be obeyed.
     """
     accept = default(task, app, consumer, **options)
@@ -107,7 +107,7 @@ def run_celery(
     wear: RecycleLimits,
     parent: ParentPipe,
 ) -> int:
-    """Consume until told to stop, then drain; return the exit code."""
+    """Consume until stopped, then drain; return the exit code."""
     grace = timedelta(seconds=settings.drain_s)
 
     def begin_drain(**_: object) -> None:

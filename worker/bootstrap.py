@@ -41,7 +41,7 @@ SWITCH_INTERVAL_S = 0.001
 
 
 def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
-    """Run one worker process until it is told to stop; return its exit code. One that recycles does not return."""
+    """Run one worker process until it is stopped; return its exit code. One that recycles does not return."""
     pulse = Pulse(settings.hang_s)
     config = load_config(settings.home)
     clean = redactor(secret_values(settings, config.commands.secret_env))

@@ -2,9 +2,9 @@
 
 A write call is recorded before its handler starts, with its ledger row and the consumption of its decision, in one
 transaction, and its end in another: two by design. A read can be run again, so all that is known of it is kept back and
-written with its end: one transaction a call, its ledger row among it (PER-19, EXE-02).
+written with its end: one transaction per call, its ledger row among it (PER-19, EXE-02).
 
-Events that are kept back are written after ``SHOW_AFTER_S`` at the latest, so that whoever watches sees a long call
+Events that are kept back are written after ``SHOW_AFTER_S`` at the latest, so that a watcher sees a long call
 while it runs (EXE-09, EXE-11); a short one costs nothing for that.
 """
 
@@ -36,7 +36,7 @@ SHOW_AFTER_S: Final = 1.0
 class RunCallLog:
     """The call log of one claimed run. ``calls`` counts the calls that ended.
 
-    Of a run that goes on elsewhere no call is recorded as aborted: it is not over. One that ended in spite of the
+    Of a run that continues elsewhere no call is recorded as aborted: it is not over. One that ended in spite of the
     interruption is recorded as it ended.
     """
 
@@ -49,9 +49,9 @@ class RunCallLog:
     redactor: Redactor = field(default_factory=Redactor)
     show_after_s: float = SHOW_AFTER_S
     notifier: Notifier | None = None
-    """Tells whoever follows the run that its log has grown (EVT-02)."""
+    """Notifies followers of the run after each write to its log (EVT-02)."""
     on_error: Callable[[str, str], object] | None = None
-    """Is told the tool and the type of each error that a call ends in."""
+    """Gets the tool and the type of each error that a call ends in."""
     calls: int = 0
     _kept: list[NewEvent] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
@@ -108,7 +108,7 @@ class RunCallLog:
         self._keep(NewEvent(type, data, self.clock.now_us()))
 
     async def take(self) -> list[NewEvent]:
-        """Return the events kept back and forget them: whoever writes next writes them too, in order."""
+        """Return the events kept back and forget them: the next write includes them, in order."""
         while self._showing is not None:
             await asyncio.shield(self._showing)
         if self._timer is not None:
@@ -125,7 +125,7 @@ class RunCallLog:
             await self.notify()
 
     async def notify(self) -> None:
-        """Notify whoever follows the run; called after each write to its log."""
+        """Notify followers of the run; called after each write to its log."""
         if self.notifier is not None:
             await self.notifier.notify_runs([self.run_id])
 
@@ -146,7 +146,7 @@ class RunCallLog:
     async def _show(self) -> None:
         """Write what is kept back although no call has ended; when that fails, the next write says why.
 
-        Never raises, so that whoever waits for it goes on.
+        Never raises, so that its callers continue.
         """
         events, self._kept = self._kept, []
         try:

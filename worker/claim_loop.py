@@ -1,9 +1,9 @@
 """The pump: all slots of a process end and claim their steps together, one transaction at a time.
 
-A **slot** asks for its next step and hands in the end of its last one. While one transaction runs, further ends and
+A **slot** asks for its next step and hands in the end of its last one. While one transaction runs, more ends and
 requests gather for the next: the busier the process, the larger its batches, with no timer to tune. A chain therefore
-costs one transaction a hop and no message. Whenever there is one to serve, the process's spare slots claim with it, so
-a single dispatch fills a whole process. Rows decide everything; the pump holds only what it was given.
+costs one transaction per hop and no message. When there is one to serve, the process's spare slots claim with it, so
+a single dispatch fills a process. Rows decide everything; the claim loop holds only what it was given.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 RING_FIRST_S = 0.002
 RING_AGAIN_S = 0.25
-"""Work that is left over is told to the owners at once, and again only now and then: whoever was woken stays awake."""
+"""Owners are notified of left-over work at once, and then only now and then: a woken owner stays awake."""
 
 
 RunFence: TypeAlias = tuple[str, int]
@@ -46,7 +46,7 @@ def retry_s(attempt: int) -> float:
 
 @dataclass(slots=True)
 class SlotTurn:
-    """One slot's turn: the ends of what its run held, if any, and the wish for another step."""
+    """One slot's turn: the ends of what its run held, if any, and the request for another step."""
 
     ends: tuple[StepEnd, ...]
     wants_step: bool
@@ -94,7 +94,7 @@ class ClaimLoop:
         """Hand in ``end`` and return a claimed step, or None when nothing is claimable now.
 
         ``ran`` is what the slot has had; without an end it is not held any more. ``further`` are the ends of what its
-        run held beside its own step: they are written in the same transaction.
+        run held in addition to its own step: they are written in the same transaction.
         """
         if ran is not None and end is None:
             self.forget(ran)
@@ -102,7 +102,7 @@ class ClaimLoop:
         return await self._wish(ends, wants_step=not self.is_draining).future
 
     async def claim_additional(self, holder: Lease, step_id: str) -> Claim | ClaimRefusal:
-        """Claim a step for a run that is held here, beside its own.
+        """Claim a step for a run that is held here, in addition to its own.
 
         Raises: LeaseLostError; UnavailableError, and then what was claimed all the same is given back.
         """
@@ -123,7 +123,7 @@ class ClaimLoop:
         return claim
 
     async def end_further(self, end: StepEnd) -> bool:
-        """Write the end of a step whose holder goes on with its own; False when it was not held any more."""
+        """Write the end of a step whose holder continues with its own; False when it was not held any more."""
         wish = self._wish((end,), wants_step=False)
         await wish.future
         return wish.stale is not None and end.run_id not in wish.stale
@@ -172,7 +172,7 @@ class ClaimLoop:
                 await self.claims.release(worker_id, unheard, reason=reason, now_us=self.clock.now_us())
 
     async def run(self) -> None:
-        """Serve wishes until cancelled."""
+        """Serve requests until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -218,7 +218,7 @@ class ClaimLoop:
         return left[::-1]
 
     def _place(self, claims: list[Claim]) -> None:
-        """Open a slot for each claim that answered no wish; one whose own slot went away takes its place."""
+        """Open a slot for each claim without a request; one whose own slot went away takes its place."""
         for claim in claims:
             self.grow(claim)
 

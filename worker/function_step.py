@@ -20,7 +20,7 @@ from soong.shared.engine.wire.capabilities import BUILTIN
 from soong.shared.tools.value_limits import plain
 
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
-"""As JSON: every step that depends on this one is given it whole."""
+"""As JSON: every step that depends on this one gets all of it."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The heartbeat of a worker process: its own thread, its own connection, its own clock.
 
 It beats only while the event loop has ticked lately, so that a stalled loop loses its leases instead of keeping them.
-When it could not beat for the trust window, or is told that its incarnation is gone, it says so at once: the worker
+When it could not beat for the trust window, or finds that its incarnation is gone, it reports so at once: the worker
 stops by its own monotonic clock before anybody else may start its steps (DESIGN: leases).
 """
 
@@ -22,7 +22,7 @@ TRUST = 0.75
 
 
 class Ticker(Protocol):
-    """Calls a function in even intervals, beside the event loop and not on it."""
+    """Calls a function in even intervals, outside the event loop."""
 
     def start(self, every_s: float, act: Callable[[], None]) -> None: ...
 
@@ -87,7 +87,7 @@ class Heartbeat:
         self._pace.start(self._beat_s, self.beat_once)
 
     def renew(self, worker_id: str) -> None:
-        """Go on for a new incarnation, just registered."""
+        """Continue for a new incarnation, just registered."""
         self._beaten_at = self._ticked_at = self._clock.monotonic_s()
         self._worker_id = worker_id
 

@@ -1,9 +1,9 @@
 """Parking: a run that only waits for consent gives its slot to others (PER-13).
 
 A run parks when every call of it that is under way has waited for consent for the set time. The rows are asked first,
-while the run still waits: only when they say that it is parked is it stopped here, and it goes on elsewhere. An answer
-that comes meanwhile makes them say no, and the call just goes on. Nothing is polled: each change of what waits sets
-the time anew.
+while the run still waits: only when they say that it is parked is it stopped here, to continue elsewhere. An answer
+that arrives meanwhile makes them refuse, and the call continues. Nothing is polled: each change of what waits sets
+the time again.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class RunParking:
             self.poll()
 
     def poll(self, at_least_s: float = 0.0) -> None:
-        """Set the time for parking anew, after what has changed."""
+        """Set the time for parking again, after a change."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -38,9 +38,9 @@ LOOK_EVERY_S = 1.0
 EARLY = 256
 """Far more than are decided between the commit of a question and the next turn of its loop."""
 CLOSE_S = 0.001
-"""A time that is so near has come: timers are no finer, and waiting for less would not let time go by."""
+"""A time this near counts as reached: timers are not finer, and a shorter wait would not advance time."""
 KEY_ENDED = frozenset({"revoked_key", "retired_key"})
-"""What is wrong with a decision whose call may be asked about anew at once: nobody but its key is at fault."""
+"""What is wrong with a decision whose call may ask again at once: only its key is at fault."""
 
 Note = Callable[[str, JsonObject], Awaitable[None]]
 """Keeps an event of the run back, to be written with the next."""
@@ -93,7 +93,7 @@ class DecisionInbox:
             self._waiting[request_id] = others
 
     async def close(self) -> None:
-        """Stop listening; whoever still waits is cancelled."""
+        """Stop listening; waiting calls are cancelled."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -180,9 +180,9 @@ class WorkerGate:
     noted: Callable[[], Awaitable[Sequence[NewEvent]]] | None = None
     """Hands over what was noted and is not written yet: written with the question, and before it."""
     on_asked: Callable[[str], object] | None = None
-    """Is told the tool of each call that waits for consent."""
+    """Gets the tool of each call that waits for consent."""
     on_settled: Callable[[], object] | None = None
-    """Is told when such a call waits no more, while its run goes on here."""
+    """Called when such a call waits no more, while its run continues here."""
     waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Is entered for as long as a call waits for a request: its run may park."""
     unknown: Sequence[JsonObject] = ()
@@ -200,14 +200,14 @@ class WorkerGate:
         return answered or await self._asked(call, verdict) or stale("the permission given has expired; call again")
 
     async def _asked(self, call: GateCall, verdict: PolicyVerdict) -> Verdict | None:
-        """Ask and return what that says of the call; None when it said so too long ago and is to be asked anew."""
+        """Ask and return the verdict on the call; None when the answer is too old and must be asked again."""
         request, is_new = await self._raise(call, verdict)
         decision = None
         try:
             settled = await self._until_settled(request, is_new=is_new)
             decision = settled.decision
             if decision is None:
-                return withdrawn("the question was withdrawn before anybody answered it; call again to ask anew")
+                return withdrawn("the question was withdrawn before anybody answered it; call again for a new question")
             check_signature(decision, settled.key)
             # The input is digested again: what runs is what was decided, not what was asked a while ago.
             as_it_runs = replace(request, input_digest=digest(call.permission_input))

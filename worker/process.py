@@ -1,4 +1,4 @@
-"""The worker process: one asyncio loop on its own thread, beside Celery's threads pool.
+"""The worker process: one asyncio loop on its own thread, next to Celery's threads pool.
 
 Order of stopping: no new claims; runs that wait for consent park; running steps may end for the grace time while the
 heart beats on; what is left is handed back; the incarnation is closed; the loop ends. A kill is the reaper's business.
@@ -38,7 +38,7 @@ HAND_BACK_S = 10.0
 
 
 class CommandCaller(Protocol):
-    """Runs a function soon on the process's loop, whoever asks from wherever."""
+    """Runs a function soon on the process's loop, from any thread."""
 
     def call(self, function: Callable[[], object]) -> None: ...
 
@@ -80,7 +80,7 @@ class LoopThread:
 
 
 class _CountingRuns:
-    """Tells the process's wear of each run beside its watcher."""
+    """Counts each run for the recycling limits, in addition to its observer."""
 
     def __init__(self, watcher: RunObserver, wear: RecycleLimits) -> None:
         self._watcher = watcher
@@ -261,7 +261,7 @@ class WorkerProcess:
                 return
 
     async def _hear_interrupts(self) -> None:
-        """Look for cancelled and paused runs when told to, and at each beat in case the telling was lost."""
+        """Look for cancelled and paused runs when notified, and at each beat in case a notification was lost."""
         while True:
             worker_id = self._incarnation.worker_id
             if not worker_id:

@@ -1,4 +1,4 @@
-"""Recycling: a process that has run long enough, or grown too large, ends in order and begins anew.
+"""Recycling: a process that has run long enough, or grown too large, ends in order and restarts.
 
 The same process executes the program again: its id, its starter and its standing with a supervisor, with Docker or with
 Kubernetes stay, so nobody counts a crash, waits for a back-off or starts a second one. Until then it beats, claims
@@ -25,7 +25,7 @@ from soong.shared.sandbox import subreaper
 log = get_logger(__name__)
 
 JITTER: Final = 0.25
-"""Each process waits for up to this much more than it was told, so that those started together part."""
+"""Each process adds up to this share to its limit, so that those started together part."""
 
 MIB: Final = 2**20
 
@@ -47,7 +47,7 @@ def resident_mib() -> int:
 
 @dataclass(slots=True)
 class RecycleLimits:
-    """What has been asked of one process. ``is_told_to_stop``: somebody wants it to end, so it begins no new life."""
+    """The requests to one process. ``is_told_to_stop``: somebody wants it to end, so it begins no new life."""
 
     most_runs: int = 0
     most_mib: int = 0

@@ -34,7 +34,7 @@ class ClaimRunner(Protocol):
 
 
 class RunObserver(Protocol):
-    """Is told of every run that starts and ends here, for telemetry."""
+    """Gets every run that starts and ends here, for telemetry."""
 
     def started(self, claim: Claim) -> None: ...
 
@@ -59,7 +59,7 @@ class Slots:
     runner: ClaimRunner
     watcher: RunObserver
     further: AdditionalSteps = field(default_factory=AdditionalSteps)
-    """What the held runs hold beside their own steps."""
+    """The additional steps of the held runs."""
     claim_loop: ClaimLoop = field(init=False)
     _held: dict[RunFence, _HeldRun] = field(default_factory=dict)
     """By run and fence: a run that is being handed back may have been claimed here again already."""

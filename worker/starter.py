@@ -1,4 +1,4 @@
-"""What a worker process reports to whoever started it: that it is ready, or why it cannot start.
+"""What a worker process reports to the process that started it: that it is ready, or why it cannot start.
 
 One line on the inherited pipe ``SOONG_STATUS_FD``, if there is one. The starter shows it to the people who wait: a log
 helps only those who know that there is one.

@@ -1,7 +1,7 @@
 """How a held run is being stopped, as everything that works for it sees it.
 
-A cancelled run ends, and its calls with it. One that is handed back or dropped goes on elsewhere: its unfinished calls
-have no result, and its open question stays open, for whoever takes the run up asks the same one. So does one that is
+A cancelled run ends, and its calls with it. One that is released or dropped continues elsewhere: its unfinished calls
+have no result, and its open question stays open, for the resumed run asks the same one. So does one that is
 parked, which has given up its lease already.
 """
 

@@ -6,7 +6,7 @@ from soong.shared.core.identity import RunIdentity
 
 
 class AgentObserver(Protocol):
-    """Is told of the moments of an agent that a person may want to see counted."""
+    """Gets the moments of an agent that a person may want to see counted."""
 
     def approval_waiting(self, identity: RunIdentity, tool: str) -> None:
         """A call of ``tool`` waits for consent."""

@@ -1,7 +1,7 @@
 """The nodes and events of a claimed run, written without secrets and under its fence (EVT-05).
 
 What a model said may repeat a secret that it was shown, and what it calls must run with it all the same: the node of
-its answer is redacted, and the arguments of a call that lost something by that are kept whole in the call's own row
+its answer is redacted, and the arguments of a call that lost something by that are kept in full in the call's own row
 until the call ends.
 """
 
@@ -31,7 +31,7 @@ class WorkerTranscript:
     redactor: Redactor
 
     async def nodes(self) -> Sequence[Node]:
-        """Raises: ForgedError when one is malformed: some worker wrote it, and no run goes on from it (OPS-12)."""
+        """Raises: ForgedError when one is malformed: some worker wrote it, and no run continues from it (OPS-12)."""
         nodes = await self.runs.nodes(self.run_id)
         malformed = next((node for node in nodes if MALFORMED in node.payload), None)
         if malformed is not None:
@@ -58,7 +58,7 @@ class WorkerTranscript:
         await self.log.notify()
 
     def _open_row(self, call: ToolCall) -> CallRow | None:
-        """Return the row that keeps a call's arguments whole; None when its node does."""
+        """Return the row that keeps a call's full arguments; None when its node does."""
         try:
             check_incoming(call.arguments)
         except UnfitError:

@@ -1,6 +1,6 @@
-"""All that a person may want to know of one question, read from rows: who asks, for what, how it stands (PER-06).
+"""All that a person may want to know of one question, read from rows: who asks, for what, in which state (PER-06).
 
-A value with a JSON form; drawing it is for whoever shows it. Nothing in it has been made inert.
+A value with a JSON form; its caller draws it. Nothing in it has been made inert.
 """
 
 from collections.abc import Sequence

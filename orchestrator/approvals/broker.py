@@ -1,7 +1,7 @@
 """The desk: the one place where questions of an owner's sessions become signed decisions (CARD-3, PER-01).
 
 Owns a :class:`SessionApprovals` for each session that has questions or grants. A successor of a dead owner asks
-the same questions under the same ids, reads the answers that stand, and has none of its grants.
+the same questions under the same ids, reads the stored answers, and has none of its grants.
 """
 
 from collections.abc import Callable, Sequence

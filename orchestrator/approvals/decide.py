@@ -1,4 +1,4 @@
-"""What an owner rules on a question, before it is signed: pure, every way of not getting a yes told apart (PER-14)."""
+"""What an owner rules on a question, before it is signed: pure, with a distinct outcome per denial (PER-14)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ class UnsignedDecision:
     """An outcome and its author. ``error`` is set exactly when the choice is deny.
 
     ``rule`` names the rule and its source, ``grant`` the decision that a session grant came from, ``metadata`` is what
-    the person's callback said beside its answer (PER-03, PER-19). ``security`` names what did not hold of the question
+    the person's callback said with its answer (PER-03, PER-19). ``security`` names what did not hold of the question
     or the answer; it is an event of its own.
     """
 

@@ -1,4 +1,4 @@
-"""The key that an owner signs with: one that stands in the table of published keys (PER-12, OPS-12).
+"""The key that an owner signs with: one that is in the table of published keys (PER-12, OPS-12).
 
 The key file alone proves nothing: a process that can write it would otherwise have its own key published. Only the
 first owner of a deployment, whose table is empty, publishes the key that it finds. Every later key gets into the table
@@ -36,9 +36,9 @@ class AuditedKeys(Protocol):
 
 @dataclass(slots=True)
 class DeploymentKey:
-    """Accepts the key of ``source`` once it is published and good, and goes on with the last one that was.
+    """Accepts the key of ``source`` once it is published and good, and continues with the last one that was.
 
-    A key that is refused is told once: in the log, and in the audit log as ``unpublished_key``.
+    A key that is refused is reported once: in the log, and in the audit log as ``unpublished_key``.
     """
 
     store: AuditedKeys

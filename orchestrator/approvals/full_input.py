@@ -1,7 +1,7 @@
-"""The whole input of a call that is asked for: all that the summary in its question leaves out.
+"""The full input of a call that is asked for: all that the summary in its question leaves out.
 
-The question keeps a bounded summary and the digest of the real input, which is what a decision is bound to. The whole
-stands in the run's nodes as the model sent it, or in the event of the question as hooks made it, both without secrets.
+The question keeps a bounded summary and the digest of the real input, to which a decision is bound. The full input
+is in the run's nodes as the model sent it, or in the event of the question as hooks made it, both without secrets.
 It is the real input exactly when its digest is that one; otherwise it is said what it is.
 """
 
@@ -19,7 +19,7 @@ from soong.shared.sandbox.redact import MARK
 
 EXACT: Final = "exactly what an answer is bound to"
 REDACTED: Final = f"without secrets, which read {MARK}; an answer is bound to the real input"
-SUMMARY: Final = "a summary: the whole is not to be found in the run's log; deny what you would have to see"
+SUMMARY: Final = "a summary: the run's log does not have the full input; deny the call if you need to see it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class FullInput:
 
 
 async def read_full_input(store: RunStore, request: PermissionRequest) -> FullInput:
-    """Read the whole input of a question's call from its run's logs. Raises: UnavailableError."""
+    """Read the full input of a question's call from its run's logs. Raises: UnavailableError."""
     run_id = request.identity.run_id
     found = full_input(request, await store.nodes(run_id))
     return found if found.is_whole else whole_of_event(request, await _asked(store, run_id, request.id)) or found
 
 
 def full_input(request: PermissionRequest, nodes: Sequence[Node]) -> FullInput:
-    """Return the whole input of a question's call, as far as its run's nodes keep it."""
+    """Return the full input of a question's call, as far as its run's nodes keep it."""
     if _has_digest(request.arguments, request.input_digest):
         return FullInput(request.arguments, EXACT, is_exact=True)
     for said in _arguments_in(nodes, request.tool_call_id):
@@ -54,7 +54,7 @@ def full_input(request: PermissionRequest, nodes: Sequence[Node]) -> FullInput:
 
 
 def whole_of_event(request: PermissionRequest, event: Event | None) -> FullInput | None:
-    """Return the whole input of a call that hooks rewrote, as the event of its question keeps it."""
+    """Return the full input of a call that hooks rewrote, as the event of its question keeps it."""
     said = None if event is None else event.data.get("input")
     return _whole(request, said) if isinstance(said, Mapping) else None
 

@@ -1,6 +1,6 @@
 """Being there to answer: the rows by which a responder tells owners that somebody could be asked.
 
-A row is alive while it beats. One that was taken for gone is made anew under another id; all are taken back at the end.
+A row is alive while it beats. One that was declared gone is created again with another id; all are removed at the end.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class ResponderLease:
             self._changed.set()
 
     async def run(self) -> None:
-        """Beat until cancelled; while the database is away it goes on trying."""
+        """Beat until cancelled; while the database is away it keeps trying."""
         try:
             while True:
                 self._changed.clear()

@@ -15,7 +15,7 @@ class Presence:
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def observe(self, responders: Sequence[Responder], now_s: float) -> tuple[bool, frozenset[str]]:
-        """Take what the rows say now; return whether anybody is there, and the ids of those that are away."""
+        """Take the current rows; return whether anybody is there, and the ids of those that are away."""
         for responder in responders:
             beat, _ = self._seen.get(responder.id, (-1, 0.0))
             if responder.beat != beat:

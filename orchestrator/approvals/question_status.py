@@ -1,6 +1,6 @@
-"""How a question stands or ended, in words: every way of not getting a yes has its own (PER-14).
+"""The state or end of a question, in words: each way to deny has its own (PER-14).
 
-Pure. Texts of others (reasons, principals) are returned as they are; whoever shows them makes them inert.
+Pure. Texts of others (reasons, principals) are returned as they are; their callers make them inert.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class QuestionStatus:
 
 
 def status_of_question(question: Question) -> QuestionStatus:
-    """Return how a question stands now."""
+    """Return the current state of a question."""
     if question.decision is not None:
         decided = _decided(question.decision, question.answer)
         if question.state is RequestState.EXPIRED and decided.is_allowed:

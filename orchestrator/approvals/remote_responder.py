@@ -1,6 +1,6 @@
 """The responder in a client of the service: attaches to sessions, shows what waits, inserts what is answered (PER-13).
 
-What it knows is what the rows say: hints only tell it when to look.
+It knows only the rows: notifications only tell it when to read them.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ class RemoteResponder:
     """A callback in a client of the service. ``run`` keeps it attached and asks it one question at a time.
 
     Without a ``session_id`` it answers for every session that its principal may answer for, and attaches to those that
-    ask. ``notify`` is told, in a sentence, when a question is answered elsewhere or goes away while it is shown;
-    ``on_waiting`` is told all that waits, whenever it was looked at.
+    ask. ``notify`` gets a sentence when a question is answered elsewhere or goes away while it is shown;
+    ``on_waiting`` gets all that waits, after each poll.
     """
 
     store: Store

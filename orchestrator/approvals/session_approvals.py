@@ -226,7 +226,7 @@ class SessionApprovals:
         return ruling if late is None else decide.by_answer(session, request, late, may_grant=may_grant)
 
     async def _is_waited_for(self, request: PermissionRequest) -> bool:
-        """Say whether its run waits for it: with a slot, or parked in a task that goes on."""
+        """Say whether its run waits for it: with a slot, or parked in a running task."""
         store = self.tools.store
         run = await store.runs.run(request.identity.run_id)
         if run.status is not RunStatus.PARKED:

@@ -1,7 +1,7 @@
 """The target of a question as it is now, looked at from where the person is: has it changed since it was shown?
 
 The call's own tool computes it, as the worker had it do before it asked. Whatever is found here only informs: the
-worker holds a write to the state that was shown (``path_conflict``), whoever looks in between.
+worker holds a write to the state that was shown (``path_conflict``), whatever is checked in between.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from soong.shared.tools.results.normalize import failure_of
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """``is_changed`` is None where it cannot be told from here; ``note`` says why, or what has changed.
+    """``is_changed`` is None where it cannot be determined here; ``note`` says why, or what has changed.
 
     ``preview`` is what the person would be shown now: a diff against the file as it is.
     """
@@ -45,7 +45,7 @@ class TargetChecker:
     tools: Sequence[ToolDefinition]
     runs_folder: Path
     write_roots: tuple[Path, ...] = ()
-    """Those of the configuration, beside a run's own."""
+    """Those of the configuration, in addition to a run's own."""
 
     async def check(self, request: PermissionRequest, session: Session, whole: FullInput, host: str) -> TargetStatus:
         """Look at a question's target; ``host`` is where its run works ("" when no worker holds it)."""
@@ -63,7 +63,7 @@ class TargetChecker:
     def _refusal(
         self, request: PermissionRequest, session: Session, whole: FullInput, host: str, tool: ToolDefinition | None
     ) -> str:
-        """Say why nothing can be told from here; empty when it can."""
+        """Say why it cannot be determined here; empty when it can."""
         if tool is None:
             return f"the tool {request.tool} is not known here, so its target is not looked at"
         if not request.precondition or tool.target is None:
@@ -71,7 +71,7 @@ class TargetChecker:
         if host not in ("", socket.gethostname()) or not Path(session.project).is_dir():
             return f"the target is where the run works ({host or session.project}), not here"
         if not whole.is_whole:
-            return "the input is not known whole, so its target is not looked at"
+            return "the input is not fully known, so its target is not looked at"
         return ""
 
     def _context(self, request: PermissionRequest, session: Session) -> ToolContext:

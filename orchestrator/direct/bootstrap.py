@@ -106,8 +106,8 @@ async def open_tools(
     """Call tools from a program, without a model and without a service.
 
     Relative paths start at the current folder if it lies in the project, otherwise at the project.
-    ``role``, ``mode`` and ``allowed_tools`` give the tool set as for a run; ``tools`` are further sources. What asks is
-    asked of ``permission_callback``, the one voice that grants in this session; without it only ``allow`` rules
+    ``role``, ``mode`` and ``allowed_tools`` give the tool set as for a run; ``tools`` are more sources. What asks goes
+    to ``permission_callback``, which answers every question of this session; without it only ``allow`` rules
     (``tool:scope``) do. ``settings`` are those of the README without their prefix.
 
     Raises:
@@ -220,7 +220,7 @@ def _gate(settings: Settings, config: Config, session: Session, request: DirectR
 
 
 def _hooks(settings: Settings, config: Config, request: DirectRequest, redactor: Redactor) -> Hooks:
-    """Return the hooks that a worker has under these settings, with the caller's own beside those in Python."""
+    """Return the hooks that a worker has under these settings, together with the caller's own."""
     for module in settings.functions:  # where hooks in Python are registered
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     programs = hooks_of(config.hooks, ProcessRunner(), home=settings.home, commands=config.commands, redactor=redactor)

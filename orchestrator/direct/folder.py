@@ -1,6 +1,6 @@
 """The record of calls made without a model: the run's folder, written as things happen (EVT-03, EXE-06).
 
-The files are those of :mod:`soong.orchestrator.owner.run_archive`, line for line; here no rows stand behind them, so
+The files are those of :mod:`soong.orchestrator.owner.run_archive`, line for line; there are no rows behind them, so
 each event is appended when it comes. Results themselves are given back to the caller and kept nowhere else.
 """
 

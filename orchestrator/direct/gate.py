@@ -1,7 +1,7 @@
 """Consent for calls made without a model: policy, then grants, then the one callback, all in this process (PER-05).
 
 The second adapter of ``soong.shared.tools.ports.Gate``. Who asks and who answers are the same process here, so
-nothing is signed; what a question shows, what an answer is worth and how not getting a yes is told apart are the
+nothing is signed; what a question shows, what an answer is worth and how denials are distinguished are the
 owner's own rules (:mod:`soong.orchestrator.approvals.decide`).
 """
 

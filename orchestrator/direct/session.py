@@ -65,7 +65,7 @@ class DirectSession:
     async def call(
         self, tool: str, arguments: Mapping[str, Json] | str | None = None, *, tool_call_id: str = ""
     ) -> ToolResult:
-        """Run one call through the whole pipeline; what goes wrong with it is its result, also that there is no tool.
+        """Run one call through the full pipeline; what goes wrong with it is its result, also that there is no tool.
 
         ``arguments`` may be JSON text. ``tool_call_id`` is made when it is left out.
 
@@ -84,7 +84,7 @@ class DirectSession:
         return await self._pipeline.execute(call)
 
     async def end(self, reason: EndReason = EndReason.COMPLETED) -> None:
-        """Close the record, if there is one; the first reason stands."""
+        """Close the record, if there is one; the first reason counts."""
         if self._log.has_begun and not self._has_ended:
             self._has_ended = True
             await self._log.append((NewEvent(EventType.RUN_COMPLETED, {"end_reason": reason.value}, self._now_us()),))

@@ -1,4 +1,4 @@
-"""A child process of the service, as its supervisor knows it: what it is, how it stands, how it last ended."""
+"""A child process of the service, as its supervisor knows it: what it is, its state, its last end."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ class ServiceChild:
     environment: dict[str, str]
     pass_fds: tuple[int, ...] = ()
     output: int = 2
-    """Where it writes: our standard error, so that there is one log. Standard output belongs to whoever started us."""
+    """Where it writes: our standard error, so that there is one log. Standard output belongs to our parent."""
     is_worker: bool = False
     control: int = -1
     process: asyncio.subprocess.Process | None = None
@@ -53,7 +53,7 @@ class ServiceChild:
     last_words: str = ""
     """How it last ended, for people."""
     ends: int = 0
-    """How often it has ended without being told to, in all; a restart followed each."""
+    """How often it has ended unexpectedly, in all; a restart followed each."""
     failed_starts: int = 0
     """How often in a row a worker ended before it was ready."""
     problem: str = ""

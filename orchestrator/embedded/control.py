@@ -1,6 +1,6 @@
 """The control socket of an embedded service: who it is, who is attached, stop, hand over.
 
-JSON, a line a message, over a unix socket in a 0700 folder: whoever reaches it is the same user. A connection that has
+JSON, one line per message, over a unix socket in a 0700 folder: every client is the same user. A connection that has
 said ``attach`` keeps an ephemeral service alive until it closes; a client that dies closes it by dying.
 """
 
@@ -61,7 +61,7 @@ class ControlServer:
         self.path.chmod(0o600)
 
     def close_if_unattached(self) -> bool:
-        """Let nobody attach any more unless somebody has; say whether it is closed. No await stands between the two."""
+        """Let nobody attach any more unless somebody has; say whether it is closed. No await lies between the two."""
         self.is_closing = self.is_closing or not self.attached
         return self.is_closing
 

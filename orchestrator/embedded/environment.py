@@ -46,7 +46,7 @@ def kept_command(argv: Sequence[str], *, control: int = -1, status: int = -1) ->
     """Return the argv that runs a worker so that all its descendants end with it
     (:mod:`soong.shared.sandbox.subreaper`).
 
-    ``control`` is a pipe whose end says that this process has ended, ``status`` one that is told the worker's own id.
+    ``control`` is a pipe whose end says that this process has ended, ``status`` one that gets the worker's own id.
     Where there can be no keeper, the argv stays as it is.
     """
     if not HAS_KEEPER:

@@ -27,7 +27,7 @@ def prepare_home(settings: Settings) -> Path:
         raise InvalidConfigError(f"SOONG_AGENT_HOME={str(home)!r} cannot be made: {error.strerror}") from error
     if not os.access(home, os.W_OK | os.X_OK):
         raise InvalidConfigError(
-            f"SOONG_AGENT_HOME={str(home)!r} cannot be written; choose another folder or mend its permissions"
+            f"SOONG_AGENT_HOME={str(home)!r} cannot be written; choose another folder or fix its permissions"
         )
     return home
 
@@ -52,7 +52,7 @@ def prepare_runtime_folder(settings: Settings) -> Path:
 
 
 def runtime_folder_problem(folder: Path) -> str:
-    """Return what is wrong with an existing runtime folder and how to mend it, or nothing."""
+    """Return what is wrong with an existing runtime folder and a fix, or nothing."""
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode):
         return (

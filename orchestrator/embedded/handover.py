@@ -1,7 +1,7 @@
 """How a staying service takes the home over from an ephemeral one, which a client started for itself.
 
 The ephemeral service is asked over its control socket. It then stops in order: its workers finish or hand back what
-runs, its sessions are released, its lock is let go. What waited or ran is in rows, so it goes on under the successor.
+runs, its sessions are released, its lock is let go. What waited or ran is in rows, so it continues under the successor.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""How the workers of an embedded service stand, as it says itself over its control socket."""
+"""The state of an embedded service's workers, as the service reports it over its control socket."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class ChildHealth:
         times = "once" if self.ends == 1 else f"{self.ends} times"
         row = f", {self.deaths} of them in a row" if 1 < self.deaths < self.ends else ""
         since = f"; it runs since {self.up_s} s" if self.up_s else ""
-        return f"{self.name} ended {times} without being told to{row}, last by {self.last_exit}{since}"
+        return f"{self.name} ended unexpectedly {times}{row}, last by {self.last_exit}{since}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ServiceHealth:
 
 
 async def health_of(control: str | Path) -> ServiceHealth | None:
-    """Ask the service; None when it does not answer: whoever keeps it alive finds out soon enough."""
+    """Ask the service; None when it does not answer: its supervisor finds out soon enough."""
     try:
         said = await ask_once(control, "status")
     except UnavailableError:

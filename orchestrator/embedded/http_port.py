@@ -26,7 +26,7 @@ LOOK_EVERY_S: Final = 0.05
 
 
 class HttpLock:
-    """The mark of a service that has an HTTP API, and of the child that serves it. Whoever made it closes it."""
+    """The mark of a service that has an HTTP API, and of the child that serves it. Its creator closes it."""
 
     def __init__(self, home: Path) -> None:
         self.descriptor = _opened(home)

@@ -1,4 +1,4 @@
-"""Where the HTTP API listens: a socket that is bound before anything is started, loopback unless told otherwise."""
+"""Where the HTTP API listens: a socket that is bound before anything is started, loopback by default."""
 
 import errno
 import socket

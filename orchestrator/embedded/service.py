@@ -74,7 +74,7 @@ class EmbeddedService:
     _signals: int = 0
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until told to stop (a signal, the control socket) or, if ephemeral, until nobody needs it.
+        """Serve until stopped (a signal, the control socket) or, if ephemeral, until nobody needs it.
 
         A staying service takes the home over from an ephemeral one.
 

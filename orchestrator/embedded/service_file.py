@@ -1,7 +1,7 @@
 """The record of the embedded service of a home: who holds it and where it answers.
 
-``service.lock`` is held by flock for the service's whole life, so there is at most one; the kernel lets go of it
-whatever ends the process. ``service.json`` says the rest and is replaced whole. A record proves nothing by itself:
+``service.lock`` is held by flock for the service's entire life, so there is at most one; the kernel lets go of it
+whatever ends the process. ``service.json`` says the rest and is replaced atomically. A record proves nothing by itself:
 pid and start time must fit a living process, and its control socket must answer.
 """
 

@@ -1,4 +1,4 @@
-"""A client's way to a service: the deployment it was told, the living one of the home, or one it starts itself."""
+"""A client's way to a service: the configured deployment, the running one of the home, or one it starts itself."""
 
 import asyncio
 import os

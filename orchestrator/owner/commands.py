@@ -25,7 +25,7 @@ from soong.shared.engine.wire.notifier import Notifier
 
 @dataclass(slots=True)
 class Commands:
-    """Carries out a session's open commands in the order they came; a refusal is told to the client, never lost."""
+    """Carries out a session's open commands in the order they came; a refusal is reported to the client, never lost."""
 
     sessions: SessionStore
     tasks: TaskStore
@@ -148,7 +148,7 @@ class Commands:
 
 
 def _check_side(command: Command, session: Session, what: str) -> None:
-    """Refuse whoever decides for another's session what its runs do. Raises: ConflictError."""
+    """Refuse a caller that defines what the runs of another's session do. Raises: ConflictError."""
     if command.principal != session.principal:
         raise ConflictError(
             f"only {session.principal!r}, whose session it is, {what}; this was asked by {command.principal!r} "

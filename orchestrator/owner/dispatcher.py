@@ -87,7 +87,7 @@ class Dispatcher:
 def _wanted(pool: str, ready: int, idle: Sequence[Worker], waiting: Collection[WaitingSteps]) -> int:
     """Return how many of the idle workers to call.
 
-    A message goes to whoever takes it first. So that it does not always go to one that can do nothing with it, all are
+    A message goes to the worker that takes it first. So that it does not always go to one that cannot use it, all are
     called where only some are able; where none is, nobody.
     """
     needs = {one.needs for one in waiting if one.pool == pool}

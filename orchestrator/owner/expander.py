@@ -1,6 +1,6 @@
 """The expander: turns an unlocked map step into its children (DESIGN: dynamic fan-out).
 
-The shape of growth stands in the plan, so no edge is missing when a worker unlocks; only the number of children is
+The shape of growth is in the plan, so no edge is missing when a worker unlocks; only the number of children is
 decided here, from the results the map step waited for.
 """
 

@@ -55,7 +55,7 @@ class Reaper:
         self._owners = BeatWatch(self.clock, self.lease.total_seconds())
 
     async def sweep(self) -> frozenset[str]:
-        """Expire whoever is overdue, and whose row is malformed; return the sessions that lost something."""
+        """Expire processes that are overdue or whose row is malformed; return the sessions that lost something."""
         concerned = await self._end_bad_workers()
         workers = await self.sessions.workers()
         names = {worker.id: worker.node_name for worker in workers}

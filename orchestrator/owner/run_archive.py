@@ -48,7 +48,7 @@ PAGE = 1000
 MAX_NAME_BYTES: Final = 200
 FOLDERS: Final = ("logs", "workspace", "deliverables", "archive")
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
-"""Waits between attempts while the database is away; then the next full sweep begins anew."""
+"""Waits between attempts while the database is away; then the next full sweep starts again."""
 
 
 class StoredArtifacts(Protocol):
@@ -223,7 +223,7 @@ async def write_deliverable(
 
     Raises:
         ForgedError: other bytes lie in the artifact's place; nothing is delivered.
-        ForeignEntryError: a link or the like stands in the way.
+        ForeignEntryError: a link or the like is in the way.
         OSError: the folder cannot be written.
     """
     delivered = _delivered(event)

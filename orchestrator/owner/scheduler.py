@@ -3,7 +3,7 @@
 Maps are expanded, failures retried or settled, tasks ended. Everything is read from rows and written under the owner's
 epoch, so a scheduler that dies in the middle is continued by the next one.
 
-A task that an agent plans is that agent's while its run goes on: it ends the task, and a failure whose policy the plan
+A task that an agent plans is that agent's while its run lasts: it ends the task, and a failure whose policy the plan
 leaves open waits for what it decides, with all that depends on it (DAG-05). Its run over, the task is like any other.
 """
 
@@ -74,7 +74,7 @@ class Scheduler:
         return "on_failure" not in step.spec and await self._is_planned_by_an_agent(step.task_id)
 
     async def _is_planned_by_an_agent(self, task_id: str) -> bool:
-        """Say whether the run of an agent that plans the task still goes on."""
+        """Say whether the run of an agent that plans the task is still active."""
         if task_id not in self._agents:
             task = await self.tasks.task(task_id)
             self._agents[task_id] = (await self.runs.run(task.root_run_id)).identity.parent_run_id
@@ -134,7 +134,7 @@ def backoff_s(step: Step) -> float:
 
 
 def may_retry(step: Step) -> bool:
-    """Say whether a failed step is tried again by itself: whoever ran it saw that it may go better, and it may be."""
+    """Say whether a failed step is tried again by itself: its run found that it may succeed, and retries are left."""
     error = step.error
     if error is None or not error.retryable or error.type in NEVER_RETRIED:
         return False

@@ -66,7 +66,7 @@ class Parts:
     recorder: Recorder
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
-    """What else goes on from start to stop, and is cancelled then."""
+    """Other tasks from start to stop, cancelled at the stop."""
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class Orchestrator:
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
     async def _register(self) -> None:
-        """Begin as a new owner; until the row stands, the old name is kept."""
+        """Begin as a new owner; until the row is written, the old name is kept."""
         owner = Owner(new_id("own"), socket.gethostname(), os.getpid(), self.parts.clock.now_us())
         await retry_until_confirmed(
             lambda: self.parts.store.sessions.register_owner(owner), what=f"registration of {owner.id}"
@@ -261,7 +261,7 @@ class Orchestrator:
         await self._safely(self.reconcile(wanted, is_sweep=True))
 
     async def _busy(self) -> set[str]:
-        """Return the sessions with open work that the rows say are ours, whether we remember them or not."""
+        """Return the sessions with open work whose rows name this owner, whether we remember them or not."""
         busy = await self.parts.store.sessions.busy_sessions(self.owner_id)
         for session_id in sorted(set(busy) - self._owned.keys()):
             session = await self.parts.store.sessions.session(session_id)

@@ -1,6 +1,6 @@
 """Says of ready steps that no living worker is able to take them, and what is missing.
 
-They wait all the same: a worker that is able may start at any time. Whoever looks at the task is told at once; after
+They wait all the same: a capable worker may start at any time. A client that shows the task reports it at once; after
 ``no_worker_s`` it is written down, in the log of the task's root run and in the owner's own.
 """
 
@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class UnschedulableSteps:
-    """Remembers since when each kind of step has waited in vain; each is told of once, as long as that lasts."""
+    """Remembers since when each kind of step has waited without success; each is reported once."""
 
     tasks: TaskStore
     runs: RunStore

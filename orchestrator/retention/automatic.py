@@ -1,6 +1,6 @@
-"""Garbage collection by the service itself, at an interval, as its settings say (OPS-10). It is off by default.
+"""Garbage collection by the service itself, at an interval from its settings (OPS-10). It is off by default.
 
-Several orchestrators may collect at the same time, also beside `soong gc`: each task is removed by one of them.
+Several orchestrators may collect at the same time, also next to `soong gc`: each task is removed by one of them.
 """
 
 import asyncio

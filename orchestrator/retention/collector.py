@@ -1,7 +1,7 @@
 """Garbage collection: removes what has ended, by age and by size (OPS-10).
 
 Tasks go oldest first: row, steps, runs, then their folders. Artifacts go last, once no row names them. A killed
-collection leaves nothing that the next one does not find. It works beside a running service.
+collection leaves nothing that the next one does not find. It works next to a running service.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.tasks.retention import EndedTask, Retention, StoredArtifact
 
 ROWS_AT_ONCE: Final = 1000
-"""Most rows of steps in one transaction: a few milliseconds, so that a service beside it does not wait."""
+"""Most rows of steps in one transaction: a few milliseconds, so that a running service does not wait."""
 GRACE_S: Final = 86_400.0
 """Artifacts younger than this stay: the rows that name them may not be written yet."""
 FOREVER_US: Final = 1 << 62

@@ -32,7 +32,7 @@ class Removal:
 class Forecast:
     """Ended tasks in the order in which they go, oldest end first.
 
-    ``unnamed`` are artifacts that neither a row nor a folder names, ``kinds`` what the rows say of the others.
+    ``unnamed`` are artifacts that neither a row nor a folder names, ``kinds`` describes the others by their rows.
     """
 
     rows: Retention

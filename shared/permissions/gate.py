@@ -138,7 +138,7 @@ def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int
     if decision.error is not None or decision.choice is Choice.DENY:
         return _refusal(decision)
     if has_expired(decision, now_us=now_us):
-        return stale("the permission given has expired unused; call again to ask anew", decision)
+        return stale("the permission given has expired unused; call again for a new question", decision)
     if decision.precondition != request.precondition:
         return Verdict(
             is_allowed=False,
@@ -148,7 +148,7 @@ def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int
             error=ErrorType.PATH_CONFLICT,
         )
     if decision.scope != request.scope:
-        return stale("the permission was given for another scope; call again to ask anew", decision)
+        return stale("the permission was given for another scope; call again for a new question", decision)
     rule = f"grant {decision.tool}:{decision.scope}" if decision.author == "grant" else ""
     return Verdict(is_allowed=True, author=decision.author, rule=rule, reason=decision.reason, decision_id=decision.id)
 

@@ -47,7 +47,7 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredDecision:
-    """A question whose decision a revoked key took away before it was used; it is asked anew."""
+    """A question whose decision a revoked key took away before it was used; it is asked again."""
 
     session_id: str
     run_id: str
@@ -83,7 +83,7 @@ class KeyStore(Protocol):
         """End a key from ``at_us`` on, or, revoked, for all that it ever signed; a second time changes nothing.
 
         Revoking closes the question of every decision by it that was not used, as expired, with permission_expired in
-        the run's log; they are returned. Their calls ask anew.
+        the run's log; they are returned. Their calls ask again.
 
         Raises: NotFoundError when there is no such key.
         """

@@ -279,7 +279,7 @@ class ToolPipeline:
         try:
             await self._log.started(started)
         except AlreadyConsumedError as error:
-            raise ToolError(ErrorType.PERMISSION_STALE, str(error), hint="call again to be asked anew") from error
+            raise ToolError(ErrorType.PERMISSION_STALE, str(error), hint="call again for a new question") from error
 
     async def _invoked(
         self, call_state: CallState, definition: ToolDefinition, context: ToolContext, pre: PreResult

@@ -58,11 +58,6 @@ ALLOWED: tuple[tuple[str, str, str], ...] = ()
 """Exact exceptions: the file, the phrase, and why that phrase is right."""
 
 UNCOVERED: tuple[str, ...] = (
-    "orchestrator/approvals",
-    "orchestrator/direct",
-    "orchestrator/embedded",
-    "orchestrator/owner",
-    "orchestrator/retention",
     "shared/agents",
     "shared/engine",
     "shared/permissions",
@@ -70,7 +65,6 @@ UNCOVERED: tuple[str, ...] = (
     "shared/storage",
     "shared/tools",
     "shared/toolsets",
-    "worker",
 )
 """Paths whose text is still to be rewritten. Take a path out once its text passes; none is added."""
 

@@ -59,9 +59,9 @@ def test_a_worker_that_a_step_ends_again_and_again_is_seen(service: CliHarness) 
     assert done.returncode == 1
     seen = finding(service, "workers")
     assert seen["level"] == "fail"
-    assert seen["says"].startswith("worker-1 ended 3 times without being told to, last by exit code 7")
+    assert seen["says"].startswith("worker-1 ended unexpectedly 3 times, last by exit code 7")
     assert "a step's function or library ends the process" in seen["remedy"]
-    assert "worker-1 ended 3 times without being told to, last by exit code 7" in done.stdout
+    assert "worker-1 ended unexpectedly 3 times, last by exit code 7" in done.stdout
 
 
 def test_a_worker_that_was_killed_is_told_with_its_signal(service: CliHarness) -> None:
@@ -72,7 +72,7 @@ def test_a_worker_that_was_killed_is_told_with_its_signal(service: CliHarness) -
     until(lambda: finding(service, "workers")["level"] == "warn", "doctor sees it", service.logs)
 
     seen = finding(service, "workers")
-    assert seen["says"].startswith("worker-1 ended once without being told to, last by SIGKILL")
+    assert seen["says"].startswith("worker-1 ended unexpectedly once, last by SIGKILL")
     assert "memory" in seen["remedy"]
 
 

@@ -39,7 +39,7 @@ _UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 _EDIT_SCHEMA: Final[Mapping[str, Json]] = {
     "type": "object",
     "properties": {
-        "old": string("Text that stands in the file exactly once, copied exactly."),
+        "old": string("Text that occurs in the file exactly once, copied exactly."),
         "new": string("Text to put in its place; empty to delete."),
     },
     "required": ["old", "new"],
@@ -57,7 +57,7 @@ _INPUT_SCHEMA: Final[Mapping[str, Json]] = {
         },
         "unified_diff": string("A unified diff of this one file, with its --- and +++ lines.", minLength=1),
         "create_if_missing": flag("Create the file: by a first edit whose old is empty, or a diff.", default=False),
-        "replace_all": flag("Replace every place where an edit's old text stands.", default=False),
+        "replace_all": flag("Replace every occurrence of an edit's old text.", default=False),
     },
     "required": ["path"],
 }

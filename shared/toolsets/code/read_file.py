@@ -52,7 +52,7 @@ def read_file_tool(
     return ToolDefinition(
         name="code.read_file",
         title="Read file",
-        description="Read lines of a text file. Returns numbered lines; says how to go on when there are more.",
+        description="Read lines of a text file. Returns numbered lines; shows how to continue when there are more.",
         search_hint="view show cat open source text lines",
         input_schema={
             "type": "object",

@@ -97,7 +97,7 @@ class CommandTool:
         call = await asyncio.to_thread(self._resolved, context, call_input)
         if call.shown != context.target.shown:
             problem = f"{call.shown} is not what was permitted"
-            raise ToolError(ErrorType.PATH_CONFLICT, problem, hint="call again to be asked anew")
+            raise ToolError(ErrorType.PATH_CONFLICT, problem, hint="call again for a new question")
         transcript = OutputTranscript(self.config.max_output_bytes, self.redactor)
         with opened_directory(call.cwd) as folder:
             _check_unchanged(context, call, folder)
@@ -161,7 +161,7 @@ def _check_unchanged(context: ToolContext, call: CommandCall, folder: int) -> No
     status = os.fstat(folder)
     if call.precondition(f"{status.st_dev}:{status.st_ino}") != context.precondition:
         problem = "or its folder was replaced after it was permitted"
-        raise PathRefusedError(PathRefusal.CHANGED, call.argv[0], problem, "call again to be asked anew")
+        raise PathRefusedError(PathRefusal.CHANGED, call.argv[0], problem, "call again for a new question")
 
 
 async def _report(context: ToolContext, transcript: OutputTranscript, elapsed_ms: int) -> None:

@@ -30,13 +30,13 @@ def write_file_tool(policy: PathPolicy, *, max_bytes: int = MAX_CONTENT_BYTES) -
     return ToolDefinition(
         name="code.write_file",
         title="Write file",
-        description="Write a whole text file. An existing file is replaced only with overwrite=true.",
+        description="Write a complete text file. An existing file is replaced only with overwrite=true.",
         search_hint="create save new file",
         input_schema={
             "type": "object",
             "properties": {
                 "path": string("File to write; relative paths start at the working directory."),
-                "content": string("The whole content of the file."),
+                "content": string("The full content of the file."),
                 "create_dirs": flag("Create missing directories.", default=True),
                 "overwrite": flag("Replace an existing file.", default=False),
             },

@@ -70,7 +70,7 @@ class SkillTools:
             name="internal.load_skill",
             title="Load skill",
             description=(
-                "Load a skill by name: its instructions are added to your context. It gives you no further tools and "
+                "Load a skill by name: its instructions are added to your context. It gives you no more tools and "
                 "no permissions; what it asks for is only told."
             ),
             search_hint="skill instructions context SKILL.md",

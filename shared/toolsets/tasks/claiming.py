@@ -63,7 +63,7 @@ class ClaimTools:
         return ToolDefinition(
             name="agent.task_claim_step",
             title="Claim step",
-            description="Claim a further ready step of your task and get its instructions. You may hold one beside "
+            description="Claim one more ready step of your task and get its instructions. You may hold one besides "
             "your own; end it with agent.task_update_step before you claim another. Your own step is yours already: "
             "claiming it again is harmless.",
             search_hint="claim take step",

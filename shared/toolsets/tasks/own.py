@@ -52,7 +52,7 @@ class TaskTools:
         return ToolDefinition(
             name="agent.task_get",
             title="Get task",
-            description="Show the task you work on: its title, status, how its steps stand, and your own step. "
+            description="Show the task you work on: its title, status, the states of its steps, and your own step. "
             "One who plans may name a task, and a step of it for its result.",
             search_hint="task status progress result",
             input_schema={

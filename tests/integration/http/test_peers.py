@@ -158,9 +158,9 @@ async def test_another_machine_is_an_address(open_http: OpenScene) -> None:
     [
         (["person"], "a person"),
         (["run"], "belongs to a run, and runs do not answer for people"),
-        (["run", "hidden"], "it cannot be told which process holds the connection"),
+        (["run", "hidden"], "the process that holds the connection cannot be determined"),
         (["person", "hidden"], "a person"),
-        (["run", "under way"], "it cannot be told which process holds the connection"),
+        (["run", "under way"], "the process that holds the connection cannot be determined"),
     ],
     ids=["seen", "of a run", "a run that hides", "another that hides, as sshd does", "held by nobody just now"],
 )

@@ -12,17 +12,17 @@ from soong.orchestrator.embedded.health import ChildHealth
         (
             ChildHealth("worker-1", 1, 1, "exit code 7", 4),
             False,
-            "worker-1 ended once without being told to, last by exit code 7; it runs since 4 s",
+            "worker-1 ended unexpectedly once, last by exit code 7; it runs since 4 s",
         ),
         (
             ChildHealth("worker-2", 5, 3, "exit code 7"),
             True,
-            "worker-2 ended 5 times without being told to, 3 of them in a row, last by exit code 7",
+            "worker-2 ended unexpectedly 5 times, 3 of them in a row, last by exit code 7",
         ),
         (
             ChildHealth("worker-1", 3, 3, "exit code 7", int(STEADY_AFTER_S)),
             False,
-            "worker-1 ended 3 times without being told to, last by exit code 7; it runs since 30 s",
+            "worker-1 ended unexpectedly 3 times, last by exit code 7; it runs since 30 s",
         ),
     ],
     ids=["once", "again and again", "steady since"],

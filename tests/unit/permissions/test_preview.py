@@ -103,7 +103,7 @@ def test_a_write_is_resolved_and_may_be_granted_for_the_tools_that_write_files(p
         (".git/hooks/pre-commit", "a protected name"),
         (".soong/tools/x.json", "a protected name"),
         ("/proc/self/mem", "kernel"),
-        ("${inputs.x}", "whole file system"),
+        ("${inputs.x}", "entire file system"),
     ],
 )
 @pytest.mark.spec("FS-09")

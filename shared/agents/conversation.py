@@ -119,7 +119,7 @@ class Conversation:
         return part
 
     def call_of(self, part: ToolCallPart, tool: str) -> ToolCall:
-        """Return a call as the pipeline takes it; the provider's own words stay beside it (REG-03)."""
+        """Return a call as the pipeline takes it; the provider's own words are kept with it (REG-03)."""
         raw_id = self.raw_ids.get(part.tool_call_id, part.tool_call_id)
         arguments = self.whole.get(part.tool_call_id, arguments_of(part))
         return ToolCall(part.tool_call_id, tool, arguments, {"name": part.tool_name, "id": raw_id})

@@ -1,7 +1,7 @@
 """The agent loop: model, tool calls, results, and again, until there is an answer (DAG-02, EXE-05).
 
 Reads top to bottom as the story of a run. The run is cancelled by cancelling its asyncio task; the pipeline then
-records the end of calls under way. A lost lease passes through: whoever holds the run writes it.
+records the end of calls under way. A lost lease passes through: the new holder of the run writes it.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from soong.shared.tools.schedule import Executor, run_turn
 
 MAX_SHOWN_CHARS: Final = 1000
 STEP_REPORT: Final = "agent.task_update_step"
-"""The tool by which a run ends a step that it holds beside its own; such a report's data has its status."""
+"""The tool by which a run ends a step that it holds in addition to its own; such a report's data has its status."""
 
 NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
 
@@ -100,7 +100,7 @@ class _Loop:
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
     steps_done: int = 0
-    """How many steps the run has ended beside its own: each gives it the turns of one step more (DIS-07)."""
+    """How many additional steps the run has ended: each gives it the turns of one step more (DIS-07)."""
 
     @property
     def max_turns(self) -> int:
@@ -244,7 +244,7 @@ class _Loop:
         return list(results)
 
     def _judge_repeats(self) -> AgentEnd | None:
-        """Tell a model that repeats a failing call, and end its run when it goes on. A script is data and may wait."""
+        """Warn a model that repeats a failing call, and end its run if it continues. A script may wait."""
         if self.model.model_name == SCRIPT:
             return None
         if reason := self.repeats.end:
@@ -254,7 +254,7 @@ class _Loop:
         return None
 
     def _refuse_final(self, part: ToolCallPart, problem: str) -> ToolResult:
-        failure = ToolFailure(ErrorType.INVALID_INPUT, problem, f"mend it and call {FINAL_TOOL} again")
+        failure = ToolFailure(ErrorType.INVALID_INPUT, problem, f"fix it and call {FINAL_TOOL} again")
         return self.talk.refuse(FINAL_TOOL, refusal(part.tool_call_id, failure))
 
     def _account(self, result: ToolResult, tool: str) -> None:

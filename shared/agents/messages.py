@@ -1,7 +1,7 @@
 """A run's nodes as the messages a model reads, and back.
 
 Owns the payloads of system, user, assistant and result nodes; results of calls are stored by the call log
-(:mod:`soong.shared.tools.results.codec`). What is rebuilt from nodes is what was sent: a resumed run goes on where
+(:mod:`soong.shared.tools.results.codec`). What is rebuilt from nodes is what was sent: a resumed run continues where
 it stopped.
 """
 
@@ -50,7 +50,7 @@ def user_node(text: str) -> NewNode:
 
 
 def assistant_node(response: ModelResponse) -> NewNode:
-    """Return the node of a model's answer, whole: provider details too, which some providers want back."""
+    """Return the complete node of a model's answer: provider details too, which some providers want back."""
     message = ModelMessagesTypeAdapter.dump_python([response], mode="json", exclude_none=True)[0]
     return NewNode(NodeKind.ASSISTANT, {"v": VERSION, "message": message})
 
@@ -136,7 +136,7 @@ def text_of(response: ModelResponse) -> str:
 
 
 def arguments_of(part: ToolCallPart) -> Json:
-    """Return a call's arguments as they came: JSON text is parsed by whoever validates it."""
+    """Return a call's arguments as they came: JSON text is parsed where it is validated."""
     return cast(Json, part.args) if part.args is not None else {}
 
 

@@ -18,7 +18,7 @@ from soong.shared.tools.ports import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """One run's work. ``tools`` is its surface in the order a model sees it; ``run_dirs`` is told to the model.
+    """One run's work. ``tools`` is its surface in the order a model sees it; ``run_dirs`` is sent to the model.
 
     ``output_schema`` None takes the model's text as the output, or the JSON object or array that the text is.
     """
@@ -50,7 +50,7 @@ class RunTranscript(Protocol):
     ) -> None:
         """Append in one transaction, after whatever the call log has kept back, without secrets.
 
-        ``calls`` are about to be made; whatever of their arguments the nodes do not hold whole is kept apart until they
+        ``calls`` are about to be made; arguments that the nodes do not hold in full are kept apart until they
         end (EVT-05), and comes back as ``open_input`` of :meth:`calls`. Raises: LeaseLostError.
         """
         ...

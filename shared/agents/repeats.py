@@ -1,7 +1,7 @@
-"""A model that makes the same failing call again and again is told so, and then its run is ended (DIS-07).
+"""A model that makes the same failing call again and again is warned, and then its run is ended (DIS-07).
 
 The same call is the same tool with the same arguments that ends in the same error. Turns are counted in which it was
-made, one after another: a turn without it begins anew, and so does a call that succeeds. Such a loop costs the whole
+made, one after another: a turn without it resets the count, and so does a call that succeeds. Such a loop costs all
 history once a turn, and no turn of it can end in anything else.
 """
 
@@ -51,7 +51,7 @@ class RepeatedFailures:
 
     @property
     def end(self) -> str:
-        """Why the run ends now; empty while it goes on."""
+        """Why the run ends now; empty while it continues."""
         for key, turns in self._turns.items():
             if self.limit and turns >= self.limit:
                 return f"the same call failed {turns} turns in a row: {self._shown[key]}"

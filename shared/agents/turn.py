@@ -89,7 +89,7 @@ async def request(
     failed: Callable[[int, str, bool], None],
     sleep: Sleep = asyncio.sleep,
 ) -> ModelResponse:
-    """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` is told of each failure.
+    """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` gets each failure.
 
     Raises:
         ProviderFailedError: no answer came.
@@ -127,7 +127,7 @@ def _pause_s(error: Exception, attempt: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What an answer means. With ``calls`` the turn goes on; else it ends with ``output``, or ``problem`` says why not.
+    """What an answer means. With ``calls`` the turn continues; else it ends with ``output`` or ``problem``.
 
     ``finals`` are the calls of FINAL_TOOL among the answer's.
     """

@@ -17,8 +17,8 @@ from soong.shared.tools.ports import GateCall
 def asked(request: PermissionRequest, verdict: PolicyVerdict, call: GateCall, redactor: Redactor) -> NewEvent:
     """Return the event of a question: what is asked, by which rule, on which facts.
 
-    What hooks made of the call stands in no node of the run: where the question has only a summary of it, the event has
-    it whole, without secrets.
+    What hooks made of the call is in no node of the run: where the question has only a summary of it, the event has
+    all of it, without secrets.
     """
     data: dict[str, Json] = {
         "request_id": request.id,

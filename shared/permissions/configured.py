@@ -1,6 +1,6 @@
 """What ``config.toml`` means: the policy, the limits of the tool set and the write roots that its plain values say.
 
-Checked whole when a process starts, with the place of each offence, so that no rule is found wrong when it is needed.
+Checked completely when a process starts, with the place of each problem, so that no rule fails when it is needed.
 The same file is read twice in a deployment: by the client, whose policy becomes the session's, and by each worker,
 which may only tighten that (PER-10).
 """
@@ -24,7 +24,7 @@ WORKER_SOURCE: Final = f"the worker's {CONFIG_FILE}"
 
 
 def policy_of(config: Config, *, source: str = CONFIG_FILE, home: str = "") -> Policy:
-    """Return the policy that a configuration says; ``source`` is what its rules are told to come from.
+    """Return the policy that a configuration says; ``source`` is the stated origin of its rules.
 
     Raises:
         InvalidConfigError: names the rule or host and what to write.
@@ -67,10 +67,10 @@ def surface_request(
 
 
 def configured_write_roots(config: Config, *, home: str = "") -> tuple[Path, ...]:
-    """Return the folders that the configuration lets runs write beside the project, resolved (FS-07).
+    """Return the folders that the configuration lets runs write in addition to the project, resolved (FS-07).
 
     Raises:
-        InvalidConfigError: one is relative, or the whole disk or a home.
+        InvalidConfigError: one is relative, or the root of the disk or a home.
     """
     with _as_config():
         roots = [
@@ -83,7 +83,7 @@ def configured_write_roots(config: Config, *, home: str = "") -> tuple[Path, ...
 
 
 def configured_read_roots(config: Config, *, home: str = "") -> tuple[str, ...] | None:
-    """Return the folders that runs read unasked beside what they work on, resolved; None: every folder.
+    """Return the folders that runs read unasked in addition to what they work on, resolved; None: every folder.
 
     Raises:
         InvalidConfigError: one is relative.

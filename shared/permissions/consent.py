@@ -1,7 +1,7 @@
-"""Step-wise consent: what a preview shows of a plan, and a person's one answer a step as rules of policy (PER-17).
+"""Step-wise consent: what a preview shows of a plan, and a person's one answer per step as rules of policy (PER-17).
 
 Values only. How scopes are resolved and judged is :mod:`soong.shared.permissions.preview`. A consent is policy and
-no grant: its rules stand in the session's row, bound to the step, and survive whatever process there is.
+no grant: its rules are in the session's row, bound to the step, and survive whatever process there is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ class AskKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedPermission:
-    """One scope that a step names, as it stands now.
+    """One scope that a step names, as it is now.
 
     ``given`` is the plan's word for it, ``shown`` the exact thing: a resolved path, a host, a program with its argv;
     empty while it is not known. ``effect`` is what the policy says today, for ``rule`` and ``reason``. ``tools`` are

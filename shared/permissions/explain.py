@@ -51,7 +51,7 @@ class EffectivePolicy:
     """What rules may speak of; a rule that covers none of these is said to be idle."""
 
     def lines(self) -> tuple[Line, ...]:
-        """Return everything that decides, in order: refusals of the runtime and the sandbox stand first."""
+        """Return everything that decides, in order: refusals of the runtime and the sandbox come first."""
         return (*self._refusals(), *self._questions(), *self._permissions())
 
     def protected(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class EffectivePolicy:
         )
 
     def own_files(self) -> tuple[str, ...]:
-        """Return which of our own files and folders are not read without a question, beside the sensitive names."""
+        """Return which of our own files and folders are not read without a question, besides the sensitive names."""
         read = ", ".join(f"{name}/" for name in sorted(READ))
         own = (f"{folder}/ but its {read}" for folder in self.paths.own_folders)
         return (*own, *map(str, self.paths.secrets))

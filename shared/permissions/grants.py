@@ -21,7 +21,7 @@ class GrantBook:
     _grants: dict[tuple[str, str], Grant] = field(default_factory=dict)
 
     def add(self, grant: Grant) -> None:
-        """Remember a grant; the first for a tool and scope stands.
+        """Remember a grant; the first for a tool and scope counts.
 
         Raises:
             ValueError: a grant without a tool or scope would cover everything.

@@ -15,7 +15,7 @@ from soong.shared.permissions.request import Decision
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A public key as its rows say it. ``retired_us`` may lie ahead: until then both keys sign."""
+    """A public key as stored in its rows. ``retired_us`` may lie ahead: until then both keys sign."""
 
     id: str
     public_key: bytes

@@ -51,7 +51,7 @@ class Policy:
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
     is_dangerous_enabled: bool = False
     read_roots: tuple[str, ...] | None = None
-    """Resolved folders that are read without being asked, beside the run's own (:mod:`soong.shared.sandbox.paths`);
+    """Resolved folders that are read without being asked, besides the run's own (:mod:`soong.shared.sandbox.paths`);
     None: every folder."""
 
     @property
@@ -60,7 +60,7 @@ class Policy:
         return None if self.read_roots is None else tuple(map(Path, self.read_roots))
 
     def with_rules(self, rules: Iterable[Rule]) -> "Policy":
-        """Return the policy with further rules; a rule that stands already is not repeated."""
+        """Return the policy with more rules; an existing rule is not repeated."""
         return replace(self, rules=tuple(dict.fromkeys((*self.rules, *rules))))
 
     def narrowed_by(self, other: "Policy") -> "Policy":
@@ -205,7 +205,7 @@ ASKS: Final[tuple[tuple[str, Callable[[CallFacts], bool]], ...]] = (
     ("its target is sensitive", lambda facts: facts.target.is_sensitive),
     ("its target lies outside the roots", lambda facts: not facts.target.is_inside_roots),
 )
-"""What asks by default, and how it is said; the first that holds is told (PER-02)."""
+"""What asks by default, and its words; the first that applies is reported (PER-02)."""
 STRICT_ASK: Final = "strict mode asks for everything above reading"
 
 

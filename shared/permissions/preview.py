@@ -45,7 +45,7 @@ from soong.shared.tools.risk import risk_of
 
 COMMAND_TOOL: Final = "code.run_command"
 MAX_ITEMS: Final = 1000
-"""Of a map; what further ones ask for is asked when they start."""
+"""Of a map; what the others ask for is asked when they start."""
 MAX_SCOPES: Final = 20_000
 MAX_SHOWN_BYTES: Final = 16 * MIB
 """Of references that are looked up for one preview, and of the texts that they make."""
@@ -207,7 +207,7 @@ class Previewer:
         return judge(self.policy.with_rules([rule]), facts).effect is Effect.ALLOW
 
     def _refused_within(self, folder: str) -> str:
-        """Name what is refused inside a folder, whatever is said of the folder."""
+        """Name what is refused inside a folder, whatever the verdict on the folder."""
         inside = [
             str(rule.scope)
             for rule in self.policy.rules

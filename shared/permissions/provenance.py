@@ -1,6 +1,6 @@
 """Where an answer comes from: the process that gave it with its ancestors, or the address of another machine (PER-13).
 
-A value; what a process is and whose family it belongs to is asked of the kernel in :mod:`soong.shared.sandbox.family`.
+A value; the kernel tells what a process is and to whose family it belongs, in :mod:`soong.shared.sandbox.family`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class Provenance:
 
     @property
     def problem(self) -> str:
-        """Say why what comes from here is no person's answer; empty when nothing speaks against it."""
+        """Say why this cannot be a person's answer; empty when it can."""
         if self.run_process is not None:
             process = self.run_process
             return f"process {process.pid} ({process.program}) belongs to a run, and runs do not answer for people"

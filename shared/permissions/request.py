@@ -1,6 +1,6 @@
 """One permission question and its answer, as values (PER-03, PER-06).
 
-A **request** is raised by a run and asked of the session's one callback; an **answer** is what a responder said; a
+A **request** is raised by a run for the session's one callback; an **answer** is what a responder said; a
 **decision** is what the session's owner made of it, signed, to be consumed by exactly that call.
 """
 
@@ -145,7 +145,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request and how it stands: what lists of questions are made of.
+    """A request and its state: the entry of lists of questions.
 
     ``answer`` is what a responder said, ``decision`` what the owner made of it; a question that was withdrawn, or that
     waits, has no decision.

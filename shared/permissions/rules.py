@@ -160,7 +160,7 @@ def read_scope(wanted: str, place: str, *, home: str = "", is_grant: bool) -> Sc
         if wanted.startswith(prefix):
             value = wanted[len(prefix) :]
             if not value.strip() or value == "*.":
-                raise UsageError(f"{place}: nothing stands after {prefix!r}")
+                raise UsageError(f"{place}: nothing after {prefix!r}")
             return Scope(kind, read_host(value, place) if kind is ScopeKind.HOST else value)
     folder = read_folder(wanted, place, home=home, is_grant=is_grant, or_else=", host:NAME or exact:TEXT")
     return Scope(ScopeKind.PATH, folder)
@@ -170,7 +170,7 @@ def read_host(value: str, place: str) -> str:
     """Return a host, or ``*.`` and the domain that hosts lie below, as hosts are compared.
 
     Raises:
-        UsageError: it is no host.
+        UsageError: it is not a host.
     """
     below = "*." if value.startswith("*.") else ""
     try:
@@ -221,7 +221,7 @@ def read_rule(position: int, value: Json) -> Rule:
     scope, step = _read_stored_scope(value.get("scope"), place), value.get("step", "")
     # A rule whose step is lost would speak of every run.
     if not isinstance(step, str) or ("step" in value and not step):
-        raise InvalidConfigError(f"{place}: step {step!r} is no key of a step")
+        raise InvalidConfigError(f"{place}: step {step!r} is not a key of a step")
     return Rule(effect, pattern, frozenset(map(str, tags)), scope, str(value.get("source", "config")), step)
 
 

@@ -87,14 +87,14 @@ def offered_scope(target: Target, home: str) -> str:
 
 
 def is_too_wide(folder: str, home: str) -> bool:
-    """Say whether a folder is the whole file system, a home (anybody's), or contains one."""
+    """Say whether a folder is the entire file system, a home (anybody's), or contains one."""
     parts = PurePosixPath(folder).parts
     is_some_home = parts == ("/", "root") or (len(parts) <= 3 and parts[1:2] in {("home",), ("Users",)})
     return folder == "/" or is_some_home or (is_normal(home) and is_within(home, folder))
 
 
 def _paths_of(target: Target) -> list[str]:
-    """Return the target's folder and, where it is told exactly, the thing itself; the most exact last."""
+    """Return the target's folder and, where it is named exactly, the thing itself; the most exact last."""
     return [path for path in (target.scope, target.shown) if is_normal(path)]
 
 

@@ -61,7 +61,7 @@ class Signer:
         return self
 
     def save(self, path: Path) -> None:
-        """Put the key in the place of the key file, readable by us alone. Whoever reads it sees the old one or this.
+        """Put the key in the place of the key file, readable by us alone. A reader sees the old one or this.
 
         Raises:
             InvalidConfigError: it cannot be written there.
@@ -93,7 +93,7 @@ class KeySource(Protocol):
 class KeyFile:
     """The key file of a deployment, read again when it was exchanged: a rotation needs no restart.
 
-    A file that is taken away is no exchange: what was read goes on signing until there is another.
+    A removed file is not a replacement: the key that was read signs until there is another.
     """
 
     def __init__(self, path: Path) -> None:
@@ -172,7 +172,7 @@ def _make_key_file(path: Path) -> None:
 
 @contextmanager
 def _draft(path: Path, pem: bytes) -> Iterator[str]:
-    """Write a key whole, beside its place: nobody ever reads half of one. What is not moved away is removed."""
+    """Write a complete key next to its place: nobody ever reads half of one. A leftover is removed."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".key-")  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as draft:

@@ -45,8 +45,8 @@ class DecisionReceipt:
 class ConsentStore(Protocol):
     """Questions, answers and decisions.
 
-    What a run asked that has ended counts as withdrawn, for whoever reads, answers or decides it, from that moment on,
-    though its row says so only once the session's owner has come by (``withdraw_orphans``).
+    What a run asked that has ended counts as withdrawn, for every reader, answer and decision, from that moment on,
+    though its row shows it only once the session's owner has come by (``withdraw_orphans``).
     """
 
     async def raise_request(
@@ -86,7 +86,7 @@ class ConsentStore(Protocol):
 
         Raises:
             NotFoundError: no such request.
-            ForgedError: the row is no request, or that of its decision none.
+            ForgedError: the row is not a request, or its decision is not a decision.
         """
         ...
 
@@ -105,18 +105,18 @@ class ConsentStore(Protocol):
         """Return the questions of one session, or of all, oldest first, identity from rows.
 
         Of those that are pending the oldest ``limit``; with the closed ones the newest ``limit`` of all. ``beyond`` is
-        the id of the last one seen, and what is returned goes on from there: with later ones, with the closed ones
+        the id of the last one seen, and the result continues from there: with later ones, with the closed ones
         with earlier ones.
         """
         ...
 
     async def answer(self, answer: Answer) -> None:
-        """Insert the first answer of a pending request; the very same one again is no second answer.
+        """Insert the first answer of a pending request; the very same one again is not a second answer.
 
-        One that comes late or second is a security event, in the audit log and in the log of a run that goes on.
+        One that comes late or second is a security event, in the audit log and in the log of an active run.
 
         Raises:
-            AlreadyDecidedError: an answer stands (state "answered"), or it is decided, withdrawn or expired.
+            AlreadyDecidedError: an answer exists (state "answered"), or it is decided, withdrawn or expired.
             NotFoundError: no such request.
         """
         ...
@@ -128,7 +128,7 @@ class ConsentStore(Protocol):
     ) -> DecisionReceipt:
         """Write the decision, close the request as ``state``, and append events to the run's log, in one transaction.
 
-        A run that is parked goes on with it: its step is ready again, to be claimed before what has not begun.
+        A parked run continues with it: its step is ready again, to be claimed before what has not begun.
 
         Raises:
             NotOwnerError.
@@ -138,9 +138,9 @@ class ConsentStore(Protocol):
         ...
 
     async def decision_of(self, request_id: str) -> Decision | None:
-        """Return the decision of a request as its row says it; whether its signature holds is for the reader.
+        """Return the decision of a request as stored; whether its signature holds is for the reader.
 
-        Raises: ForgedError when the row is no decision.
+        Raises: ForgedError when the row is not a decision.
         """
         ...
 
@@ -154,7 +154,7 @@ class ConsentStore(Protocol):
     async def lapse(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
         """Close the decided request of a call whose decision has expired unused, with permission_expired.
 
-        The call may then be asked about anew. False, and nothing is changed, when the decision has been used.
+        The call may then ask again. False, and nothing is changed, when the decision has been used.
 
         Raises: LeaseLostError.
         """

@@ -1,7 +1,7 @@
 """What the rules of a session keep from its reads: a search from above a folder shows nothing that a rule withholds.
 
 Pure. A rule decides on calls by the path that a call names; a search and a recursive listing come to paths that nobody
-named, so their tools are told beforehand what to leave out.
+named, so their tools get the list of what to leave out.
 """
 
 from collections.abc import Iterable

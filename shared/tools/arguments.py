@@ -21,7 +21,7 @@ def parsed(arguments: Json) -> Json:
     """Return arguments as a JSON value. A string that holds JSON is parsed first, also when it was encoded twice (S4).
 
     Raises:
-        ToolError: ``invalid_input``, they are no JSON, or too large or deep to be looked at.
+        ToolError: ``invalid_input``, they are not JSON, or too large or deep to be looked at.
     """
     value = arguments
     try:

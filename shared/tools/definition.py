@@ -87,7 +87,7 @@ class RunDirs:
     ``project`` is what is worked on, ``cwd`` where relative paths and commands start, ``run_dir`` the run's own folder
     with ``workspace/`` and ``deliverables/``. Writes inside ``write_roots`` are inside the roots (FS-07).
     ``writable_by_rule`` are files and folders elsewhere that an allow rule of the session lets its runs write.
-    ``read_roots`` are folders beside all these that are read without being asked; None: every folder (FS-06).
+    ``read_roots`` are other folders that are read without being asked; None: every folder (FS-06).
     ``withheld`` is what a read that comes from above may not show.
     """
 
@@ -123,7 +123,7 @@ def _forget(partial: str) -> None:
 class ToolContext:
     """All that a handler may know of its call. ``effect_id`` is stable over a crash and resume (DAG-09).
 
-    A handler that is cut off (timeout, abort) may hand over what it has got so far: ``keep_partial`` takes the whole of
+    A handler that is cut off (timeout, abort) may hand over what it has got so far: ``keep_partial`` takes all of
     it as text, also while the cancellation passes through; the last hand-over counts (EXE-07, EXE-08).
     """
 
@@ -174,7 +174,7 @@ class ToolDefinition:
     keeps_whole_output: bool = False
     """code.read_file: paged by itself, never turned into an artifact (RES-03)."""
     adds_context: bool = False
-    """May return context nodes although its calls run beside others: load_skill, recall_memory, read_file (RES-01)."""
+    """May return context nodes although its calls run in parallel: load_skill, recall_memory, read_file (RES-01)."""
     open_world: bool | None = None
     """Whether its calls reach what we do not control; None takes the safe value (:attr:`reaches_out`)."""
     defer: bool = False
@@ -186,7 +186,7 @@ class ToolDefinition:
     check_permissions: Callable[[ToolContext, JsonObject], Literal["ask", "deny"] | None] | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
     errors: tuple[ErrorType, ...] = ()
-    """How its calls may end beside what any call may (:mod:`soong.shared.tools.docs`), for whoever calls it."""
+    """How its calls may end, besides what any call may (:mod:`soong.shared.tools.docs`), for callers."""
     reaches_out: bool = field(init=False)
     """Whether every call counts as open-world: declared, by tag, or because nothing at all is declared."""
 

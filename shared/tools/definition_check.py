@@ -1,6 +1,6 @@
 """Whether the fields of a definition are what they are said to be (REG-05): people write them by hand.
 
-A mistake is told when the tool is registered, with the field and what belongs there, not by the first call of it.
+A mistake is reported when the tool is registered, with the field and what belongs there, not by the first call of it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,10 +34,10 @@ def shaped(definition: ToolDefinition) -> ToolDefinition:
 
 
 def _problems(tool: ToolDefinition) -> Iterator[str]:
-    yield from (f"its {each} is no text" for each in _TEXTS if not isinstance(getattr(tool, each), str))
+    yield from (f"its {each} is not a text" for each in _TEXTS if not isinstance(getattr(tool, each), str))
     yield from (f"its {each} is neither True nor False" for each in _FLAGS if not _is_flag(getattr(tool, each)))
     functions = (*_FUNCTIONS, *(each for each in _OPTIONAL_FUNCTIONS if getattr(tool, each) is not None))
-    yield from (f"its {each} is no function" for each in functions if not callable(getattr(tool, each)))
+    yield from (f"its {each} is not a function" for each in functions if not callable(getattr(tool, each)))
     words = [each.value for each in Permission]
     if tool.permission not in words:
         yield f"its permission is {str(tool.permission)[:40]!r}; it is one of {', '.join(words)}"
@@ -49,18 +49,18 @@ def _problems(tool: ToolDefinition) -> Iterator[str]:
 
 def _problems_of_several(tool: ToolDefinition) -> Iterator[str]:
     if not _are(tool.tags, (frozenset, set), str):
-        yield "its tags are no set of texts; write frozenset({'network'})"
+        yield "its tags are not a set of texts; write frozenset({'network'})"
     if not _are(tool.aliases, (tuple, list), str):
-        yield "its aliases are no tuple of texts; write ('other_name',)"
+        yield "its aliases are not a tuple of texts; write ('other_name',)"
     if not _are(tool.errors, (tuple, list), ErrorType):
-        yield "its errors are no tuple of ErrorType"
+        yield "its errors are not a tuple of ErrorType"
     if not _is_a(tool.metadata, Mapping):
-        yield "its metadata is no object"
+        yield "its metadata is not an object"
 
 
 def _problems_of_limits(tool: ToolDefinition) -> Iterator[str]:
     if tool.timeout is not None and not _is_a(tool.timeout, timedelta):
-        yield "its timeout is no timedelta; write timedelta(seconds=20)"
+        yield "its timeout is not a timedelta; write timedelta(seconds=20)"
     if tool.open_world is not None and not _is_flag(tool.open_world):
         yield "its open_world is neither True, False nor None"
     if not _is_count(tool.max_result_chars):

@@ -1,4 +1,4 @@
-"""What is told of a tool to people: its arguments, its limits, how its calls may end. From the definition alone.
+"""The description of a tool for people: its arguments, its limits, how its calls may end. From the definition alone.
 
 ``soong tools show`` and ``docs/tools.md`` say the same because both are made of this.
 """

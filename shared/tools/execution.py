@@ -156,7 +156,7 @@ async def timed(handler: Callable[[], Awaitable[HandlerOutput]], seconds: float 
 
     Raises:
         HandlerTimeoutError: it was not there in time.
-        Exception: whatever it raised; what is no ordinary exception is contained (:mod:`soong.shared.core.foreign`).
+        Exception: whatever it raised; others than ordinary ones are contained (:mod:`soong.shared.core.foreign`).
     """
     limit = asyncio.timeout(seconds)
     try:
@@ -193,7 +193,7 @@ async def run_to_end(running: Coroutine[object, object, HandlerOutput], call_sta
 
 
 async def unbroken(work: Coroutine[object, object, T]) -> T:
-    """Finish the work although the caller is being cancelled, and only then let the cancellation go on."""
+    """Finish the work although the caller is being cancelled, and only then let the cancellation continue."""
     task = asyncio.ensure_future(work)
     signal: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,4 +1,4 @@
-"""Names of tools: the canonical form, patterns over it, and what a provider is told (REG-02, REG-04, REG-08).
+"""Names of tools: the canonical form, patterns over it, and the names for providers (REG-02, REG-04, REG-08).
 
 A canonical name is dotted lower-case ASCII, so no two names look alike. Providers take fewer characters; a
 :class:`NameTable` maps a run's names to theirs and back, and nothing but the model seam sees the provider's form.
@@ -46,7 +46,7 @@ def check_alias(tool: str, alias: str) -> None:
 
 
 def name_matches(pattern: str, name: str) -> bool:
-    """Say whether a glob covers a canonical name; it is a glob over the whole name, so ``*`` crosses dots."""
+    """Say whether a glob covers a canonical name; it is a glob over the full name, so ``*`` crosses dots."""
     return fnmatchcase(name, pattern)
 
 

@@ -43,7 +43,7 @@ async def target_of(definition: ToolDefinition, context: ToolContext, call_input
     """Compute what a call touches; a tool that looks at files for it does not do so on the loop.
 
     Raises:
-        ToolError: it cannot be said, or is refused whoever permits it.
+        ToolError: it cannot be determined, or is refused even if permitted.
     """
     if definition.target is None:
         return Target()
@@ -60,7 +60,7 @@ def _sound(target: object) -> Target:
     """Hold a target to its types: people are shown it, rules and grants compare it.
 
     Raises:
-        ToolError: ``invalid_output``, it is no target.
+        ToolError: ``invalid_output``, it is not a target.
     """
     if not isinstance(target, Target):
         problem = f"the tool says what it touches by a {type(target).__name__}, not a Target"
@@ -132,11 +132,11 @@ def check_rewrite(definition: ToolDefinition, before: JsonObject, after: JsonObj
     """Hold a rewritten input to the place that the call has in its turn (EXE-03).
 
     Raises:
-        ToolError: ``invalid_input``, a call planned beside others would not be safe there any more.
+        ToolError: ``invalid_input``, a call planned in parallel with others would not be safe there any more.
     """
     if definition.traits is None:
         return
     planned, now = effective_traits(definition, before), effective_traits(definition, after)
     if planned.is_concurrency_safe and not now.is_concurrency_safe:
-        problem = "a hook rewrote the input into one that may not run beside other calls"
+        problem = "a hook rewrote the input into one that may not run in parallel with other calls"
         raise ToolError(ErrorType.INVALID_INPUT, problem, hint="call it with such an input yourself")

@@ -88,7 +88,7 @@ class RunScope:
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """Limits, from settings. ``max_data_chars`` bounds what is kept for programs beside the model's content."""
+    """Limits, from settings. ``max_data_chars`` bounds what is kept for programs besides the model's content."""
 
     default_timeout: timedelta = timedelta(milliseconds=120_000)
     max_timeout: timedelta = timedelta(milliseconds=600_000)

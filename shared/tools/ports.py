@@ -17,8 +17,8 @@ from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 def effect_id_of(run_id: str, tool_call_id: str) -> str:
     """Return the name of a call's effect (DAG-09).
 
-    The same whenever this run makes this call again, in whatever process; another for each further call and for a
-    further attempt of the step, which is a run of its own.
+    The same whenever this run makes this call again, in whatever process; another for each other call and for another
+    attempt of the step, which is a run of its own.
     """
     return f"{run_id}/{tool_call_id}"
 
@@ -79,7 +79,7 @@ class GateCall:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What permission said of one call, and who said it (PER-19).
+    """The verdict on one call, and its author (PER-19).
 
     ``author`` is ``rule``, ``grant``, ``person`` or ``system``; ``rule`` names the rule and its source. ``error`` is
     set exactly when the call is not allowed. ``decision_id`` names the signed decision that the call consumes when it

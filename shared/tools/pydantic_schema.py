@@ -104,7 +104,7 @@ def _simplify_properties(
 
 
 def _resolved(node: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace a reference, also one wrapped in a single allOf; what stands beside it wins."""
+    """Replace a reference, also one wrapped in a single allOf; what is next to it wins."""
     only = node.get("allOf")
     if isinstance(only, Sequence) and len(only) == 1:
         node = {**only[0], **{key: value for key, value in node.items() if key != "allOf"}}

@@ -78,7 +78,7 @@ class ToolRegistry:
         tags: Iterable[str] = (),
         **more: Any,
     ) -> ToolDefinition:
-        """Register from parts; ``more`` are further fields of :class:`ToolDefinition`.
+        """Register from parts; ``more`` are more fields of :class:`ToolDefinition`.
 
         Raises:
             InvalidToolError: as :meth:`register`.
@@ -93,7 +93,7 @@ class ToolRegistry:
         """Register a function, sync or async, by its annotations; the docstring is the description.
 
         A first parameter annotated as :class:`ToolContext` gets the context. One remaining parameter that is a
-        Pydantic model takes the whole input; otherwise each parameter is a field. ``more`` are fields of
+        Pydantic model takes the full input; otherwise each parameter is a field. ``more`` are fields of
         :class:`ToolDefinition`.
 
         Raises:

@@ -100,7 +100,7 @@ _DENIALS = frozenset(
 RESERVED: Mapping[ErrorType, str] = {
     ErrorType.ALREADY_DECIDED: "an answer to a question that has one (PER-15); people get it as an error of their own",
     ErrorType.STREAM_DISCARDED: "calls that a cut stream had started (EXE-10)",
-    ErrorType.CANCELLED: "a call whose whole task is cancelled while it waits for others",
+    ErrorType.CANCELLED: "a call whose task is cancelled while it waits for others",
     ErrorType.LEASE_LOST: "a step of another lease, named by a task tool; a run that loses its own just ends",
     ErrorType.WORKER_INCOMPATIBLE: "a child whose worker lacks what it needs",
     ErrorType.BUDGET_EXCEEDED: "tokens or money of a tree are used up (DIS-11)",
@@ -157,10 +157,10 @@ ContentBlock: TypeAlias = TextBlock | JsonBlock | ArtifactRef
 
 @dataclass(frozen=True, slots=True)
 class ContextNode:
-    """What a result adds to its run's context beside itself: a skill, memories, a project's instructions.
+    """What a result adds to its run's context besides itself: a skill, memories, a project's instructions.
 
     ``name`` says where it comes from; ``text`` is what the model reads. Applied after the call, in the transaction that
-    ends it, and only when it succeeded. Calls that run beside others add none, unless their tool ``adds_context``.
+    ends it, and only when it succeeded. Calls that run in parallel add none, unless their tool ``adds_context``.
     """
 
     kind: Literal["skill", "memory_context", "system"]

@@ -1,4 +1,4 @@
-"""The order of a turn's calls: what runs beside what, and what a failure stops (EXE-03, EXE-04, EXE-05).
+"""The order of a turn's calls: what runs in parallel, and what a failure stops (EXE-03, EXE-04, EXE-05).
 
 Calls are cut into groups in the model's order; groups run one after another and nothing crosses a border. The loop
 waits for every call, so nothing runs on behind a turn.
@@ -111,7 +111,7 @@ async def run_turn(
 
 
 def _queued(groups: Sequence[Group]) -> dict[str, Json]:
-    """Return what a watcher is told of a turn: its groups in order, and every call with its tool (EXE-11)."""
+    """Return what an observer gets of a turn: its groups in order, and every call with its tool (EXE-11)."""
     return {
         "groups": [[call.id for call in group.calls] for group in groups],
         "kinds": [group.kind.value for group in groups],
@@ -120,7 +120,7 @@ def _queued(groups: Sequence[Group]) -> dict[str, Json]:
 
 
 def _aborted(calls: Sequence[ToolCall], signal: asyncio.CancelledError) -> dict[str, Json]:
-    """Return what is said of the calls that had no result when the abort came; one not to be cut may still end."""
+    """Return the words for the calls that had no result when the abort came; one not to be cut may still end."""
     reason = str(signal.args[0]) if signal.args else "the run was interrupted"
     return {"calls": [call.id for call in calls], "reason": reason}
 
@@ -139,7 +139,7 @@ async def _run_group(group: Group, executor: Executor, limit: int | None, begun:
 
 
 async def _together(tasks: Sequence["asyncio.Future[ToolResult]"]) -> list[ToolResult]:
-    """Wait for all. When one raises (the run is lost) or we are interrupted, end the others before going on."""
+    """Wait for all. When one raises (the run is lost) or we are interrupted, end the others before continuing."""
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
@@ -151,7 +151,7 @@ async def _together(tasks: Sequence["asyncio.Future[ToolResult]"]) -> list[ToolR
 
 
 async def _abort_all(calls: Sequence[ToolCall], executor: Executor) -> None:
-    """Record the end of calls that were never made; further interrupts wait for it."""
+    """Record the end of calls that were never made; later interrupts wait for it."""
     for call in calls:
         with contextlib.suppress(asyncio.CancelledError):
             await executor.refuse(call, ErrorType.ABORTED, "aborted before it started")

@@ -157,7 +157,7 @@ def _keyword_offences(keyword: str, value: Json, schema: JsonObject, path: str, 
         case "minimum" | "maximum" if isinstance(value, bool) or not isinstance(value, int | float):
             yield Violation(place, keyword, "is not a number")
         case _ if keyword in _COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            yield Violation(place, keyword, "is not a whole number from 0 up")
+            yield Violation(place, keyword, "is not an integer from 0 up")
 
 
 def _properties_offences(value: Json, place: str, depth: int) -> Iterator[Violation]:

@@ -32,7 +32,7 @@ class Toolset:
         return decorate
 
     def add(self, definition: ToolDefinition) -> ToolDefinition:
-        """Add a whole definition; it is checked when it is registered."""
+        """Add a complete definition; it is checked when it is registered."""
         self._tools.append(definition)
         return definition
 

@@ -26,7 +26,7 @@ class UnfitError(ValueError):
         super().__init__(f"${path[:_SHOWN_PATH]}: {problem}")
 
     def below(self, step: str) -> "UnfitError":
-        """Return the same problem, said of one level further up."""
+        """Return the same problem for the level above."""
         return UnfitError(step + self.path, self.rule, self.problem)
 
 
@@ -148,7 +148,7 @@ def _plain_list(value: Sequence[object], depth: int) -> Json:
 
 
 def integral(value: Json) -> Json:
-    """Return a value with whole floats as integers: JSON knows no difference, Python's ``range`` does.
+    """Return a value with integral floats as integers: JSON knows no difference, Python's ``range`` does.
 
     The digest stays the same (RFC 8785 writes both alike). The same object when it holds no such number.
     """

@@ -8,7 +8,7 @@ from soong.shared.permissions.access.token import ApiToken
 
 class AccessStore(Protocol):
     async def add_token(self, token: ApiToken) -> None:
-        """Insert a token. Raises: ConflictError when one of that id stands."""
+        """Insert a token. Raises: ConflictError when one of that id exists."""
         ...
 
     async def token(self, token_id: str) -> ApiToken | None: ...

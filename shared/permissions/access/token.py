@@ -1,6 +1,6 @@
 """API tokens as values: a principal, its rights, and a secret of which only the digest is ever kept.
 
-A token is shown once, to whoever made it. What it looks like (``soong_tok_<id>_<secret>``) says which row to compare it
+A token is shown once, to its creator. What it looks like (``soong_tok_<id>_<secret>``) says which row to compare it
 with and lets secret scanners, our own redaction among them, know it wherever it turns up.
 """
 
@@ -46,7 +46,7 @@ _SECRET_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class ApiToken:
-    """A token as its row stands. ``digest`` is the SHA-256 of the secret, in hexadecimal."""
+    """A token as stored. ``digest`` is the SHA-256 of the secret, in hexadecimal."""
 
     id: str
     principal: str
@@ -82,7 +82,7 @@ def make_token(
     """Return a new token and its text, which is to be shown once and kept nowhere.
 
     Raises:
-        UsageError: the principal is no plain name, or no right is given.
+        UsageError: the principal is not a plain name, or no right is given.
     """
     held = frozenset(rights)
     if not _PRINCIPAL.fullmatch(principal):
@@ -98,6 +98,6 @@ def make_token(
 
 
 def read_token(text: str) -> tuple[str, str] | None:
-    """Return the id and the secret that a token's text names; None when it is no token at all."""
+    """Return the id and the secret that a token's text names; None when it is not a token."""
     found = _TOKEN.fullmatch(text)
     return None if found is None else (found[1], found[2])

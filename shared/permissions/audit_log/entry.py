@@ -2,8 +2,8 @@
 
 Each process that writes has a chain of its own, so no writer ever waits for another: entry *n* carries the digest of
 entry *n - 1* of its chain (``previous``) and the digest of the newest entry of any other chain that its transaction saw
-(``beside``). Through ``beside`` the chains hold each other: whoever takes entries away at the end of one has to rewrite
-every chain that went on after it. What no chain can show is that *all* of them were rewritten: a digest that was noted
+(``beside``). Through ``beside`` the chains hold each other: who removes entries at the end of one has to rewrite
+every chain that continued after it. No chain can show that *all* of them were rewritten: a digest that is noted
 elsewhere does (``soong audit verify --expect-digest``).
 """
 
@@ -43,7 +43,7 @@ class AuditKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuditNote:
-    """What is to be written, before it has its place in a chain. ``session_id`` is empty for the whole deployment."""
+    """What is to be written, before it has its place in a chain. ``session_id`` is empty for the deployment."""
 
     kind: AuditKind
     data: JsonObject

@@ -84,7 +84,7 @@ class Hooks:
     async def before(self, call: HookCall, wires: HookServices) -> PreResult:
         """Ask the Pre hooks one after another; each sees what the one before made of the input.
 
-        A hook that fails, is too slow or answers nonsense denies. After a denial or a stop no further hook is asked.
+        A hook that fails, is too slow or answers nonsense denies. After a denial or a stop no other hook is asked.
         """
         so_far = PreResult("none", "", call.call_input)
         covering = [named for named in self.pre if named.on.covers(call.definition)]

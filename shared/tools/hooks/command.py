@@ -1,11 +1,11 @@
 """Hooks that are programs of the user: one JSON document on stdin, one on stdout (EXE-13).
 
-The program is told, as fields of one object, ``v`` (1), ``stage`` (pre or post), ``hook``, ``tool_call_id``, ``tool``
+The program gets, as fields of one object, ``v`` (1), ``stage`` (pre or post), ``hook``, ``tool_call_id``, ``tool``
 (name, permission, tags), ``input``, ``derived`` (what follows from the input: cwd, project, target), ``run_dirs``
 (project, cwd) and ``run`` (session, run, agent, role, parents); after a call also ``result`` (is_error, error, summary,
 content). It answers with an object of any of ``action`` (none, allow, ask, deny, stop), ``reason``, ``input`` (replaces
 the input) and ``context`` (a list of texts); after a call of any of ``content`` (text, object or list: replaces what
-the model sees), ``context`` and ``reason``. Nothing on stdout and exit code 0 is no opinion. What it says on stderr is
+the model sees), ``context`` and ``reason``. No output and exit code 0 mean no opinion. What it says on stderr is
 progress, line by line.
 
 Whatever else it does is a failure of the hook: before a call that denies, after it changes nothing. Programs come from
@@ -54,7 +54,7 @@ MAX_PROGRESS_LINES: Final = 50
 _MAX_LINE_CHARS: Final = 500
 _MAX_SUMMARY_CHARS: Final = 1_000
 _GRACE: Final = timedelta(seconds=30)
-"""The hook's time limit cancels the program; the runner's own limit only stands behind it."""
+"""The hook's time limit cancels the program; the runner's own limit is only a fallback."""
 
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -146,7 +146,7 @@ def _program(hook: HookConfig, place: str, home: Path, commands: CommandsConfig)
     name, *arguments = hook.command
     environment = child_environment(commands.env, commands.secret_env, declared=hook.env)
     if "/" in name and not name.startswith("/"):
-        problem = f"{place}.command: {name!r} is a relative path; write the whole path, or a name on PATH"
+        problem = f"{place}.command: {name!r} is a relative path; write the full path, or a name on PATH"
         raise InvalidConfigError(problem)
     if any("\0" in argument for argument in arguments):
         raise InvalidConfigError(f"{place}.command: an argument holds NUL")
@@ -188,7 +188,7 @@ class _HookProgram:
             # ASCII: whatever text a model sends, the program gets valid UTF-8.
             stdin = json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii")
         except (ValueError, RecursionError) as error:
-            raise HookFailedError(f"cannot be told of this call: {error}") from error
+            raise HookFailedError(f"cannot get this call: {error}") from error
         finished = await self._run(found, stdin, call.progress)
         self._check_end(finished)
         return _read(finished.stdout, kind)
@@ -245,7 +245,7 @@ class _HookProgram:
 
 @dataclass(slots=True)
 class _Voice:
-    """What a program says on stderr while it runs, as progress: whole lines, a bounded number of them."""
+    """What a program says on stderr while it runs, as progress: complete lines, a bounded number of them."""
 
     progress: Progress
     redactor: Redactor

@@ -1,6 +1,6 @@
-"""What one hook is told and what it may answer (EXE-13).
+"""What one hook gets and what it may answer (EXE-13).
 
-A Pre hook sees the validated input with derived fields beside it and may deny, rewrite, force an ask, add context or
+A Pre hook sees the validated input with derived fields and may deny, rewrite, force an ask, add context or
 stop the run; what it says about allowing replaces nobody's consent. A Post hook may add context or replace what the
 model sees, never whether the call succeeded. Their order is :mod:`soong.shared.tools.hooks.chain`, one run of one hook
 :mod:`soong.shared.tools.hooks.run`, hooks that are programs are :mod:`soong.shared.tools.hooks.command`.
@@ -27,10 +27,10 @@ STRENGTH: Final[tuple[PreAction, ...]] = ("none", "allow", "ask", "deny", "stop"
 
 @dataclass(frozen=True, slots=True)
 class HookCall:
-    """What a hook is told.
+    """The input of a hook.
 
     ``call_input`` is the validated input with what earlier hooks made of it; it is the hook's own copy. ``derived``
-    holds facts that follow from it (:func:`derived_fields`): computed anew from whatever the input is now, they are no
+    holds facts that follow from it (:func:`derived_fields`): computed again from the current input, they are not
     part of the input and are never fed back. ``progress`` shows people what a slow hook does. ``effect_id`` names what
     the call does, the same when the run makes it again after a crash (DAG-09).
     """
@@ -125,7 +125,7 @@ class HookServices:
 
 
 def derived_fields(target: Target | None, run_dirs: RunDirs) -> dict[str, Json]:
-    """Return what a hook is told besides the input: where the call is made and what it touches.
+    """Return what a hook gets besides the input: where the call is made and what it touches.
 
     ``target`` None: what it touches cannot be said, and the call will fail unless a hook rewrites it.
     """

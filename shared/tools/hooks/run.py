@@ -1,7 +1,7 @@
 """One run of one hook: its time, its failures, the soundness of its answer, its event (EXE-13).
 
 A hook is foreign code. Whatever it does ends as an outcome: a Pre hook that fails, is too slow or answers nonsense
-denies, a Post hook then changes nothing. Every run is an event with what came of it, how long it took and what it
+denies, a Post hook then changes nothing. Every run is an event with its outcome, how long it took and what it
 changed; cancelling the call cancels the hook.
 """
 
@@ -136,7 +136,7 @@ def _sound_pre(outcome: PreOutcome) -> PreOutcome:
     """Return the outcome with an input of our own, which the hook can no longer change. Types are not believed."""
     answer: object = outcome
     if not isinstance(answer, PreOutcome):
-        raise InvalidHookResultError(f"{type(answer).__name__} is no PreOutcome")
+        raise InvalidHookResultError(f"{type(answer).__name__} is not a PreOutcome")
     if answer.action not in STRENGTH:
         raise InvalidHookResultError(f"there is no action {str(answer.action)[:80]!r}")
     _check_words(answer.reason, answer.context)
@@ -148,22 +148,22 @@ def _sound_pre(outcome: PreOutcome) -> PreOutcome:
 def _sound_post(outcome: PostOutcome) -> PostOutcome:
     answer: object = outcome
     if not isinstance(answer, PostOutcome):
-        raise InvalidHookResultError(f"{type(answer).__name__} is no PostOutcome")
+        raise InvalidHookResultError(f"{type(answer).__name__} is not a PostOutcome")
     _check_words(answer.reason, answer.context)
     blocks: object = answer.content
     if blocks is None:
         return answer
     if not isinstance(blocks, tuple) or not all(isinstance(one, TextBlock | JsonBlock | ArtifactRef) for one in blocks):
-        raise InvalidHookResultError("its content is no tuple of content blocks")
+        raise InvalidHookResultError("its content is not a tuple of content blocks")
     return answer
 
 
 def _check_words(reason: object, context: object) -> None:
     if not isinstance(reason, str) or not isinstance(context, tuple):
-        raise InvalidHookResultError("its reason is no text, or its context is no tuple")
+        raise InvalidHookResultError("its reason is not a text, or its context is not a tuple")
     texts = [text for text in (reason, *context) if isinstance(text, str)]
     if len(texts) <= len(context):
-        raise InvalidHookResultError("its context holds something that is no text")
+        raise InvalidHookResultError("its context holds something that is not a text")
     if sum(map(len, texts)) > MAX_CONTEXT_CHARS:
         raise InvalidHookResultError(f"its reason and context have more than {MAX_CONTEXT_CHARS} characters")
 
@@ -174,7 +174,7 @@ def _object(value: object) -> JsonObject:
     except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
         raise InvalidHookResultError(f"its input is not JSON: {error}") from error
     if not isinstance(copy, dict):
-        raise InvalidHookResultError("its input is no object")
+        raise InvalidHookResultError("its input is not an object")
     return copy
 
 

@@ -34,7 +34,7 @@ def pre_hook(
     """Register the decorated coroutine function as a Pre hook for the tools that the glob and all tags cover.
 
     Raises:
-        InvalidConfigError: the name is taken by another hook, or it is no coroutine function.
+        InvalidConfigError: the name is taken by another hook, or it is not a coroutine function.
     """
 
     def register(hook: _Pre) -> _Pre:
@@ -70,7 +70,7 @@ def _check(
     other: NamedPreHook | NamedPostHook | None,
 ) -> None:
     if not inspect.iscoroutinefunction(hook):
-        raise InvalidConfigError(f"the hook {name!r} is no coroutine function; write it with `async def`")
+        raise InvalidConfigError(f"the hook {name!r} is not a coroutine function; write it with `async def`")
     # A module imported twice (by two spellings of a list) registers the same hook again.
     taken = other or (same if same is not None and _origin(same.hook) != _origin(hook) else None)
     if taken is not None:

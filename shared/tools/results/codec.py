@@ -21,7 +21,7 @@ VERSION = 1
 def to_json(tool: str, result: ToolResult) -> dict[str, Json]:
     """Return the payload of a result node, with its version as ``v``.
 
-    Its context nodes are nodes of their own (:func:`context_to_json`), written beside it and told by the call's id.
+    Its context nodes are nodes of their own (:func:`context_to_json`), written with it and found by the call's id.
     """
     failure = result.error
     return {

@@ -37,7 +37,7 @@ from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 MAX_CONTEXT_NODES: Final = 16
 MAX_CONTEXT_CHARS: Final = 100_000
-"""What one call may add to the context, all its nodes together: a skill's text is whole or it is refused."""
+"""What one call may add to the context, all its nodes together: a skill's text is complete or it is refused."""
 
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 _CORE_ONLY = frozenset({ErrorType.HOOK_DENIED, ErrorType.TOOL_NOT_AVAILABLE, ErrorType.NOT_RUN, ErrorType.ABORTED})
@@ -122,7 +122,7 @@ def _sound_block(block: ContentBlock) -> ContentBlock:
 
 
 def _sound_ref(ref: ArtifactRef) -> ArtifactRef:
-    """Hold a reference to what a store can have given: the digest becomes a path, the rest stands in lists."""
+    """Hold a reference to what a store can have given: the digest becomes a path, the rest is in lists."""
     size: object = ref.size_bytes
     is_size = isinstance(size, int) and not isinstance(size, bool) and size >= 0
     media_type = _text(ref.media_type, "an artifact's media type")
@@ -222,7 +222,7 @@ def refusal(tool_call_id: str, failure: ToolFailure, data: Json = None, **metada
 
 
 def failed(tool_call_id: str, error: Exception) -> ToolResult:
-    """Return the result of a call whose handler raised; data that is no JSON is left out."""
+    """Return the result of a call whose handler raised; data that is not JSON is left out."""
     data = error.data if isinstance(error, ToolError) else None
     try:
         return refusal(tool_call_id, failure_of(error), _plain(data, "data"))

@@ -68,7 +68,7 @@ class Fitter:
         )
 
     async def fit(self, definition: ToolDefinition, result: ToolResult) -> ToolResult:
-        """Replace content over the limit by a preview and a reference to the whole (RES-03)."""
+        """Replace content over the limit by a preview and a reference to the full content (RES-03)."""
         texts = [_text_of(block) for block in result.content]
         size = sum(map(_size_of, result.content))
         limit = self.max_chars if definition.max_result_chars is None else definition.max_result_chars

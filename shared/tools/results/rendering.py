@@ -21,7 +21,7 @@ _OWN_CHARS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class ForModel:
-    """What goes back to the model. ``metadata`` travels beside the content, is not sent, and is for scripted models."""
+    """What goes back to the model. ``metadata`` travels with the content, is not sent, and is for scripted models."""
 
     content: Any
     outcome: Literal["success", "failed", "denied"]
@@ -117,7 +117,7 @@ def _block(block: ContentBlock) -> Json:
         case JsonBlock(value):
             return value
         case ArtifactRef():
-            return f"[whole output: artifact {block.digest}, {block.size_bytes} bytes, {block.media_type}]"
+            return f"[full output: artifact {block.digest}, {block.size_bytes} bytes, {block.media_type}]"
         case other:
             assert_never(other)
 

@@ -70,8 +70,8 @@ def test_the_scope_may_be_left_out_for_a_tool_that_only_reads() -> None:
         ("code.write_file:/work/out\t", "begins or ends with a blank"),
         ("code.write_file: /work/out", "begins or ends with a blank"),
         ("mcp.db.query:exact:orders\xa0", "begins or ends with a blank"),
-        ("web.fetch:host:", "nothing stands after 'host:'"),
-        ("web.fetch:host:*.", "nothing stands after 'host:'"),
+        ("web.fetch:host:", "nothing after 'host:'"),
+        ("web.fetch:host:*.", "nothing after 'host:'"),
     ],
 )
 def test_what_is_too_wide_or_no_scope_is_refused_with_its_remedy(text: str, words: str) -> None:

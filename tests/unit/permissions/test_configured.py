@@ -86,7 +86,7 @@ def test_no_configuration_is_the_safest_policy() -> None:
         ('effect = "allow"\nscope = "*"', "not a pattern"),
         ('effect = "allow"\nscope = "/work/*"', "not a pattern"),
         ('effect = "allow"\nscope = "out"', "not an absolute path"),
-        ('effect = "allow"\nscope = "host:"', "nothing stands after"),
+        ('effect = "allow"\nscope = "host:"', "nothing after"),
         ('effect = "allow"\nscope = "host:*"', "not a pattern"),
         ('effect = "allow"\nscope = "host:http://example.org"', "write a host name"),
         ('effect = "deny"\nscope = "host:a b"', "write a host name"),

@@ -50,7 +50,7 @@ def test_a_model_gets_the_content_and_what_hooks_added_and_no_metadata() -> None
     assert told.content == [
         "the content",
         {"k": "inner"},
-        f"[whole output: artifact {REF.digest}, 5000 bytes, text/plain]",
+        f"[full output: artifact {REF.digest}, 5000 bytes, text/plain]",
         "a hook says",
     ]
     assert (told.outcome, told.metadata) == ("success", {"data": {"data": "for programs"}})

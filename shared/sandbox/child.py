@@ -16,7 +16,7 @@ _LAST_WORDS_S: Final = 1.0
 _FULL_SPEED_BYTES: Final = 8 * 1024 * 1024
 _PIPE_BYTES: Final = 64 * 1024
 _PAUSE_S: Final = 0.001
-"""Whoever has said more than the first and fills its pipe again is read once a pause: 64 MB/s, and our loop is free."""
+"""A child that fills its pipe again after the first read is read once per pause: 64 MB/s, and the loop stays free."""
 
 
 class ChildProcess(asyncio.SubprocessProtocol):

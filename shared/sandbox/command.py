@@ -19,11 +19,11 @@ class ChildCommand:
     """What to run. ``argv[0]`` is an absolute path; nothing is looked up, no shell is between.
 
     ``cwd`` is a descriptor of a directory, so that no rename can move the child elsewhere; where the system cannot
-    start a child in a descriptor, ``cwd_path`` is used. ``env`` is the child's whole environment. ``stdin`` is a
+    start a child in a descriptor, ``cwd_path`` is used. ``env`` is the child's full environment. ``stdin`` is a
     descriptor, the bytes to be read from it, or None for the null device.
 
     Of each stream the first ``max_…_bytes`` are kept. What comes beyond ends the child (``stop``) or is counted and
-    thrown away (``discard``); memory is bounded either way. ``heard`` is told of every piece as it comes, on the loop.
+    thrown away (``discard``); memory is bounded either way. ``heard`` gets every piece as it comes, on the loop.
     """
 
     argv: Sequence[str]
@@ -59,7 +59,7 @@ class CommandRunner(Protocol):
     """Runs one child to its end or to one of its bounds; then nothing that it started lives on.
 
     Cancelling the caller ends the child and all its descendants, also those that left its process group or session,
-    before the cancellation goes on.
+    before the cancellation continues.
     """
 
     async def run(self, command: ChildCommand) -> Finished:

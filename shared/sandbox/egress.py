@@ -36,7 +36,7 @@ class EgressPolicy:
         """Return the normal host of a URL that may be fetched.
 
         Raises:
-            HostRefusedError: it leads elsewhere, or is no plain http or https URL.
+            HostRefusedError: it leads elsewhere, or is not a plain http or https URL.
         """
         host = host_of_url(url)
         if host != normal_host(self.host) and not self.may_follow(host):

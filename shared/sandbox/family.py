@@ -72,7 +72,7 @@ def is_marked() -> bool:
 def own_chain(workers: Collection[RegisteredWorker] = ()) -> tuple[ProcessFacts, ...]:
     """Return this process and its ancestors, itself first.
 
-    Whether it carries the mark itself is asked of the kernel: what ``/proc`` shows here may be of other processes.
+    The kernel tells whether it carries the mark itself: what ``/proc`` shows here may be of other processes.
     """
     chain = chain_of(os.getpid(), workers)
     own = chain[0] if chain else ProcessFacts(os.getpid(), 0, sys.executable)

@@ -2,7 +2,7 @@
 
 Pure. A resolver takes many spellings for one host (``127.1``, ``0x7f000001``, full-width digits, ``EXAMPLE.org.``);
 everything here is compared in one of them. ``ipaddress.is_global`` calls NAT64 and 6to4 forms of the loopback global,
-so the ranges stand written out below and addresses in addresses are looked into (RFC 6890, RFC 6052, RFC 3056).
+so the ranges are written out below and addresses in addresses are looked into (RFC 6890, RFC 6052, RFC 3056).
 """
 
 import re
@@ -105,7 +105,7 @@ def normal_host(host: str) -> str:
 
 
 def is_host_within(host: str, wanted: str) -> bool:
-    """Say whether a host is the wanted one, or lies below ``*.domain``; what is no host lies nowhere."""
+    """Say whether a host is the wanted one, or lies below ``*.domain``; what is not a host lies nowhere."""
     below = wanted.startswith("*.")
     try:
         host, wanted = normal_host(host), normal_host(wanted.removeprefix("*."))
@@ -140,7 +140,7 @@ def reach_of(address: str) -> AddressClass:
     """Say where an address leads, whatever it is wrapped in.
 
     Raises:
-        HostRefusedError: it is no address.
+        HostRefusedError: it is not an address.
     """
     try:
         inner = _unwrapped(IPv6Address(address.partition("%")[0]) if ":" in address else IPv4Address(address))

@@ -16,7 +16,7 @@ _SUFFIXES: Final = frozenset(map(plain, all_suffixes()))
 
 @dataclass(frozen=True, slots=True)
 class ImportGuard:
-    """``folders`` of the import path beside the program's own, and the top-level ``names`` that the program imports."""
+    """``folders`` of the import path but the program's own, and the top-level ``names`` that the program imports."""
 
     folders: tuple[Path, ...] = ()
     names: frozenset[str] = frozenset()

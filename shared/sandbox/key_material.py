@@ -1,6 +1,6 @@
-"""Private keys by what stands in a file, whatever it is called (FS-06, EVT-05).
+"""Private keys by the content of a file, under any name (FS-06, EVT-05).
 
-A file whose head holds a private key is as sensitive as one with a sensitive name. A key further down, or read from its
+A file whose head holds a private key is as sensitive as one with a sensitive name. A later key, or one read from its
 second line on, is known by where its block begins and ends.
 """
 
@@ -35,7 +35,7 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 
 def is_key(head: bytes) -> bool:
-    """Say whether the head of a file holds a private key; also in UTF-16, whose letters stand between zeros."""
+    """Say whether the head of a file holds a private key; also in UTF-16, whose letters are between zeros."""
     for mark in _BYTE_ORDER_MARKS:
         head = head.removeprefix(mark)
     return _KEY.search(head.replace(b"\0", b"")) is not None
@@ -47,7 +47,7 @@ def holds_key(descriptor: int) -> bool:
 
 
 class KeyBlocks:
-    """Follows a file from its start, in pieces cut anywhere, and knows whether it stands inside a key's block."""
+    """Follows a file from its start, in pieces cut anywhere, and knows whether it is inside a key's block."""
 
     def __init__(self) -> None:
         self._at = 0

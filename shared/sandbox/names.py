@@ -58,7 +58,7 @@ def plain(name: str) -> str:
 def components(pattern: str) -> tuple[str, ...]:
     """Return the globs of a sensitive pattern, one for each component it speaks of.
 
-    A pattern holds wherever its components stand together, so a leading ``~/``, ``./`` or ``/`` says nothing, nor does
+    A pattern holds wherever its components are together, so a leading ``~/``, ``./`` or ``/`` says nothing, nor does
     a trailing ``/`` or ``/**``.
 
     Raises:
@@ -83,7 +83,7 @@ def is_sensitive(path: str, patterns: tuple[str, ...]) -> bool:
 def is_control(parts: tuple[str, ...]) -> bool:
     """Say whether the plain parts of a path name a control of a repository or of ours, existing or not (FS-09).
 
-    The whole ``.soong`` of a project is one, but for ``runs``: its skills speak to later agents in a person's name.
+    All of ``.soong`` of a project is one, but for ``runs``: its skills speak to later agents in a person's name.
     """
     return _MCP_FILE in parts or _is_git_control(parts) or _is_our_control(parts)
 
@@ -99,7 +99,7 @@ def readable(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Return one expression over whole paths; each pattern is a glob over one or more neighbouring components."""
+    """Return one expression over full paths; each pattern is a glob over one or more neighbouring components."""
     stretches = dict.fromkeys(
         "/+".join(_expression(spell(part)) for part in components(pattern))
         for pattern in patterns

@@ -191,7 +191,7 @@ def shown_path(path: Path, roots: Roots) -> str:
 
 
 def is_below(path: Path, root: Path) -> bool:
-    """Say whether a path is a folder or lies in it, by whole components; both are normal and absolute."""
+    """Say whether a path is a folder or lies in it, by components; both are normal and absolute."""
     # pathlib's own test splits both paths into parts each time, ten times dearer, and this is asked for every entry.
     folder = str(root).rstrip("/")
     return str(path) == folder or str(path).startswith(f"{folder}/")

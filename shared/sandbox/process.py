@@ -133,7 +133,7 @@ async def _leave_kept(child: ChildProcess, leash: SubreaperPipes) -> None:
 
 
 async def _unbroken(work: Coroutine[object, object, None]) -> None:
-    """Finish the work although the caller is being cancelled, and only then let the cancellation go on."""
+    """Finish the work although the caller is being cancelled, and only then let the cancellation continue."""
     task = asyncio.ensure_future(work)
     signal_: asyncio.CancelledError | None = None
     while not task.done():

@@ -41,7 +41,7 @@ def child_environment(
     declared: Collection[str] = (),
     untrusted: Collection[Path] = (),
 ) -> dict[str, str]:
-    """Return the whole environment of a child: PATH, HOME, TMPDIR and those of the named variables that are set.
+    """Return the full environment of a child: PATH, HOME, TMPDIR and those of the named variables that are set.
 
     ``names`` is what the configuration passes to every program, ``secret_names`` what it marks secret: such a variable
     is left out although it is in ``names``, and passed only when ``declared``, the names in the tool's or hook's own
@@ -65,7 +65,7 @@ def find_program(name: str, environment: Mapping[str, str], *, cwd: Path, untrus
     """Return the absolute path of a program, its folder without links; the file itself may be a link.
 
     A name without slash is looked up in the PATH of ``environment``, past folders in ``untrusted`` (where the caller's
-    own files could stand in for a program); one with a slash is found from ``cwd``, wherever that leads. The last link
+    own files could replace a program); one with a slash is found from ``cwd``, wherever that leads. The last link
     is kept because programs look at the name they are called by.
 
     Raises:
@@ -119,7 +119,7 @@ def programs_of_the_system(name: str, system: Collection[str] = SYSTEM_FOLDERS) 
 
 
 def program_identity(program: Path) -> str:
-    """Return what stands at a program's path now: link target, device, inode, size, time of change; or ``absent``.
+    """Return what is at a program's path now: link target, device, inode, size, time of change; or ``absent``.
 
     Two looks that give the same text saw the same file with the same content, but for writers who set clocks back.
     """

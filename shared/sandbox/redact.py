@@ -93,7 +93,7 @@ class Redactor:
         return value if is_same else pairs
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return where secrets stand, as (start, end), in no order; they may overlap."""
+        """Return where secrets are, as (start, end), in no order; they may overlap."""
         patterns: list[re.Pattern[str] | LinearPattern] = [pattern for marker, pattern in _COMPILED if marker in text]
         patterns += [re.compile(re.escape(value)) for value in self.values if value in text]
         return [match.span() for pattern in patterns for match in pattern.finditer(text)]

@@ -31,7 +31,7 @@ class RootedFolder:
 
     Names are relative, ``/``-separated, without ``.`` and ``..``. Folders are made with mode 0700, files with 0600; for
     everybody to read, with 0755 and 0644, when it is not ``is_private``.
-    Every method raises ``ForeignEntryError`` when something else stands where a folder or a regular file is expected,
+    Every method raises ``ForeignEntryError`` when something else is where a folder or a regular file is expected,
     and ``OSError`` when the operating system refuses.
     """
 
@@ -57,7 +57,7 @@ class RootedFolder:
             pass
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a file in place whole; what had its name before is replaced, also a link, which is not followed."""
+        """Put a complete file in place; what had its name before is replaced, also a link, which is not followed."""
         *folder, last = _names(name)
         with self.opened("/".join(folder), makes=True) as descriptor:
             temporary = f".new-{secrets.token_hex(8)}"
@@ -144,7 +144,7 @@ class RootedFolder:
 
 @contextmanager
 def _explained(path: Path, folder: int, expected: Callable[[int], bool] = stat.S_ISREG) -> Iterator[None]:
-    """Say what stands at ``path``, an entry of the open folder, when the system refuses it for its kind."""
+    """Say what is at ``path``, an entry of the open folder, when the system refuses it for its kind."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Our end of the two pipes to a keeper: what it is told and what it reports (:mod:`soong.shared.sandbox.subreaper`)."""
+"""Our end of the two pipes to a keeper: its input and its reports (:mod:`soong.shared.sandbox.subreaper`)."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ class SubreaperPipes:
         control, self._control = os.pipe()
         self._status, status = os.pipe()
         self.far_ends: Final = (control, status)
-        """The keeper's ends: where it is told, where it reports."""
+        """The keeper's ends: where it receives, where it reports."""
         self.report = Report()
         self._open = {control, status, self._control, self._status}
 

@@ -1,4 +1,4 @@
-"""Making the output of programs inert: what a reader sees is what stands there (CMD-01, EVT-05).
+"""Making the output of programs inert: a reader sees exactly what is there (CMD-01, EVT-05).
 
 A terminal obeys what it is shown: it overwrites lines, retitles windows, fills the clipboard (OSC 52), makes one link
 look like another (OSC 8), turns the reading direction around. Neither a person nor a model is shown any of that.
@@ -24,7 +24,7 @@ def inert_text(text: str) -> str:
     """Return text without anything that a terminal would obey or hide.
 
     Escape sequences go, carriage returns become line ends (what was overwritten is shown before what overwrote it), and
-    what :func:`soong.shared.core.inert.inert` does not leave is spelled. Bytes that are no text show as one
+    what :func:`soong.shared.core.inert.inert` does not leave is spelled. Bytes that are not text show as one
     replacement character. Linear in the text.
     """
     if text.isascii() and is_told_apart(text):

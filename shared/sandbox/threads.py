@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop that is never left running behind (EXE-05).
+"""Blocking work outside the event loop that is never left running behind (EXE-05).
 
 A thread cannot be cancelled, so the work is given an event that asks it to stop, and a cancelled caller waits until it
 has. Work that loops looks at the event once a piece.

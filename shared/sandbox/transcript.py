@@ -1,7 +1,7 @@
 """What a running program says, kept within bounds and shown without secrets while it speaks (EVT-05, EXE-09).
 
 The beginning is kept up to a limit and the end in a ring, so a flood costs no memory and its last words are not lost.
-Where something was left out, text is cut so that no piece of a secret stands at the border.
+Where something was left out, text is cut so that no piece of a secret is at the border.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class OutputTranscript:
         return any(self.left_out(stream) for stream in STREAMS)
 
     def raw(self, stream: Stream) -> str:
-        """Return what was said without secrets, otherwise as it was; bytes that are no text are lone surrogates."""
+        """Return what was said without secrets, otherwise as it was; bytes that are not text are lone surrogates."""
         head, tail = self._heads[stream], self._tails[stream]
         if not self.left_out(stream):
             return self._redactor.text(decoded(bytes(head + tail)))
@@ -67,7 +67,7 @@ class OutputTranscript:
         return inert_text(self.raw(stream))
 
     def last_lines(self, stream: Stream, count: int, max_chars: int) -> list[str]:
-        """Return the last whole lines, for progress; one that is still being said could be half a secret."""
+        """Return the last complete lines, for progress; one that is still being said could be half a secret."""
         head, tail = self._heads[stream], self._tails[stream]
         recent = bytes(tail) if len(tail) >= self._ring else bytes(head[-self._ring :] + tail)
         text = decoded(recent)

@@ -49,7 +49,7 @@ def program_files() -> tuple[Path, ...]:
 
 
 def import_guard() -> ImportGuard:
-    """Return what keeps the folders of the import path beside the program's own from standing in for its modules."""
+    """Return what keeps other folders of the import path from replacing the program's modules."""
     folders = [Path(os.path.abspath(entry)) for entry in sys.path if entry]  # noqa: PTH100  # links are kept
     foreign = (folder for folder in folders if not _is_of_the_program(folder))
     return ImportGuard(tuple(dict.fromkeys(foreign)), _names_of_the_program())

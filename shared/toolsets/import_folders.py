@@ -52,7 +52,7 @@ class FolderFinder(MetaPathFinder):
         return spec
 
     def has(self, name: str) -> Path | None:
-        """Return the file or folder of a top-level module in these folders, whoever would find it elsewhere first."""
+        """Return the file or folder of a top-level module in these folders, whatever other folder has it first."""
         spec = PathFinder.find_spec(name, self._folders) if self._folders else None
         if spec is None or spec.origin is None:
             return None
@@ -60,7 +60,7 @@ class FolderFinder(MetaPathFinder):
 
     @property
     def served(self) -> tuple[Path, ...]:
-        """The files and package folders that were found here: whoever writes them decides what this process does."""
+        """The files and package folders that were found here: their content decides what this process does."""
         return tuple(self._served.values())
 
     def _asks_for_itself(self, frame: FrameType | None) -> bool:

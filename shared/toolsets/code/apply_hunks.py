@@ -1,6 +1,6 @@
 """A file as lines into which hunks are put, at the places where ``git apply`` puts them (FS-05).
 
-No fuzz: all lines of a hunk's old side must stand there byte for byte, untouched by an earlier hunk. A hunk that says
+No fuzz: all lines of a hunk's old side must be there byte for byte, untouched by an earlier hunk. A hunk that says
 it begins at the first line must match there, one that ends without context must match at the end of the file, any other
 is looked for outwards from where it says, forwards first. Time is linear for hunks in order and at their places, and
 bounded for all others.
@@ -41,7 +41,7 @@ def apply_diff(content: bytes, diff: UnifiedDiff) -> tuple[bytes, tuple[Placemen
 class LineImage:
     """Lines in two stacks with a gap between, where the last hunk ended: hunks in order cost only what they move.
 
-    ``rest`` is reversed. A line that a hunk has put stands as a tuple, so that it equals no line of a later hunk.
+    ``rest`` is reversed. A line that a hunk has put is a tuple, so that it equals no line of a later hunk.
     """
 
     rest: list[_Line]
@@ -55,7 +55,7 @@ class LineImage:
         """Replace a hunk's old lines by its new ones.
 
         Raises:
-            DiffError: they do not stand where they may, or the search costs too much.
+            DiffError: they are not where they may be, or the search costs too much.
         """
         said = max(hunk.new_start - 1, 0)
         at = self._place(hunk, said)

@@ -1,9 +1,9 @@
-"""Putting a whole file in place atomically, by descriptors (FS-04, FS-07).
+"""Putting a complete file in place atomically, by descriptors (FS-04, FS-07).
 
-The parent directory is opened without following a link; the new content goes into a temporary file beside the target
+The parent directory is opened without following a link; the new content goes into a temporary file next to the target
 and takes its name in one step, so a reader sees the old or the new file and a failure leaves the old one. Mode and
 owner stay, but for the bits that let a program run as its owner; a file that may not be written is not replaced either.
-What stands there must be what was shown, and our own writers take turns. The race that remains: somebody else who
+The current file must be what was shown, and our own writers take turns. The race that remains: somebody else who
 changes an existing file between our last look and the rename, a few microseconds, is overwritten.
 """
 
@@ -38,7 +38,7 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What stands at a path. ``precondition`` is ``absent`` or device, inode, size and hash.
+    """What is at a path. ``precondition`` is ``absent`` or device, inode, size and hash.
 
     ``content`` is None when there is no file or it is too large to compare. ``status`` was taken
     before it was read, so that a change meanwhile shows.
@@ -68,10 +68,10 @@ class WriteResult:
 
 
 def read_state(path: Path, *, max_content: int = MAX_COMPARED_BYTES) -> State:
-    """Return what stands at a resolved path now, with its content if that is not over ``max_content``.
+    """Return what is at a resolved path now, with its content if that is not over ``max_content``.
 
     Raises:
-        PathRefusedError: something that is no regular file.
+        PathRefusedError: something that is not a regular file.
         PermissionError: a file that may be read only.
     """
     try:
@@ -87,7 +87,7 @@ def read_state(path: Path, *, max_content: int = MAX_COMPARED_BYTES) -> State:
 
 
 def write(what: Replacement, stop: Event) -> WriteResult | None:
-    """Put the file in place; None when one stands there that may not be replaced.
+    """Put the file in place; None when one is there that may not be replaced.
 
     Raises:
         PathRefusedError: another state than the shown one, a link, not a regular file, a missing folder.

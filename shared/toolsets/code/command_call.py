@@ -60,7 +60,7 @@ class CommandCall:
 
     @property
     def shown(self) -> str:
-        """The whole command for people, on one line, in words that a shell would read back as the same argv."""
+        """The full command for people, on one line, in words that a shell would read back as the same argv."""
         return f"{quoted(self.argv)} in {quoted([str(self.cwd)])}, at most {self.timeout_ms / 1000:g} s"
 
     @property

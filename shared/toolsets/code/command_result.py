@@ -1,4 +1,4 @@
-"""From a command that has ended to its result: what the model reads, what programs are told (CMD-01, RES-03)."""
+"""From a command that has ended to its result: what the model reads, what programs get (CMD-01, RES-03)."""
 
 import signal
 from dataclasses import replace
@@ -14,7 +14,7 @@ from soong.shared.tools.results.normalize import refusal
 from soong.shared.toolsets.code.command_call import CommandCall
 
 LONG_CHARS: Final = 4_000
-"""Output over this is led by its last part: a preview is the beginning of a text, and errors stand at the end."""
+"""Output over this is led by its last part: a preview is the beginning of a text, and errors are at the end."""
 SUMMARY_CHARS: Final = 2_000
 
 

@@ -1,4 +1,4 @@
-"""Why a diff is not applied, each way told apart (FS-05)."""
+"""The distinct reasons why a diff is not applied (FS-05)."""
 
 from enum import StrEnum
 from typing import Final

@@ -37,7 +37,7 @@ _SILENT: Final = (b"similarity index ", b"dissimilarity index ")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A file name of the header as written, with the line where it stands; still quoted and with its prefix."""
+    """A file name of the header as written, with its line; still quoted and with its prefix."""
 
     text: bytes
     line: int
@@ -80,12 +80,12 @@ def find_header(lines: list[bytes]) -> Header:
 
 
 def is_hunk_line(line: bytes) -> bool:
-    """Say whether a whole line could begin a hunk."""
+    """Say whether a line could begin a hunk."""
     return line.endswith(b"\n") and HUNK_LINE.match(line) is not None
 
 
 def is_pair(lines: list[bytes], at: int) -> bool:
-    """Say whether a ``---`` line stands here with its ``+++`` line below."""
+    """Say whether a ``---`` line is here with its ``+++`` line below."""
     return lines[at].startswith(_OLD) and at + 1 < len(lines) and lines[at + 1].startswith(_NEW)
 
 

@@ -3,8 +3,8 @@
 Bytes outside the edit stay as they are: encoding, byte order mark, line endings, a missing last newline. Text of a call
 is UTF-8; in a file of another encoding it is found and put in as such, byte for byte. What looks binary (a NUL, UTF-16)
 is refused. An edit is worked out twice from the same input: before anybody is asked, so that only what can succeed is
-asked and the effect is shown, and again on the content that then stands there, which must be the one that was shown.
-A sensitive file is the exception: whether a text stands in it is told to nobody before it is permitted.
+asked and the effect is shown, and again on the content that is then there, which must be the one that was shown.
+A sensitive file is the exception: whether it contains a text is not revealed before it is permitted.
 """
 
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ def _traits(_call_input: JsonObject) -> Traits:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The file of a call as it stands now. ``is_secret``: nothing of it is told before it is permitted."""
+    """The current file of a call. ``is_secret``: nothing of it is revealed before it is permitted."""
 
     located: Located
     state: State
@@ -121,7 +121,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _EditOutcome:
-    """The content after the edit, and what a program is told of how it came about."""
+    """The content after the edit, and what a program gets about its origin."""
 
     content: bytes
     facts: Mapping[str, Json] = field(default_factory=dict)
@@ -186,7 +186,7 @@ def _outcome(place: _Place, request: EditRequest, max_bytes: int) -> _EditOutcom
     """Work out the edit.
 
     Raises:
-        ToolError: it does not fit the file, the file is no text, or one of the two is too large.
+        ToolError: it does not fit the file, the file is not text, or one of the two is too large.
     """
     before = _text(place, max_bytes)
     if request.diff is not None:

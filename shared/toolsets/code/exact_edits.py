@@ -21,7 +21,7 @@ _CRLF, _LF = b"\r\n", b"\n"
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace ``old`` by ``new``. An empty ``old`` stands for the whole of a file that does not exist yet."""
+    """Replace ``old`` by ``new``. An empty ``old`` means a file that does not exist yet."""
 
     old: bytes
     new: bytes
@@ -66,11 +66,11 @@ def shared_prefix(first: bytes, second: bytes) -> int:
 
 
 class _MissingError(Exception):
-    """The old text stands nowhere."""
+    """The old text is nowhere."""
 
 
 class _SeveralError(Exception):
-    """The old text stands at several places; ``lines`` are the first of them."""
+    """The old text is at several places; ``lines`` are the first of them."""
 
     def __init__(self, lines: list[int], count: int) -> None:
         self.lines = lines
@@ -91,7 +91,7 @@ def _applied(content: bytes, edit: Edit, *, replaces_all: bool, max_bytes: int) 
 
 
 def _counted(content: bytes, old: bytes, *, replaces_all: bool) -> int:
-    """Return how often the text stands there; overlapping places make it as unclear as separate ones."""
+    """Return how often the text occurs; overlapping places make it as unclear as separate ones."""
     first = content.find(old)
     if first < 0:
         raise _MissingError
@@ -197,9 +197,9 @@ def _which(number: int, total: int) -> str:
 
 
 def _near(content: bytes, old: bytes) -> int:
-    """Return the line, from 1, where the text stands but for whitespace at line ends and within lines; 0 for nowhere.
+    """Return the line, from 1, where the text is but for whitespace at line ends and within lines; 0 for nowhere.
 
-    One pass over the file: the words of each line are joined anew and searched as one text.
+    One pass over the file: the words of each line are joined again and searched as one text.
     """
     wanted = b"\n".join(b" ".join(line.split()) for line in old.strip().split(_LF))
     if not wanted:

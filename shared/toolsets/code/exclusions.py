@@ -1,8 +1,8 @@
 """What a search leaves out: sensitive files, private keys, hard links, and what a rule withholds (FS-06, PER-10).
 
-ripgrep is told the patterns as globs, so that it opens none of them; every path that it names is judged again here,
-where spellings are seen through. Of a file with a key further down, the lines of the key are left out. The count does
-not depend on the query: a count that did would tell, question by question, what stands in a secret.
+ripgrep gets the patterns as globs, so that it opens none of them; every path that it names is judged again here,
+where spellings are seen through. Of a file with a key later in it, the lines of the key are left out. The count does
+not depend on the query: a count that did would reveal, question by question, the content of a secret.
 """
 
 import os
@@ -126,7 +126,7 @@ def _candidates(policy: PathPolicy, base: Path) -> Iterator[str]:
 
 
 def _stems(policy: PathPolicy, base: Path) -> Iterator[str]:
-    """Yield each pattern wherever it stands, its end where the base is its beginning, and our own secrets."""
+    """Yield each pattern at any place, its end where the base is its beginning, and our own secrets."""
     for pattern in policy.sensitive:
         parts = tuple(map(_glob, components(pattern)))
         yield f"**/{'/'.join(parts)}"

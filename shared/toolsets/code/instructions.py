@@ -16,7 +16,7 @@ _DIGEST_CHARS: Final = 12
 def instructions(located: Located, shown: str, descriptor: int) -> tuple[ContextNode, ...]:
     """Return the block for an opened instruction file; none outside the project or for an empty file.
 
-    The whole file speaks, whatever page of it was asked for, up to a bound. The name says file and content: the same
+    The full file is used, whatever page of it was asked for, up to a bound. The name says file and content: the same
     content read again gives the same node, and a run needs it once.
     """
     content = os.pread(descriptor, MAX_INSTRUCTION_BYTES + 1, 0)

@@ -156,7 +156,7 @@ def _found(argv: Sequence[str], cwd: Path, roots: Collection[Path]) -> "dict[Pat
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A regular file as a command names it; ``path`` is absolute, with the links that stand in it."""
+    """A regular file as a command names it; ``path`` is absolute, with the links in it."""
 
     name: str
     path: Path
@@ -164,7 +164,7 @@ class _Candidate:
 
 
 def _candidates(argv: Sequence[str], cwd: Path) -> Iterator[_Candidate]:
-    """Yield the regular files that stand behind the words of a command, wherever they lie."""
+    """Yield the regular files behind the words of a command, wherever they lie."""
     yield _Candidate(argv[0], Path(argv[0]), is_script=True)
     folders, before, is_awaited = [cwd], argv[0], runs_a_script(argv[0])
     for word in argv[1:]:

@@ -55,7 +55,7 @@ def check_object(context: ToolContext, path: Path, descriptor: int) -> None:
     """Hold an opened object to the one that was shown, and to what needed no showing.
 
     Raises:
-        PathRefusedError: another object stands there now, or it has got a name elsewhere.
+        PathRefusedError: another object is there now, or it has got a name elsewhere.
     """
     status = os.fstat(descriptor)
     if context.precondition and context.precondition != _identity(status):
@@ -71,7 +71,7 @@ def check_object(context: ToolContext, path: Path, descriptor: int) -> None:
 
 
 def stands_key(path: Path) -> bool:
-    """Say whether a regular file stands at a resolved path whose head holds a private key."""
+    """Say whether a regular file is at a resolved path whose head holds a private key."""
     try:
         with opened_file(path) as descriptor:
             return holds_key(descriptor)
@@ -80,7 +80,7 @@ def stands_key(path: Path) -> bool:
 
 
 def object_identity(path: Path) -> str:
-    """Return device and inode of what stands at a resolved path, or ``absent``."""
+    """Return device and inode of what is at a resolved path, or ``absent``."""
     try:
         return _identity(path.lstat())
     except OSError:

@@ -90,7 +90,7 @@ class _FilePage:
     ends_open: bool = False
     """The last line is the file's last and has no newline."""
     keys: KeyBlocks = field(default_factory=KeyBlocks)
-    """Fed with what stands before the page: a key that began there has no beginning in the page to be known by."""
+    """Fed with what is before the page: a key that began there has no beginning in the page to be known by."""
     is_in_key: bool = False
 
     def add(self, raw: bytes, *, is_cut: bool) -> None:
@@ -113,11 +113,11 @@ class _FilePage:
             self.cut.append(number)
 
     def has_room(self) -> bool:
-        """Say whether further lines are wanted."""
+        """Say whether more lines are wanted."""
         return not self.is_full and not self.is_binary
 
     def sees_more(self) -> bool:
-        """Be told that a line begins or goes on; say whether it is wanted. Its length need not be known for that."""
+        """Take the start or the rest of a line; say whether it is wanted. Its length need not be known for that."""
         self.is_full = self.is_full or len(self.lines) >= self.max_lines
         return not self.is_full
 
@@ -127,7 +127,7 @@ class _FilePage:
 
     @property
     def text(self) -> str:
-        """The lines as they stand in the file: pages put together are the file, but for lines that were cut."""
+        """The lines as they are in the file: pages put together are the file, but for lines that were cut."""
         return "\n".join(self.lines) + ("" if self.ends_open or not self.lines else "\n")
 
 
@@ -155,7 +155,7 @@ class _FileReader:
         return _result(self.context, page, shown, total, nodes)
 
     def _speaks(self, located: Located, call_input: JsonObject) -> bool:
-        """Say whether an instruction file is read by its name: under another, the call may run beside others."""
+        """Say whether an instruction file is read by its name: under another, the call may run in parallel."""
         is_named = _names_any(call_input, self.instruction_files) and located.resolved.name in self.instruction_files
         return is_named and not self.context.target.is_sensitive
 

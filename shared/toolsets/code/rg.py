@@ -35,7 +35,7 @@ _STOPPED = b": WARNING: stopped searching binary file"
 class Search:
     """Where, what and by what. ``cwd`` is the directory's descriptor; ``file`` that of a single file to read instead.
 
-    ``left_out`` are globs that are not entered, beside those of ``glob``, in whatever case; ``withheld`` are such globs
+    ``left_out`` are globs that are not entered, with those of ``glob``, in whatever case; ``withheld`` are such globs
     that are meant letter by letter.
     """
 
@@ -100,7 +100,7 @@ async def files_named(what: Search, globs: Sequence[str]) -> list[str]:
 
 
 async def files_with(what: Search, expression: str) -> list[str]:
-    """Return the files among those searched in which an expression stands, whatever is searched for."""
+    """Return the files among those searched in which an expression occurs, whatever is searched for."""
     arguments = (*_BASE, *_IGNORES, "--text", *_globs(what), "--files-with-matches", "--null", "--no-messages")
     output = (await _call((*arguments, f"--regexp={expression}", "--", "."), what)).stdout
     return [_name(name) for name in output.split(b"\0")[:-1]]

@@ -129,7 +129,7 @@ class CommandTool:
     async def _watched(
         self, context: ToolContext, transcript: OutputTranscript, running: Coroutine[object, object, Finished]
     ) -> Finished:
-        """Report while it runs. Whatever ends the waiting, a lost run too, ends the command before it goes on."""
+        """Report while it runs. Whatever ends the waiting, a lost run too, ends the command before it continues."""
         task, loop = asyncio.ensure_future(running), asyncio.get_running_loop()
         begun = loop.time()
         try:
@@ -156,7 +156,7 @@ def _check_unchanged(context: ToolContext, call: CommandCall, folder: int) -> No
     """Hold program and folder to what was shown. A change in the microseconds until the start is not seen.
 
     Raises:
-        PathRefusedError: another program or folder stands there now.
+        PathRefusedError: another program or folder is there now.
     """
     status = os.fstat(folder)
     if call.precondition(f"{status.st_dev}:{status.st_ino}") != context.precondition:

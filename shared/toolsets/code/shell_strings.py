@@ -1,7 +1,7 @@
 """Finding a shell that is given a command string, also behind programs that start others (CMD-01).
 
 A string is refused because nobody can say what it does: quoting, expansion and ``;`` make another program of it than
-the one that was shown. This finds what stands in the argv. It is no fence: an interpreter, a makefile or a script runs
+the one that was shown. This finds what is in the argv. It is not a sandbox: an interpreter, a makefile or a script runs
 whatever it likes, which is why ``code.run_command`` is dangerous and each call is asked.
 """
 
@@ -114,7 +114,7 @@ def _is_for_powershell(argument: str) -> bool:
 
 
 def _sudo_options(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield what stands before the command that sudo runs, without the values of options."""
+    """Yield what is before the command that sudo runs, without the values of options."""
     is_value = False
     for argument in arguments:
         if is_value:

@@ -22,7 +22,7 @@ from soong.shared.toolsets.code.diff_header import (
 
 _MAX_NUMBER: Final = 2**31 - 1
 _MIN_MARKER_BYTES: Final = 12
-"""The words after ``\\ `` depend on the language of whoever made the diff; none is shorter."""
+"""The words after ``\\ `` depend on the language of the author of the diff; none is shorter."""
 _SIGNATURES: Final = (b"-- \n", b"-- \r\n", b"-- ")
 _BINARY: Final = (b"GIT binary patch", b"Binary files ", b"Files ")
 
@@ -31,7 +31,7 @@ _BINARY: Final = (b"GIT binary patch", b"Binary files ", b"Files ")
 class Hunk:
     """Lines with their endings: ``old`` is to be found, ``new`` takes its place. ``trailing`` counts context after it.
 
-    ``line`` is where it stands in the diff. ``old_start`` and ``new_start`` are its own words, from 1.
+    ``line`` is its place in the diff. ``old_start`` and ``new_start`` are its own words, from 1.
     """
 
     line: int
@@ -94,7 +94,7 @@ def lines_of(content: bytes) -> list[bytes]:
 
 @dataclass(slots=True)
 class _DiffReader:
-    """One hunk while it is read. A side that said it has no final newline takes no further line."""
+    """One hunk while it is read. A side that said it has no final newline takes no more lines."""
 
     lines: list[bytes]
     at: int

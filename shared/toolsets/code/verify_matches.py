@@ -1,7 +1,7 @@
 """Holding ripgrep's words against the files: what a search shows is read by descriptor (FS-07).
 
 ripgrep opens by path. While it walks, a directory can be swapped for a link to elsewhere, and it would read there. So
-each line that it names is read again from the file that stands at that path without any link in it, and shown only if
+each line that it names is read again from the file at that path without any link in it, and shown only if
 it is the same: what ripgrep may have read elsewhere reaches nobody.
 """
 
@@ -24,7 +24,7 @@ _MAX_WIDE_BYTES: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A line as it stands in the file. ``text`` is cut at ``MAX_COLUMNS`` bytes, with a mark."""
+    """A line as it is in the file. ``text`` is cut at ``MAX_COLUMNS`` bytes, with a mark."""
 
     path: str
     line: int

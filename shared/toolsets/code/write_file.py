@@ -1,4 +1,4 @@
-"""code.write_file: a whole file at once, atomically, only where and over what was shown (FS-04, FS-07, FS-09)."""
+"""code.write_file: a complete file at once, atomically, only where and over what was shown (FS-04, FS-07, FS-09)."""
 
 from collections.abc import Mapping
 from threading import Event

@@ -1,7 +1,7 @@
 """What a definition file may say, and everything that can be wrong with it (CMD-02, CMD-04, CMD-06).
 
 Owns the fields of a file and their meaning. Reading the files is :mod:`soong.shared.toolsets.declarative.folder`; all
-problems of a file are found before any is told.
+problems of a file are found before any is reported.
 """
 
 import os
@@ -82,7 +82,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """A checked definition. ``arguments`` are the elements of ``args``; ``origin`` is the file it stands in."""
+    """A checked definition. ``arguments`` are the elements of ``args``; ``origin`` is its file."""
 
     name: str
     description: str

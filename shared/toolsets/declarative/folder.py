@@ -32,7 +32,7 @@ class ToolFiles:
 
 
 def read_tool_files(home: Path, bounds: Bounds) -> ToolFiles:
-    """Read every definition of a home; none when it has no such folder. Never raises for what a file says."""
+    """Read every definition of a home; none when it has no such folder. Never raises for the content of a file."""
     folder = home / TOOLS_FOLDER
     try:
         names = _names(folder)
@@ -112,7 +112,7 @@ def _refuse_foreign(descriptor: int, path: Path) -> None:
     """Refuse what others could have written.
 
     Raises:
-        UsageError: says whose it is or who may write it, and how to mend that.
+        UsageError: says whose it is or who may write it, and how to fix that.
     """
     status = os.fstat(descriptor)
     if status.st_uid not in {os.geteuid(), 0}:

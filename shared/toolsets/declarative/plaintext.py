@@ -1,4 +1,4 @@
-"""What a program says, brought to a size: cut where no secret is cut in two, inert for whoever reads it."""
+"""What a program says, brought to a size: cut where no secret is cut in two, inert for readers."""
 
 from typing import Final
 
@@ -15,9 +15,9 @@ def in_a_line(text: str, max_chars: int) -> str:
 
 
 def last_lines(raw: bytes, max_chars: int, *, is_cut: bool) -> str:
-    """Return the last whole lines of a log, which say best why a program ended; ``is_cut``: raw breaks off in a line.
+    """Return the last full lines of a log, which best show why a program ended; ``is_cut``: raw breaks off in a line.
 
-    Tokens and keys that span lines are taken out before, while they are whole; a line that does not fit is left out
+    Tokens and keys that span lines are taken out before, while they are complete; a line that does not fit is left out
     rather than cut.
     """
     text = raw.decode("utf-8", "replace")

@@ -53,10 +53,10 @@ _Reader: TypeAlias = Callable[[str, Json], Json]
 
 
 def read_result(tool_call_id: str, stdout: bytes, max_bytes: int) -> ToolResult:
-    """Return the result that a tool's whole output says; its id is always ours.
+    """Return the result of a tool's full output; its id is always ours.
 
     Raises:
-        ToolError: ``invalid_output``, names the place and what should stand there.
+        ToolError: ``invalid_output``, names the place and what is expected there.
     """
     document = _document(stdout, max_bytes)
     fields = _fields(document)

@@ -37,7 +37,7 @@ async def run_tool(
     """Run a call to its result.
 
     Raises:
-        ToolError: the program failed, said what is no result, or met one of its bounds.
+        ToolError: the program failed, printed an invalid result, or met one of its bounds.
         PathRefusedError: the working directory is gone.
     """
     stderr = bytearray()
@@ -70,7 +70,7 @@ async def run_tool(
 
 
 async def _accompanied(running: Coroutine[Any, Any, Finished], progress: Progress) -> Finished:
-    """Await a child and give a sign of life meanwhile. Left only when the child has ended, whoever interrupts."""
+    """Await a child and give a sign of life meanwhile. Left only when the child has ended, whatever interrupts."""
     task = asyncio.ensure_future(running)
     started_s = time.monotonic()
     try:

@@ -81,7 +81,7 @@ def field_problems(arguments: Sequence[TemplateArgument], input_schema: JsonObje
 def shell_problems(arguments: Sequence[TemplateArgument]) -> Iterator[tuple[int, str]]:
     """Yield (position, problem) for what keeps a value from being exactly one word of a shell line.
 
-    Position 0 is the command itself. Values cannot break out of their word whatever stands around them; these rules
+    Position 0 is the command itself. Values cannot break out of their word whatever is around them; these rules
     keep the word from being split, or read as code by something behind the shell's own parsing.
     """
     quote = ""

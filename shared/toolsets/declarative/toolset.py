@@ -32,7 +32,7 @@ _ERRORS: Final = tuple(
 class DeclarativeTools:
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the files of a home; one broken file breaks the start.
 
-    Starting without it would leave a run without a tool that its user counts on, and nobody would be told.
+    Starting without it would leave a run without a tool that its user counts on, without notice.
     """
 
     home: Path
@@ -41,7 +41,7 @@ class DeclarativeTools:
     paths: PathPolicy = field(default_factory=PathPolicy)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        """Read the files, each time anew.
+        """Read the files again each time.
 
         Raises:
             InvalidConfigError: names every broken file, the field and what to do.

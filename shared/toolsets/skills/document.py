@@ -113,5 +113,5 @@ def _asked(fields: Mapping[str, Json], field: str) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    """Return text in one line of printable characters: it is shown beside other skills and must not imitate them."""
+    """Return text in one line of printable characters: it is shown next to other skills and must not imitate them."""
     return " ".join("".join(char for char in " ".join(text.split()) if is_seen(char)).split())

@@ -1,4 +1,4 @@
-"""The task tools: a child's own step, and whole tasks for those who plan them (DAG-01)."""
+"""The task tools: a child's own step, and tasks for those who plan them (DAG-01)."""
 
 from soong.shared.toolsets.tasks.claiming import TaskRows
 from soong.shared.toolsets.tasks.own import TaskTools

@@ -1,7 +1,7 @@
 """How a child claims steps and reports them: its own, which its worker claimed for it, and one more at a time (DAG-03).
 
-A child names steps by their ids and nothing else: fence, worker and run come from what it holds. Progress may be told
-of any step it holds; a result or a failure only of a further one, which ends with it. Its own step's result is its
+A child names steps only by their ids: fence, worker and run come from what it holds. Progress may be reported
+of any step it holds; a result or a failure only of an additional one, which ends with it. Its own step's result is its
 final answer.
 """
 
@@ -47,7 +47,7 @@ class TaskRows(Protocol):
 class ClaimTools:
     """The two tools that change what a child holds. ``worker_id`` names the lease's holder.
 
-    ``shown`` takes secrets out of what is stored for people (EVT-05). Without ``claims`` no further step is given.
+    ``shown`` takes secrets out of what is stored for people (EVT-05). Without ``claims`` no additional step is given.
     """
 
     store: TaskRows
@@ -165,7 +165,7 @@ class ClaimTools:
         return ToolError(ErrorType.STEP_NOT_CLAIMED, problem, hint=hint)
 
     async def _gone(self, claim: Claim, step_id: str) -> ToolError:
-        """Return the refusal of a report that came too late; the rows say what the step is now."""
+        """Return the refusal of a report that came too late; with the current state of the step."""
         now = await self.store.tasks.step(claim.step_key)
         problem = f"step {step_id!r} is not yours any more, and your report of it does not count; it is {now.status}"
         return ToolError(ErrorType.STEP_NOT_CLAIMED, problem, hint="agent.task_query_steps lists the ready ones")

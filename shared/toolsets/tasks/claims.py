@@ -1,4 +1,4 @@
-"""The port of the step tools to what a run holds beside its own step, and what such a step is to an agent (DAG-03)."""
+"""The port of the step tools to the additional step of a run, and what such a step is to an agent (DAG-03)."""
 
 from typing import Protocol
 
@@ -9,13 +9,13 @@ from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 
 
 class FurtherClaims(Protocol):
-    """The claims that runs of this process hold beside their own steps, one at most for each run.
+    """The claims of additional steps by runs of this process, one at most for each run.
 
-    They live as long as their holder is held here: a run that goes on elsewhere, or again, holds none.
+    They live as long as their holder is held here: a run that continues elsewhere, or again, holds none.
     """
 
     def held_by(self, holder: Lease) -> Claim | None:
-        """Return what the run holds beside its own step."""
+        """Return the additional step of the run."""
         ...
 
     def why_lost(self, holder: Lease, step_id: str) -> str:
@@ -27,7 +27,7 @@ class FurtherClaims(Protocol):
         ...
 
     async def end(self, holder: Lease, end: StepEnd) -> bool:
-        """End what the run holds beside its own step; False when it was not held any more."""
+        """End the additional step of the run; False when it was not held any more."""
         ...
 
 
@@ -37,7 +37,7 @@ def step_id_of(claim: Claim) -> str:
 
 
 def work_of(claim: Claim) -> dict[str, Json]:
-    """Return what an agent is told of a step that it has taken: what to do, with what, and what to answer.
+    """Return what an agent gets with a step that it has claimed: what to do, with what, and what to answer.
 
     Raises: TemplateError when a result that it waited for has not what the plan asks of it.
     """

@@ -35,7 +35,7 @@ class TaskTools:
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the task store. ``worker_id`` names the lease's holder.
 
     ``shown`` takes secrets out of what is stored for people (EVT-05). ``claims`` are what runs of this process hold
-    beside their own steps; without them no further step is given.
+    besides their own steps; without them no additional step is given.
     """
 
     store: TaskRows
@@ -119,7 +119,7 @@ class TaskTools:
         return {**held, "ready": shown, "truncated": len(ready) > MAX_SHOWN_STEPS}
 
     def _claimed(self, context: ToolContext) -> Claim | None:
-        """Return what the run holds beside its own step."""
+        """Return the additional step of the run."""
         identity = context.identity
         held = Lease(identity.step_key, identity.run_id, context.fence)
         return None if self.claims is None else self.claims.held_by(held)

@@ -1,7 +1,7 @@
 """The task tools of main and orchestrator agents: they make tasks, watch them, change and end them (DAG-01).
 
 All go through the service that the command line and programs use, so the same checks hold and the session's owner alone
-writes what comes of it. An agent reaches the tasks of its own session and no others. A call that is made again after a
+writes the result. An agent reaches the tasks of its own session and no others. A call that is made again after a
 crash asks for nothing twice: its effect id names the task it makes and the command it sends.
 """
 
@@ -31,10 +31,10 @@ _ENDS: Final = (ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED)
 
 _UPDATE: Final[JsonObject] = {
     "task_id": TASK_ID,
-    "add_steps": {**_STEPS, "description": "Further steps, written as in a plan; they may depend on any of the task."},
+    "add_steps": {**_STEPS, "description": "More steps, written as in a plan; they may depend on any of the task."},
     "add_dependencies": {
         "type": "array",
-        "description": "Further dependencies of steps that are still pending.",
+        "description": "More dependencies of steps that are still pending.",
         "items": {
             "type": "object",
             "required": ["step", "depends_on"],
@@ -102,7 +102,7 @@ class PlanningTools:
             _tool(
                 "agent.task_list",
                 "List tasks",
-                "List the tasks of your session, newest first, with how their steps stand.",
+                "List the tasks of your session, newest first, with the states of their steps.",
                 "tasks list status",
                 {"limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 20}},
                 (),
@@ -112,7 +112,7 @@ class PlanningTools:
             _tool(
                 "agent.task_update",
                 "Update task",
-                "Change a task that goes on: add steps, let pending steps wait for more, try failed steps again with "
+                "Change a running task: add steps, let pending steps wait for more, try failed steps again with "
                 "another agent, change priorities, skip or cancel steps. All of it happens, or nothing.",
                 "grow add steps retry reassign skip cancel priority",
                 _UPDATE,

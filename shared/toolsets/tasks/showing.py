@@ -10,7 +10,7 @@ from soong.shared.tools.definition import ToolContext, Traits
 from soong.shared.tools.result import ErrorType, ToolError
 
 TAGS: Final = frozenset({"internal", "agent", "readonly"})
-"""Writing core state is no outside effect: the task tools are readonly and never asked (DAG-01)."""
+"""Writing core state is not an outside effect: the task tools are readonly and never asked (DAG-01)."""
 
 MAX_SHOWN_STEPS: Final = 100
 
@@ -29,7 +29,7 @@ TASK_ID: Final[JsonObject] = {
 
 
 def changes_state(_call_input: JsonObject) -> Traits:
-    """Return the traits of a tool that changes task state: readonly, and never beside another call."""
+    """Return the traits of a tool that changes task state: readonly, and never in parallel with another call."""
     return Traits(is_read_only=True, is_concurrency_safe=False)
 
 
@@ -39,7 +39,7 @@ def step_line(step: Step) -> dict[str, Json]:
 
 
 def task_facts(task: Task, counts: TaskCounts) -> dict[str, Json]:
-    """Return what is said of a task: how it stands and how many steps stand how."""
+    """Return the summary of a task: its state and the number of steps in each state."""
     by_status: dict[str, Json] = {status.value: count for status, count in counts.by_status.items() if count}
     facts: dict[str, Json] = {"id": task.id, "title": task.title, "status": task.status.value, "steps": by_status}
     if task.reason:
@@ -48,7 +48,7 @@ def task_facts(task: Task, counts: TaskCounts) -> dict[str, Json]:
 
 
 def step_facts(step: Step, step_ids: Mapping[str, str]) -> dict[str, Json]:
-    """Return what those who plan are told of a step; ``step_ids`` are the ids of the task's steps by key."""
+    """Return what planning agents get about a step; ``step_ids`` are the ids of the task's steps by key."""
     facts = step_line(step)
     facts["depends_on"] = [step_ids.get(key, key) for key in step.depends_on]
     facts["attempt"] = step.attempt

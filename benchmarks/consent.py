@@ -25,7 +25,7 @@ from benchmarks.crowd import Asker, faults_of, plan_of, play
 from benchmarks.fleet import Fleet, fleet
 from benchmarks.handing_over import prepare
 from benchmarks.report import Figure, Finding
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from tests.servers import postgres_server, redis_server
 
 NAME: Final = "consent"
@@ -81,7 +81,7 @@ def askers_of(home: Path, folder: Path, sessions: int, items: int, *, first: int
     folder.mkdir()
     plans = ((number, plan_of(number, folder, items)) for number in range(first, first + sessions))
     return [
-        Asker(number, folder, items, prepare(home, plan, AnswerMode.ATTACHED, project=folder)) for number, plan in plans
+        Asker(number, folder, items, prepare(home, plan, ApprovalMode.PROMPT, project=folder)) for number, plan in plans
     ]
 
 
@@ -92,7 +92,7 @@ def _singles(own: Fleet, folder: Path) -> tuple[list[float], float]:
     """
     folder.mkdir()
     plan = plan_of(1, folder, SINGLES, is_chain=True)
-    asker = Asker(1, folder, SINGLES, prepare(own.home, plan, AnswerMode.ATTACHED, project=folder))
+    asker = Asker(1, folder, SINGLES, prepare(own.home, plan, ApprovalMode.PROMPT, project=folder))
     began = time.perf_counter()
     own.runner.run(play(own.client, [asker]))
     elapsed_s = time.perf_counter() - began

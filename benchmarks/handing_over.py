@@ -13,7 +13,7 @@ from soong.orchestrator.client.submission import Submission, submission
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.status import TaskStatus
 
@@ -26,7 +26,11 @@ class ServiceError(RuntimeError):
 
 
 def prepare(
-    home: Path, plan: Mapping[str, Json], answer_mode: AnswerMode = AnswerMode.NONE, *, project: Path | None = None
+    home: Path,
+    plan: Mapping[str, Json],
+    approval_mode: ApprovalMode = ApprovalMode.DENY,
+    *,
+    project: Path | None = None,
 ) -> Submission:
     """Return a session and its task, ready to be written; reading the plan is no part of what is timed.
 
@@ -37,7 +41,7 @@ def prepare(
         plan_from_json(dict(plan), known=catalogue.known()),
         {},
         project=project or home,
-        answer_mode=answer_mode,
+        approval_mode=approval_mode,
         model="script",
         allow=(),
         catalogue=catalogue,

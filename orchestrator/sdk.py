@@ -21,7 +21,7 @@ from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
-from soong.shared.engine.sessions.session import AnswerMode, CommandKind
+from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.service import TaskService
@@ -268,7 +268,7 @@ class Soong:
             read,
             inputs,
             project=Path(project),
-            answer_mode=AnswerMode.NONE if callback is None else AnswerMode.ATTACHED,
+            approval_mode=ApprovalMode.DENY if callback is None else ApprovalMode.PROMPT,
             model=model or self._settings.model,
             allow=allow,
             catalogue=self._catalogue,

@@ -52,7 +52,7 @@ class Approval:
             "session": {
                 "id": self.session.id,
                 "principal": self.session.principal,
-                "answer_mode": str(self.session.answer_mode),
+                "approval_mode": str(self.session.approval_mode),
                 "project": self.session.project,
             },
             "task_title": self.task_title,

@@ -7,7 +7,7 @@ from typing import Literal
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant
 from soong.shared.permissions.policy import Policy, judge
@@ -122,7 +122,7 @@ def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> U
         principal = f"{verdict.rule} ({verdict.source})"
         error = verdict.error or ErrorType.PERMISSION_DENIED
         return UnsignedDecision(Choice.DENY, "rule", principal, reason=verdict.reason, error=error, rule=principal)
-    if session.answer_mode is AnswerMode.NONE:
+    if session.approval_mode is ApprovalMode.DENY:
         reason = (
             "the session is answered by its policy alone, and no rule of it allows this; add one, for example --allow"
         )
@@ -165,7 +165,7 @@ def _problem(session: Session, request: PermissionRequest, answer: Answer, *, ma
     """Return what is wrong with an answer: the name of the security event, if it is one, and a sentence."""
     if answer.provenance.problem:
         return "not_a_person", answer.provenance.problem
-    if session.answer_mode is AnswerMode.ATTACHED and answer.principal != session.principal:
+    if session.approval_mode is ApprovalMode.PROMPT and answer.principal != session.principal:
         foreign = f"{answer.principal!r} answered, but the session is answered by {session.principal!r}"
         return "foreign_principal", foreign
     if answer.input_digest != request.input_digest:

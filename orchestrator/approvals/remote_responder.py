@@ -16,7 +16,7 @@ from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.wire.notifier import Notifier, NullSubscription, Subscriber, Subscription
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, PermissionCallback, PermissionRequest, Question
@@ -243,9 +243,9 @@ class RemoteResponder:
 
 def refusal_reason(session: Session, principal: str) -> str:
     """Say why somebody may not answer for a session; empty when they may. The owner checks the same again."""
-    if session.answer_mode is AnswerMode.NONE:
+    if session.approval_mode is ApprovalMode.DENY:
         return "its session is answered by its policy alone"
-    if session.answer_mode is AnswerMode.ATTACHED and principal != session.principal:
+    if session.approval_mode is ApprovalMode.PROMPT and principal != session.principal:
         return f"its session is answered by {session.principal!r}, and you are {principal!r} (SOONG_PRINCIPAL)"
     return ""
 

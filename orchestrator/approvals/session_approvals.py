@@ -31,7 +31,7 @@ from soong.shared.core.foreign import words_of
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.sessions.session import AnswerMode, Responder, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.gate import facts_of
@@ -166,7 +166,7 @@ class SessionApprovals:
         for request in pending:
             self.open.setdefault(request.id, _OpenQuestion(request.identity.run_id))
             lanes.setdefault(lane_of(request), []).append(request)
-        if session.answer_mode is AnswerMode.ATTACHED:
+        if session.approval_mode is ApprovalMode.PROMPT:
             await self._observe(found.responders)
         for lane in lanes.values():
             try:
@@ -183,7 +183,7 @@ class SessionApprovals:
             ruling = await self._ruling(session, request)
             if ruling is not None:
                 await self._close(session, request, ruling)
-            elif session.answer_mode is not AnswerMode.INBOX:
+            elif session.approval_mode is not ApprovalMode.INBOX:
                 # What was answered although it was not shown: picked from a list (`soong approvals`).
                 for picked in (one for one in lane[place + 1 :] if one.id in self.answers):
                     ruling = await self._ruling(session, picked)
@@ -242,7 +242,7 @@ class SessionApprovals:
 
     def _too_late(self, session: Session, entry: _OpenQuestion, asked_s: float) -> UnsignedDecision | None:
         """Rule when the time for an answer has run out."""
-        if session.answer_mode is AnswerMode.INBOX:
+        if session.approval_mode is ApprovalMode.INBOX:
             return None
         now_s, settings = self.tools.clock.monotonic_s(), self.tools.settings
         if self.is_attended:

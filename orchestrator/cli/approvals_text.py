@@ -102,7 +102,7 @@ def _rows(approval: Approval) -> Iterator[tuple[str, str]]:
     for parent in approval.parents:
         yield "under", _lineage(parent)
     yield "task", f"{request.identity.task_id}  {approval.task_title}".strip()
-    mode = f"{session.answer_mode}, answered by {session.principal}"
+    mode = f"{session.approval_mode}, answered by {session.principal}"
     yield "session", f"{session.id} ({mode}) on {session.project}"
     yield "grant", grant_text(request)
     yield "tainted", "this run has read what strangers wrote" if approval.is_tainted else ""

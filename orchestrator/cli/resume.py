@@ -15,7 +15,7 @@ from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts
 from soong.orchestrator.client.client import Client
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
@@ -93,6 +93,6 @@ async def _follow(client: Client, watch: Watch, task: Task, *, is_detached: bool
     session = await client.store.sessions.session(task.session_id)
     say(f"task {task.id}: {visible(task.title)}")
     nobody = why_nobody_is_asked()
-    if session.answer_mode is AnswerMode.ATTACHED and nobody:
+    if session.approval_mode is ApprovalMode.PROMPT and nobody:
         say(f"  its session asks a person, and {nobody}: what no rule covers is denied after a while")
-    return await watch.follow(replace(session, answer_mode=AnswerMode.NONE) if nobody else session, task.id)
+    return await watch.follow(replace(session, approval_mode=ApprovalMode.DENY) if nobody else session, task.id)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 
 import typer
@@ -23,17 +22,9 @@ from soong.shared.agents.model import SCRIPT, resolve_model
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.expansion import models_of
 from soong.shared.permissions.consent import Preview, StepGrant
-
-
-class AnswerOption(StrEnum):
-    """Who answers questions: the person at this terminal, anyone with the right at any time, or the rules alone."""
-
-    ASK = "ask"
-    INBOX = "inbox"
-    NONE = "none"
 
 
 def command(
@@ -51,11 +42,11 @@ def command(
     allowed_steps: list[str] = typer.Option(
         [], "--allow-step", metavar="STEP", help="Pre-approve the permissions declared by this step (repeatable)."
     ),
-    answer: AnswerOption | None = typer.Option(
+    approvals: ApprovalMode | None = typer.Option(
         None,
-        "--answer",
-        help="Who answers questions: you, here; anyone, any time (soong approvals, HTTP); the rules alone "
-        "[ask in a terminal, else none].",
+        "--approvals",
+        help="prompt: you answer here; inbox: anyone with the right answers at any time (soong approvals, HTTP); "
+        "deny: what no rule allows is denied [prompt in a terminal, else deny].",
     ),
     detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
@@ -75,7 +66,7 @@ def command(
     catalogue = Catalogue.of(settings)
     inputs, modules = read_inputs(given), PlanModules(settings, catalogue, plan)
     settings = modules.added_to_settings(read := read_plan(plan, modules.names()))
-    mode = answer_mode(answer, is_detached=detach, allows=bool(allow or allowed_steps))
+    mode = approval_mode(approvals, is_detached=detach, allows=bool(allow or allowed_steps))
     grants: Sequence[StepGrant] = ()
     if is_previewed or allowed_steps:
         from soong.orchestrator.client.preview import preview_of
@@ -86,7 +77,7 @@ def command(
         read,
         inputs,
         project=project,
-        answer_mode=mode,
+        approval_mode=mode,
         model=settings.model,
         allow=allow,
         catalogue=catalogue,
@@ -136,8 +127,8 @@ def read_inputs(given: list[str]) -> dict[str, str]:
     return inputs
 
 
-def answer_mode(answer: AnswerOption | None, *, is_detached: bool, allows: bool) -> AnswerMode:
-    """Decide who answers: by default the person at the terminal; nobody where there is none.
+def approval_mode(asked_for: ApprovalMode | None, *, is_detached: bool, allows: bool) -> ApprovalMode:
+    """Settle who answers: the person at the terminal unless told otherwise; nobody where there is none.
 
     ``allows`` says that options of the command answer some questions beforehand.
 
@@ -148,11 +139,13 @@ def answer_mode(answer: AnswerOption | None, *, is_detached: bool, allows: bool)
     if allows:
         check_person_now("allow what a plan asks for")
     nobody = "--detach leaves nobody to ask" if is_detached else why_nobody_is_asked()
-    if answer is AnswerOption.ASK and nobody:
-        raise UsageError(f"--answer ask: {nobody}; use --allow TOOL:SCOPE for what is needed, or --answer inbox")
-    if answer is AnswerOption.INBOX:
-        return AnswerMode.INBOX
-    return AnswerMode.NONE if answer is AnswerOption.NONE or nobody else AnswerMode.ATTACHED
+    if asked_for is ApprovalMode.PROMPT and nobody:
+        raise UsageError(
+            f"--approvals prompt: {nobody}; use --allow TOOL:SCOPE for what is needed, or --approvals inbox"
+        )
+    if asked_for is not None:
+        return asked_for
+    return ApprovalMode.DENY if nobody else ApprovalMode.PROMPT
 
 
 async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, is_json: bool) -> int:
@@ -176,17 +169,17 @@ async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, i
             _tell_detached(prepared.task.id, is_json=is_json)
             return 0
         say(f"task {prepared.task.id}: {visible(prepared.task.title)}")
-        _say_who_answers(prepared.session.answer_mode)
+        _say_who_answers(prepared.session.approval_mode)
         return await watch.follow(prepared.session, prepared.task.id)
     finally:
         await client.close()
         await watch.leave(wait=False)
 
 
-def _say_who_answers(mode: AnswerMode) -> None:
-    if mode is AnswerMode.NONE:
+def _say_who_answers(mode: ApprovalMode) -> None:
+    if mode is ApprovalMode.DENY:
         say("  nobody is asked: a call that no --allow rule covers is denied")
-    elif mode is AnswerMode.INBOX:
+    elif mode is ApprovalMode.INBOX:
         say(f"  questions wait for an answer: {program()} approvals watch")
 
 

@@ -17,7 +17,7 @@ from soong.orchestrator.embedded.control import ShutdownState
 from soong.orchestrator.embedded.starter import Attachment, attach, last_words
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import AnswerMode, CommandKind, Session
+from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
 from soong.shared.engine.tasks.status import TaskStatus
 
 PAUSE_LIMIT_S = 10.0
@@ -69,7 +69,7 @@ class Watch:
         """Follow the task to its end and report; return the exit code."""
         self._display = make_display(is_plain=self.is_json)
         try:
-            if session.answer_mode is AnswerMode.ATTACHED:
+            if session.approval_mode is ApprovalMode.PROMPT:
                 self._answer(session)
             view = await self._until_ended(task_id)
         finally:

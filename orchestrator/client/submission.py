@@ -16,7 +16,7 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
 from soong.shared.core.texts import require_text
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import models_of, new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import Plan
@@ -47,7 +47,7 @@ def submission(
     inputs: Mapping[str, Json],
     *,
     project: Path,
-    answer_mode: AnswerMode,
+    approval_mode: ApprovalMode,
     model: str,
     allow: Sequence[str],
     catalogue: Catalogue,
@@ -82,7 +82,7 @@ def submission(
         id=ids.session,
         project=str(folder),
         cwd=here,
-        answer_mode=answer_mode,
+        approval_mode=approval_mode,
         created_us=now_us,
         policy=(policy or catalogue.policy).with_rules(rules).as_json(),
         principal=principal,

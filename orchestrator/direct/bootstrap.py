@@ -21,7 +21,7 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, load_settings, secret_values
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
 from soong.shared.permissions.policy import Policy
@@ -183,7 +183,7 @@ def _session(registry: ToolRegistry, config: Config, request: DirectRequest) -> 
         id=new_id("sess"),
         project=str(project),
         cwd=str(program_folder(project)),
-        answer_mode=AnswerMode.NONE if request.callback is None else AnswerMode.ATTACHED,
+        approval_mode=ApprovalMode.DENY if request.callback is None else ApprovalMode.PROMPT,
         created_us=SystemClock().now_us(),
         policy=policy_of(config).with_rules(allowed).as_json(),
     )

@@ -36,7 +36,7 @@ Record = Callable[[Sequence[NewEvent]], Awaitable[object]]
 
 @dataclass(slots=True)
 class DirectGate:
-    """The gate of one direct session. ``session.answer_mode`` is none exactly when there is no callback.
+    """The gate of one direct session. ``session.approval_mode`` is none exactly when there is no callback.
 
     ``env`` names the variables that commands get; ``is_tainted`` says whether the run has read what strangers wrote.
     Never raises for a refusal. Questions that one session grant would answer are asked one after another (PER-07).

@@ -30,7 +30,7 @@ from soong.orchestrator.http.schemas import Page, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
 from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.core.log import get_logger
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, Question, RequestState
@@ -109,7 +109,7 @@ class ApprovalsQuery:
         for session_id in set(session_ids) - self._sessions.keys():
             self._sessions[session_id] = await self.api.client.store.sessions.session(session_id)
         sessions = (self._sessions[session_id] for session_id in session_ids)
-        attached = (one for one in sessions if one.answer_mode is AnswerMode.ATTACHED)
+        attached = (one for one in sessions if one.approval_mode is ApprovalMode.PROMPT)
         ours = [one.id for one in attached if not refusal_reason(one, self.caller.principal)]
         self.api.attending.stay(self.caller.principal, ours)
 

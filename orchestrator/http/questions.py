@@ -12,7 +12,7 @@ from soong.orchestrator.http.schemas import AnyObject, Instant, Schema
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Choice, Question
@@ -103,7 +103,7 @@ class ApprovalSchema(Schema):
 class SessionFacts(Schema):
     id: str
     principal: str
-    answer_mode: str
+    approval_mode: str
     project: str
 
 
@@ -157,9 +157,9 @@ class ApprovalView:
             is_carried = self.caller.token.allows(Right.APPROVE)
             return self.caller.refusal if is_carried else "the token does not carry the right 'approve'"
         session = self.session
-        if session.answer_mode is AnswerMode.NONE:
+        if session.approval_mode is ApprovalMode.DENY:
             return "the session is answered by its policy alone"
-        if session.answer_mode is AnswerMode.ATTACHED and session.principal != self.caller.principal:
+        if session.approval_mode is ApprovalMode.PROMPT and session.principal != self.caller.principal:
             return f"the session is attached: only {session.principal!r} answers in it"
         return ""
 

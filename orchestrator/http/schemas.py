@@ -46,7 +46,7 @@ class SessionSchema(Schema):
     principal: str
     project: str
     cwd: str
-    answer_mode: str = Field(description="`attached`, `inbox` or `none`.")
+    approval_mode: str = Field(description="`prompt`, `inbox` or `deny`.")
     created: Instant
     is_owned: bool = Field(description="Whether an orchestrator has adopted it.")
     is_closed: bool
@@ -58,7 +58,7 @@ class SessionSchema(Schema):
             principal=session.principal,
             project=session.project,
             cwd=session.cwd,
-            answer_mode=str(session.answer_mode),
+            approval_mode=str(session.approval_mode),
             created=rfc3339(session.created_us),
             is_owned=bool(session.owner_id),
             is_closed=session.is_closed,

@@ -26,7 +26,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
@@ -82,7 +82,7 @@ class StepGrantBody(Body):
 class SubmissionBody(PreviewBody):
     """A plan and what it is to work with."""
 
-    answer_mode: Literal["inbox", "attached", "none"] = Field(
+    approval_mode: Literal["inbox", "prompt", "deny"] = Field(
         default="inbox",
         description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody.",
     )
@@ -184,7 +184,7 @@ def prepared(
         checked.plan,
         body.inputs,
         project=checked.project,
-        answer_mode=AnswerMode(body.answer_mode),
+        approval_mode=ApprovalMode(body.approval_mode),
         model=body.model or settings.model,
         allow=body.allow,
         catalogue=catalogue,

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import pytest
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
-from soong.shared.engine.sessions.session import AnswerMode, CommandKind, Ownership, ProcessState
+from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Ownership, ProcessState
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, FailurePolicy, StepError
 from soong.shared.permissions.request import RequestState
@@ -33,7 +33,7 @@ OWNED = pytest.mark.spec("CARD-1")
 
 # -- sessions
 async def test_session_comes_back_as_it_was_opened(store: Store) -> None:
-    session = make_session(answer_mode=AnswerMode.INBOX, policy={"rules": [], "mode": "strict"}, principal="ada")
+    session = make_session(approval_mode=ApprovalMode.INBOX, policy={"rules": [], "mode": "strict"}, principal="ada")
 
     await store.sessions.open_session(session)
 

@@ -17,7 +17,7 @@ from soong.orchestrator.approvals.remote_responder import RemoteResponder
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType
-from soong.shared.engine.sessions.session import AnswerMode, Ownership
+from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.policy import Policy
@@ -255,7 +255,7 @@ async def open_bench(
     callback: PermissionCallback | None = None,
     *,
     policy: Policy | None = None,
-    mode: AnswerMode = AnswerMode.ATTACHED,
+    mode: ApprovalMode = ApprovalMode.PROMPT,
     store: Store | None = None,
     notifier: Notifier | None = None,
     subscriber: Subscriber | None = None,
@@ -267,7 +267,7 @@ async def open_bench(
     """
     memory = MemoryBus()
     opened = store if store is not None else MemoryStore()
-    session = make_session(answer_mode=mode, policy=(policy or Policy()).as_json())
+    session = make_session(approval_mode=mode, policy=(policy or Policy()).as_json())
     ownership = await open_session(opened, session)
     bench = ConsentHarness(
         store=opened,

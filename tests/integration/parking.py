@@ -16,7 +16,7 @@ from soong.orchestrator.client.submission import submission
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import AnswerMode, Ownership
+from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
@@ -96,13 +96,15 @@ class Site:
     def project(self) -> Path:
         return self.root / "project"
 
-    async def submit(self, *steps: JsonObject, mode: AnswerMode = AnswerMode.INBOX, allow: Sequence[str] = ()) -> None:
+    async def submit(
+        self, *steps: JsonObject, mode: ApprovalMode = ApprovalMode.INBOX, allow: Sequence[str] = ()
+    ) -> None:
         catalogue = Catalogue.of(self.settings)
         prepared = submission(
             plan_from_json({"title": "t", "steps": list(steps)}, "plan", catalogue.known()),
             {},
             project=self.project,
-            answer_mode=mode,
+            approval_mode=mode,
             model="script",
             allow=allow,
             catalogue=catalogue,

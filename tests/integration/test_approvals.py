@@ -18,7 +18,7 @@ from soong.orchestrator.cli.approvals_answer import AnswerCommand, AnswerExitCod
 from soong.orchestrator.cli.approvals_text import list_text, show_text
 from soong.orchestrator.cli.approvals_watch import Stream
 from soong.shared.core.errors import NotFoundError, UsageError
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, Question
 from soong.shared.tools.ports import Verdict
@@ -172,7 +172,7 @@ async def test_another_principal_may_not_answer_and_the_question_stays(open_benc
 
 @pytest.mark.spec("PER-13")
 async def test_a_session_with_an_inbox_is_answered_by_whoever_may(open_bench: OpenBench) -> None:
-    async with open_bench(mode=AnswerMode.INBOX) as bench:
+    async with open_bench(mode=ApprovalMode.INBOX) as bench:
         asking, question = await asked(bench)
 
         said = await answering(bench, "grace").answer(question, Choice.DENY, "no", wait_s=10, home=HOME)

@@ -11,7 +11,7 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import CallRow
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Choice, RequestState
 from soong.shared.permissions.rules import parse_allow
@@ -148,7 +148,7 @@ async def test_what_only_reads_is_allowed_without_a_question_or_a_row(open_bench
 @pytest.mark.spec("PER-19", "REG-08")
 async def test_a_rule_for_exactly_that_scope_allows_without_asking_and_is_named(open_bench: OpenBench) -> None:
     policy = Policy((parse_allow("code.write_file:/work/out", home="/home/someone"),))
-    async with open_bench(policy=policy, mode=AnswerMode.NONE) as bench:
+    async with open_bench(policy=policy, mode=ApprovalMode.DENY) as bench:
         ((claim, worker),) = await bench.claim()
         gate = bench.gate(claim, worker)
 

@@ -7,7 +7,7 @@ import pytest
 
 from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest
 from soong.shared.permissions.rules import Effect, Rule
@@ -185,7 +185,7 @@ async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking(open_b
 
 @pytest.mark.spec("PER-14")
 async def test_a_session_without_anybody_to_ask_denies_at_once(open_bench: OpenBench) -> None:
-    async with open_bench(Callback(), mode=AnswerMode.NONE) as bench:
+    async with open_bench(Callback(), mode=ApprovalMode.DENY) as bench:
         asking = await ask_at_once(bench)
 
         verdict = await ended(bench, asking, ErrorType.PERMISSION_NO_CALLBACK)
@@ -195,7 +195,7 @@ async def test_a_session_without_anybody_to_ask_denies_at_once(open_bench: OpenB
 
 @pytest.mark.spec("PER-13")
 async def test_an_inbox_waits_as_long_as_it_takes_for_anybodys_answer(open_bench: OpenBench) -> None:
-    async with open_bench(mode=AnswerMode.INBOX) as bench:
+    async with open_bench(mode=ApprovalMode.INBOX) as bench:
         asking, request = await ask(bench)
         await bench.pass_time(86_000)
         await bench.settle()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.permissions.request import Choice, PermissionRequest
@@ -88,7 +88,7 @@ async def test_a_parked_run_whose_session_nobody_attends_is_told_so(open_bench: 
 @pytest.mark.spec("PER-13")
 async def test_a_parked_run_of_an_inbox_waits_for_days(open_bench: OpenBench) -> None:
     """Who was away for days finds the question, not a denied call (MoonshotAI/kimi-cli#1823, mcp_agent_mail#151)."""
-    async with open_bench(None, mode=AnswerMode.INBOX) as bench:
+    async with open_bench(None, mode=ApprovalMode.INBOX) as bench:
         claim, request = await parked(bench)
         await bench.settle()
         await bench.pass_time(3 * 86_400)

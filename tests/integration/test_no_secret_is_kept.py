@@ -25,7 +25,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import configure, get_logger
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.runs.store import CallRow
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import Advance, Claim, StepEnd
 from soong.shared.sandbox.redact import redactor
@@ -100,7 +100,7 @@ class Site:
             plan_from_json(plan, "plan", catalogue.known()),
             {"token": SECRET},
             project=self.project,
-            answer_mode=AnswerMode.NONE,
+            approval_mode=ApprovalMode.DENY,
             model="script",
             allow=[f"code.write_file:{self.project}"],
             catalogue=catalogue,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import pytest
 
 from soong.shared.engine.runs.events import NodeKind
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Lease
 from soong.shared.permissions.request import Choice
@@ -181,7 +181,7 @@ async def test_a_cancelled_run_that_waits_ends_whether_it_has_parked_or_not(open
 @pytest.mark.spec("PER-05", "PER-14", "PER-13")
 async def test_a_parked_run_of_a_session_that_is_left_alone_is_told_so(open_here: OpenSite) -> None:
     async with open_here(responder_wait_s=0.5) as site:
-        await site.submit(asking(), mode=AnswerMode.ATTACHED)
+        await site.submit(asking(), mode=ApprovalMode.PROMPT)
         await site.start_worker()
 
         await site.until_stands(asks=COMPLETED)

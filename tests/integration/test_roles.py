@@ -165,7 +165,7 @@ FORBIDDEN = {
     "change what was asked": "UPDATE permission_requests SET body = '{}'",
     "change the session's policy": "UPDATE sessions SET policy = '{}'",
     "take a session": "UPDATE sessions SET owner_id = 'own_mine', owner_epoch = owner_epoch + 1",
-    "open a session": "INSERT INTO sessions (id, answer_mode) VALUES ('sess_x', 'none')",
+    "open a session": "INSERT INTO sessions (id, approval_mode) VALUES ('sess_x', 'deny')",
     "close a session": "UPDATE sessions SET is_closed = 1",
     "insert a run": "INSERT INTO runs (id, session_id, role, status) VALUES ('run_x', 's', 'main', 'running')",
     "change a run's agent": "UPDATE runs SET agent_id = 'agent_other'",

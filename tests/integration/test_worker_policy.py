@@ -19,7 +19,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import StepEnd
@@ -73,7 +73,7 @@ class Site:
             plan_from_json({"title": "t", "steps": [step]}, "plan", catalogue.known()),
             {},
             project=self.project,
-            answer_mode=AnswerMode.NONE,
+            approval_mode=ApprovalMode.DENY,
             model="script",
             allow=self.allow,
             catalogue=catalogue,

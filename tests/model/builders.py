@@ -12,7 +12,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import (
-    AnswerMode,
+    ApprovalMode,
     Command,
     CommandKind,
     Owner,
@@ -40,7 +40,7 @@ def make_session(
     id: str = "",
     *,
     owner_id: str = "",
-    answer_mode: AnswerMode = AnswerMode.ATTACHED,
+    approval_mode: ApprovalMode = ApprovalMode.PROMPT,
     policy: JsonObject | None = None,
     project: str = "/project",
     cwd: str = "/project",
@@ -51,7 +51,7 @@ def make_session(
         id=id or new_id("sess"),
         project=project,
         cwd=cwd,
-        answer_mode=answer_mode,
+        approval_mode=approval_mode,
         created_us=START_US,
         policy=policy or {},
         principal=principal,

@@ -16,7 +16,7 @@ from soong.orchestrator.client.client import Client
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, SoongError, UnavailableError
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import AnswerMode, CommandKind, Session
+from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.pull_workers import waiting_for_a_puller
 from soong.shared.engine.tasks.status import TaskStatus
@@ -241,9 +241,9 @@ class Deployment:
 
     async def _story(self) -> None:
         random = self.random
-        modes = (AnswerMode.INBOX, AnswerMode.INBOX, AnswerMode.ATTACHED)
+        modes = (ApprovalMode.INBOX, ApprovalMode.INBOX, ApprovalMode.PROMPT)
         sessions = [
-            make_session(f"sess_{number}", answer_mode=random.choice(modes)) for number in range(random.randint(1, 4))
+            make_session(f"sess_{number}", approval_mode=random.choice(modes)) for number in range(random.randint(1, 4))
         ]
         await self.store.claims.set_concurrency_limits(random_limits(random, [session.id for session in sessions]))
         for _ in range(random.choice((1, 1, 2, 3))):

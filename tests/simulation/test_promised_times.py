@@ -12,7 +12,7 @@ import pytest
 from soong.orchestrator.client.client import Client
 from soong.shared.core.ids import ids_from
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.sessions.session import AnswerMode, CommandKind
+from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
@@ -80,7 +80,7 @@ class Quiet(Deployment):
         return Client(self._person.store, self._person.notifier, self.board, self.clock, self.settings)
 
     async def submit(self, steps: Sequence[dict[str, Json]]) -> Task:
-        session = make_session("sess_1", answer_mode=AnswerMode.INBOX)
+        session = make_session("sess_1", approval_mode=ApprovalMode.INBOX)
         plan = plan_from_json({"title": "t", "steps": list(steps)}, "t", PlanNames())
         task = new_task(
             plan, {}, session, surface_of=lambda _: {}, default_model="sim:small", now_us=self.clock.now_us()

@@ -21,7 +21,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import AnswerMode, Command, CommandKind, ProcessState, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Command, CommandKind, ProcessState, Session
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
@@ -218,7 +218,7 @@ class Deployment:
         *,
         project: Path | None = None,
         callback: PermissionCallback | None = None,
-        answer_mode: AnswerMode = AnswerMode.ATTACHED,
+        approval_mode: ApprovalMode = ApprovalMode.PROMPT,
         allow: tuple[str, ...] = (),
         max_concurrent: int = 0,
     ) -> Task:
@@ -231,7 +231,7 @@ class Deployment:
         rules = catalogue.policy.with_rules(parse_allow(text, readonly_tools=readonly) for text in allow)
         mark = project_id(Path(folder))
         now_us = SystemClock().now_us()
-        session = Session(new_id("sess"), folder, folder, answer_mode, now_us, rules.as_json(), project_id=mark)
+        session = Session(new_id("sess"), folder, folder, approval_mode, now_us, rules.as_json(), project_id=mark)
         task = new_task(
             read,
             bind_inputs(read, inputs or {}),

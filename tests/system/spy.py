@@ -146,7 +146,7 @@ class Spy:
         self.typed("run", self.config["plan"])
 
     def nested_asking(self) -> None:
-        self.typed("run", self.config["plan"], "--answer", "ask")
+        self.typed("run", self.config["plan"], "--approvals", "prompt")
 
     def preview(self) -> None:
         self.typed("run", self.config["plan"], "--preview")

@@ -213,9 +213,9 @@ def _marked(terminal: Terminal) -> str:
 
 
 def test_json_lines_are_streamed_until_interrupted(cli: CliHarness) -> None:
-    """A run whose questions wait for whoever answers (`--answer inbox`) needs no terminal."""
+    """A run whose questions wait for whoever answers (`--approvals inbox`) needs no terminal."""
     (cli.folder / "out").mkdir()
-    run = cli.start("run", cli.plan(THREE), "--answer", "inbox")
+    run = cli.start("run", cli.plan(THREE), "--approvals", "inbox")
     waiting(cli, 3)
     stream = subprocess.Popen(
         [*CONSOLE_SCRIPT, "approvals", "watch", "--json"],

@@ -9,7 +9,7 @@ import pytest
 
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Step, Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
@@ -159,7 +159,7 @@ async def test_a_rule_for_exactly_that_scope_asks_nobody(service: Deployment, fo
 
 
 async def test_a_session_that_asks_nobody_denies(service: Deployment, folder: Path) -> None:
-    task = await run(service, folder, None, answer_mode=AnswerMode.NONE)
+    task = await run(service, folder, None, approval_mode=ApprovalMode.DENY)
 
     assert {step.outcome for step in await writers(service, task)} == {Outcome.PARTIAL}
     assert written(folder) == []

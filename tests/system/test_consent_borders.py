@@ -19,7 +19,7 @@ from soong import Soong
 from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
@@ -410,7 +410,7 @@ async def question_of(service: Deployment, task: Task, *, is_parked: bool = True
 
 
 async def ask_in_inbox(service: Deployment) -> Task:
-    return await service.submit(plan("a line"), project=service.home, answer_mode=AnswerMode.INBOX)
+    return await service.submit(plan("a line"), project=service.home, approval_mode=ApprovalMode.INBOX)
 
 
 async def check_parked(service: Deployment, task: Task, *, times: int) -> None:

@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.wire.jobs import queue_key, queue_of
 from soong.shared.permissions.request import Choice
@@ -216,7 +216,7 @@ async def test_a_run_that_waits_for_a_person_is_shown_as_waiting_also_while_it_i
     project.mkdir()
     asks = TROUBLED["steps"][0]  # type: ignore[index]  # a list of objects
     plan: JsonObject = {"title": "Ask", "steps": [asks]}
-    task = await service.submit(plan, project=project, answer_mode=AnswerMode.INBOX)
+    task = await service.submit(plan, project=project, approval_mode=ApprovalMode.INBOX)
 
     async def state() -> str:
         (step,) = (await service.steps(task)).values()
@@ -254,7 +254,7 @@ async def test_a_parked_run_that_is_cancelled_is_no_longer_shown_as_waiting(
     project = tmp_path / "project"
     project.mkdir()
     asks = TROUBLED["steps"][0]  # type: ignore[index]  # a list of objects
-    task = await service.submit({"title": "Ask", "steps": [asks]}, project=project, answer_mode=AnswerMode.INBOX)
+    task = await service.submit({"title": "Ask", "steps": [asks]}, project=project, approval_mode=ApprovalMode.INBOX)
 
     async def is_parked() -> bool:
         return (await service.steps(task))["asks"].status is StepStatus.BLOCKED

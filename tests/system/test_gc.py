@@ -30,7 +30,7 @@ def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: CliH
     allowed = f"code.write_file:{cli.folder}/out"
     cli.json("run", cli.plan(WRITE), "--project", str(cli.folder), "--allow", allowed)
     another = cli.plan(WRITE.replace("note.txt", "other.txt"), "another.yaml")
-    asking = cli.json("run", another, "--project", str(cli.folder), "--answer", "inbox", "--detach")["id"]
+    asking = cli.json("run", another, "--project", str(cli.folder), "--approvals", "inbox", "--detach")["id"]
     until(lambda: cli.json("approvals", "list"), "the question of a task that goes on")
 
     preview = cli.json("gc", "--older-than", "0s", "--dry-run")

@@ -41,7 +41,7 @@ def test_it_calls_every_function_of_the_deployment_with_any_inputs_and_nobody_is
     inputs = {"path": str(written), "text": "chosen by the plan"}
     cli.environment["SOONG_FUNCTIONS"] = "ours"
 
-    done = cli.json("run", plan_of(cli, {**ECHO, "call": "ours.write", "inputs": inputs}), "--answer", "none")
+    done = cli.json("run", plan_of(cli, {**ECHO, "call": "ours.write", "inputs": inputs}), "--approvals", "deny")
 
     assert (done["exit_code"], done["denials"]) == (0, [])
     assert written.read_text() == "chosen by the plan"
@@ -54,7 +54,7 @@ def test_what_it_says_that_it_asks_for_is_no_consent(cli: CliHarness) -> None:
     call = {"call": "code.write_file", "with": {"path": str(out / "evil.txt"), "content": "x"}}
     step = {"id": "write", "allowed_tools": ["code.write_file"], "script": [call, {"finish": "written"}]}
 
-    done = cli.json("run", plan_of(cli, {**step, "asks": {"write": [str(out)]}}), "--answer", "none")
+    done = cli.json("run", plan_of(cli, {**step, "asks": {"write": [str(out)]}}), "--approvals", "deny")
 
     assert done["exit_code"] == 3
     assert [denial["step"] for denial in done["denials"]] == ["write"]
@@ -66,7 +66,7 @@ def test_it_calls_nothing_that_the_deployment_does_not_name(cli: CliHarness, cal
     written = cli.folder / "written"
     inputs = {"command": f"touch {written}", "path": str(written), "text": "x"}
 
-    done = cli.run("run", plan_of(cli, {**ECHO, "call": call, "inputs": inputs}), "--answer", "none")
+    done = cli.run("run", plan_of(cli, {**ECHO, "call": call, "inputs": inputs}), "--approvals", "deny")
 
     assert done.returncode == 1
     assert call in done.stderr

@@ -36,7 +36,7 @@ def call(tool: str, **arguments: Any) -> dict[str, Any]:
 
 def ended(service: Service, token: str, plan: dict[str, Any], project: Path) -> tuple[str, dict[str, Any]]:
     """Submit a plan that nobody answers for; return all that its runs were told, and its result."""
-    submission = {"plan": plan, "project": str(project), "answer_mode": "none"}
+    submission = {"plan": plan, "project": str(project), "approval_mode": "deny"}
     status, told = service.call(token, "/v1/tasks", submission)
     assert status == 201, told
     path = f"/v1/tasks/{told['task']['id']}"

@@ -7,7 +7,7 @@ import pytest
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.permissions.request import PermissionRequest
@@ -53,7 +53,7 @@ def file(service: Deployment) -> Path:
 
 async def asking(service: Deployment, file: Path) -> tuple[Task, PermissionRequest]:
     """Submit the plan, and return it with its question once its run is parked."""
-    task = await service.submit(plan(file), project=service.home, answer_mode=AnswerMode.INBOX)
+    task = await service.submit(plan(file), project=service.home, approval_mode=ApprovalMode.INBOX)
     await service.until(lambda: stands(service, task, StepStatus.BLOCKED))
     (request,) = await service.store.consent.pending(task.session_id)
     return task, request
@@ -147,7 +147,7 @@ async def test_a_worker_that_is_told_to_stop_parks_what_waits_instead_of_waiting
     service: Deployment, file: Path
 ) -> None:
     await service.start_workers(1, slots=1, SOONG_PARK_AFTER_S="3600", SOONG_DRAIN_S="60")
-    task = await service.submit(plan(file, others=0), project=service.home, answer_mode=AnswerMode.INBOX)
+    task = await service.submit(plan(file, others=0), project=service.home, approval_mode=ApprovalMode.INBOX)
     await service.until(lambda: has_asked(service, task))
 
     end(service.workers[0])

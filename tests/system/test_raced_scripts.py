@@ -49,11 +49,11 @@ def asked(cli: CliHarness) -> list[dict[str, Any]]:
 @pytest.mark.spec("CMD-01", "PER-12", "PER-06")
 def test_a_script_that_another_agent_rewrites_after_it_was_shown_is_not_run(cli: CliHarness) -> None:
     allow = f"code.write_file:{cli.folder}"
-    building = cli.start("run", cli.plan(BUILD, "build.yaml"), "--answer", "inbox", "--json")
+    building = cli.start("run", cli.plan(BUILD, "build.yaml"), "--approvals", "inbox", "--json")
     until(lambda: (cli.home / "soong.db").exists() and len(asked(cli)) == 1, "the build is asked for", cli.logs)
     (question,) = asked(cli)
 
-    rewritten = cli.json("run", cli.plan(REWRITE, "rewrite.yaml"), "--allow", allow, "--answer", "none")
+    rewritten = cli.json("run", cli.plan(REWRITE, "rewrite.yaml"), "--allow", allow, "--approvals", "deny")
     shown = cli.run("approvals", "show", question["id"]).stdout
     allowed = cli.run("approvals", "allow", question["id"])
     report = json.loads(building.communicate(timeout=LIMIT_S)[0])

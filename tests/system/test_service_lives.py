@@ -145,7 +145,7 @@ def test_an_api_that_still_starts_when_its_service_dies_leaves_the_port_at_once(
 
 @pytest.mark.spec("OPS-01", "OPS-06")
 def test_a_service_takes_the_home_from_an_ephemeral_one_whose_client_died(cli: CliHarness) -> None:
-    client = cli.start("run", cli.plan(WAITS), "--answer", "inbox", "--project", str(cli.folder))
+    client = cli.start("run", cli.plan(WAITS), "--approvals", "inbox", "--project", str(cli.folder))
     cli.until_running("naps")
     until(lambda: cli.json("approvals", "list"), "the question is asked", cli.logs)
     (question,) = cli.json("approvals", "list")

@@ -11,16 +11,16 @@ from soong.shared.core.identity import Origin
 from soong.shared.core.jsontext import Json
 
 
-class AnswerMode(StrEnum):
+class ApprovalMode(StrEnum):
     """How a session's questions are answered.
 
-    ``attached``: by responders that hold a lease (a terminal, an SDK callback). ``inbox``: by anyone with the right, at
-    any time. ``none``: by policy only; what would ask is denied.
+    ``prompt``: by responders that hold a lease (a terminal, an SDK callback). ``inbox``: by anyone with the right, at
+    any time. ``deny``: by policy only; what would ask is denied.
     """
 
-    ATTACHED = "attached"
+    PROMPT = "prompt"
     INBOX = "inbox"
-    NONE = "none"
+    DENY = "deny"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Session:
     id: str
     project: str
     cwd: str
-    answer_mode: AnswerMode
+    approval_mode: ApprovalMode
     created_us: int
     policy: Mapping[str, Json] = field(default_factory=dict)
     principal: str = "local"
@@ -111,7 +111,7 @@ class Command:
     def origin_in(self, session: Session) -> Origin:
         """Return whose the runs are that come of it: foreign unless that principal could answer for them."""
         is_own = self.principal == session.principal
-        is_approver = self.may_approve and session.answer_mode is AnswerMode.INBOX
+        is_approver = self.may_approve and session.approval_mode is ApprovalMode.INBOX
         return Origin(self.principal, is_foreign=not (is_own or is_approver))
 
 

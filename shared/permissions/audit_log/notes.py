@@ -32,7 +32,7 @@ def of_session(session: Session) -> AuditNote:
     data: dict[str, Json] = {
         "principal": session.principal,
         "project": session.project,
-        "answer_mode": str(session.answer_mode),
+        "approval_mode": str(session.approval_mode),
         "policy": dict(session.policy),
     }
     return AuditNote(AuditKind.SESSION_OPENED, data, session.id)

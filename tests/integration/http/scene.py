@@ -23,7 +23,7 @@ from soong.orchestrator.http.server import serve
 from soong.orchestrator.owner.commands import Commands
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.access.token import Right, make_token
@@ -152,7 +152,7 @@ async def open_scene(
     url: str,
     redis_url: str,
     home: Path,
-    mode: AnswerMode = AnswerMode.INBOX,
+    mode: ApprovalMode = ApprovalMode.INBOX,
     limits: Limits | None = None,
     server_url: str = "",
     **settings: Any,

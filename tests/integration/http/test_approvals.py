@@ -15,7 +15,7 @@ from soong.orchestrator.approvals.approval import question_json
 from soong.orchestrator.approvals.question_status import question_of
 from soong.orchestrator.http.questions import ApprovalSchema
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.request import Choice, PermissionRequest
@@ -180,7 +180,7 @@ async def test_no_digest_is_no_answer(scene: HttpHarness) -> None:
 # -- who may
 @pytest.mark.spec("PER-12")
 async def test_in_an_attached_session_only_its_own_principal_answers(open_http: OpenScene) -> None:
-    async with open_http(mode=AnswerMode.ATTACHED) as scene:
+    async with open_http(mode=ApprovalMode.PROMPT) as scene:
         own = await scene.someone("local", Right.APPROVE)
         request = await scene.ask()
 
@@ -201,7 +201,7 @@ async def test_whoever_polls_to_answer_is_waited_for_until_a_lease_after_its_las
     open_http: OpenScene, *, names_session: bool
 ) -> None:
     """A question of an attached session ends as permission_no_callback when nobody is there; a poll is somebody."""
-    async with open_http(mode=AnswerMode.ATTACHED, responder_lease_s=1.2) as scene:
+    async with open_http(mode=ApprovalMode.PROMPT, responder_lease_s=1.2) as scene:
         bench = scene.bench
         own = await scene.someone("local", Right.READ, Right.APPROVE)
         request = await scene.ask()
@@ -224,7 +224,7 @@ async def test_whoever_polls_to_answer_is_waited_for_until_a_lease_after_its_las
 
 @pytest.mark.spec("PER-12")
 async def test_nobody_is_waited_for_who_only_looks_on_or_may_not_answer(open_http: OpenScene) -> None:
-    async with open_http(mode=AnswerMode.ATTACHED) as scene:
+    async with open_http(mode=ApprovalMode.PROMPT) as scene:
         request = await scene.ask()
         own, reader = await scene.someone("local"), await scene.someone("local", Right.READ)
 
@@ -397,7 +397,7 @@ async def test_a_question_shows_all_that_a_person_needs(scene: HttpHarness) -> N
     assert shown["precondition"] == "absent"
     assert shown["whole"]["is_exact"] is True
     assert shown["parents"][0]["run_id"] == identity["parent_run_id"]
-    assert shown["session"]["answer_mode"] == "inbox"
+    assert shown["session"]["approval_mode"] == "inbox"
     assert shown["may_answer"] is True
 
 

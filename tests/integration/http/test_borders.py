@@ -306,7 +306,7 @@ async def test_one_principal_does_not_take_every_stream(open_http: OpenScene) ->
         (b'{"plan": {}, "project": "relative"}', 422),
         (b'{"plan": {}, "project": "/nowhere/at/all"}', 422),
         (b'{"plan": {}, "project": "/a\\u0000b"}', 422),
-        (b'{"plan": {}, "project": "/", "answer_mode": "everyone"}', 422),
+        (b'{"plan": {}, "project": "/", "approval_mode": "everyone"}', 422),
         (b'{"plan": {}, "project": "/", "allow": "code.*:/"}', 422),
         (b'{"plan": {}, "project": "/tmp"}', 422),
         (b'{"plan": "steps: &a [*a]", "project": "/tmp"}', 422),

@@ -88,8 +88,8 @@ async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpHarness, tmp_pat
         ({"plan": TYPO, "project": "/", "allow": "x"}, {"body.allow": "send an array"}),
         ({"plan": TYPO, "project": "/", "allow": ["x"] * 101}, {"body.allow": "send at most 100 entries"}),
         (
-            {"plan": TYPO, "project": "/", "answer_mode": "me"},
-            {"body.answer_mode": "write 'inbox', 'attached' or 'none'"},
+            {"plan": TYPO, "project": "/", "approval_mode": "me"},
+            {"body.approval_mode": "write 'inbox', 'prompt' or 'deny'"},
         ),
         (
             {"plan": TYPO, "project": "/", "step_grants": [{"step": "a", "grant_digst": "x"}]},

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import make_url
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.roles.role_grants import Roles, grant
 from tests.integration.http.scene import HttpHarness, code_of, open_scene
@@ -40,7 +40,7 @@ def _plain(url: str) -> str:
 async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_live: RedisServer, tmp_path: Path) -> None:
     admin, client = urls
     plan = {"title": "x", "steps": [{"id": "a", "script": [{"finish": "x"}]}]}
-    async with open_scene(admin, redis_live.socket_url, tmp_path, AnswerMode.INBOX, server_url=client) as scene:
+    async with open_scene(admin, redis_live.socket_url, tmp_path, ApprovalMode.INBOX, server_url=client) as scene:
         submitted = await scene.caller.post("/v1/tasks", json={"plan": plan, "project": str(tmp_path)})
         task = f"/v1/tasks/{submitted.json()['task']['id']}"
         steered = [await scene.caller.post(f"{task}/{word}") for word in ("pause", "resume", "cancel")]

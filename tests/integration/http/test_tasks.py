@@ -10,7 +10,7 @@ import pytest_asyncio
 from httpx import AsyncClient, Response
 
 from soong.orchestrator.http.service_routes import WorkersSchema
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.access.token import Right
 from tests.integration.http.conftest import OpenScene
@@ -50,7 +50,7 @@ async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpHarness, tmp_path
     session = await scene.bench.store.sessions.session(told["session"]["id"])
     shown = (await scene.caller.get(f"/v1/tasks/{told['task']['id']}")).json()
     assert (session.principal, session.project) == (ADA, str(tmp_path))
-    assert session.answer_mode is AnswerMode.INBOX
+    assert session.approval_mode is ApprovalMode.INBOX
     assert told["task"]["steps"] == {"ready": 1, "pending": 1}
     assert shown["inputs"] == {"name": "Ada"}
     assert [(step["id"], step["status"]) for step in shown["step_list"]] == [("first", "ready"), ("second", "pending")]
@@ -58,10 +58,10 @@ async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpHarness, tmp_path
 
 
 async def test_a_plan_may_be_the_text_of_a_file(scene: HttpHarness, tmp_path: Path) -> None:
-    told = await submitted(scene, tmp_path, plan=TEXT, inputs={}, answer_mode="none")
+    told = await submitted(scene, tmp_path, plan=TEXT, inputs={}, approval_mode="deny")
 
     assert told["task"]["title"] == "From a file"
-    assert told["session"]["answer_mode"] == "none"
+    assert told["session"]["approval_mode"] == "deny"
 
 
 async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpHarness, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from soong.shared.engine.runs.call_events import result_nodes
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.runs.store import CallRow
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, new_task
 from soong.shared.engine.tasks.functions import StepContext, resolve
 from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
@@ -121,7 +121,7 @@ class Playground:
 
     async def run_plan(self, plan: Plan, **inputs: Json) -> dict[str, StepResult]:
         """Run every step and return the results by step id."""
-        session = Session("sess_1", str(self.project), str(self.cwd), AnswerMode.ATTACHED, 0)
+        session = Session("sess_1", str(self.project), str(self.cwd), ApprovalMode.PROMPT, 0)
         made = new_task(
             plan, bind_inputs(plan, inputs), session, surface_of=_surface_of, default_model="script", now_us=0
         )

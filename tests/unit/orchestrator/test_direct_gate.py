@@ -10,7 +10,7 @@ import pytest
 
 from soong.orchestrator.direct.gate import DirectGate
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
 from soong.shared.permissions.rules import parse_allow
@@ -58,7 +58,7 @@ def make_desk(callback: PermissionCallback | None = None, *allow: str, policy: P
     async def record(new: Sequence[NewEvent]) -> None:
         events.extend(new)
 
-    mode = AnswerMode.NONE if callback is None else AnswerMode.ATTACHED
+    mode = ApprovalMode.DENY if callback is None else ApprovalMode.PROMPT
     gate = DirectGate(
         session=Session("sess_1", "/project", "/project", mode, START_US),
         policy=(policy or Policy()).with_rules(parse_allow(text) for text in allow),

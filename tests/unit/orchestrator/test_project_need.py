@@ -10,7 +10,7 @@ from soong.orchestrator.client.submission import submission
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import AnswerMode
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import NewStep
 from soong.shared.engine.wire.capabilities import projects_among
@@ -30,7 +30,7 @@ def submitted(project: Path, *, needs_project: bool) -> dict[str, NewStep]:
         plan_from_json({"title": "t", "steps": STEPS}, "plan", catalogue.known()),
         {},
         project=project,
-        answer_mode=AnswerMode.NONE,
+        approval_mode=ApprovalMode.DENY,
         model="script",
         allow=(),
         catalogue=catalogue,

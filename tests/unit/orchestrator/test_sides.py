@@ -9,7 +9,7 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import ConflictError
 from soong.shared.core.identity import Origin
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.sessions.session import AnswerMode, Command, CommandKind
+from soong.shared.engine.sessions.session import ApprovalMode, Command, CommandKind
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
@@ -133,18 +133,18 @@ async def origins(service: OneLoop, task: Task) -> dict[str, Origin]:
 @pytest.mark.parametrize(
     ("principal", "may_approve", "mode", "is_foreign"),
     [
-        ("ada", False, AnswerMode.ATTACHED, False),
-        ("ada", False, AnswerMode.NONE, False),
-        ("root", False, AnswerMode.INBOX, True),
-        ("root", True, AnswerMode.INBOX, False),
-        ("root", True, AnswerMode.ATTACHED, True),
-        ("root", True, AnswerMode.NONE, True),
+        ("ada", False, ApprovalMode.PROMPT, False),
+        ("ada", False, ApprovalMode.DENY, False),
+        ("root", False, ApprovalMode.INBOX, True),
+        ("root", True, ApprovalMode.INBOX, False),
+        ("root", True, ApprovalMode.PROMPT, True),
+        ("root", True, ApprovalMode.DENY, True),
     ],
 )
 def test_another_side_is_whoever_could_not_answer_there(
-    principal: str, *, may_approve: bool, mode: AnswerMode, is_foreign: bool
+    principal: str, *, may_approve: bool, mode: ApprovalMode, is_foreign: bool
 ) -> None:
-    session = make_session(principal="ada", answer_mode=mode)
+    session = make_session(principal="ada", approval_mode=mode)
     command = Command("cmd_1", session.id, CommandKind.RETRY, "task_1", principal, 1, may_approve=may_approve)
 
     assert command.origin_in(session) == Origin(principal, is_foreign=is_foreign)

@@ -20,7 +20,7 @@ from soong.orchestrator.direct.gate import DirectGate
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from soong.shared.permissions.rules import Effect, Rule
@@ -242,7 +242,7 @@ def make_gate(policy: Policy, person: Person | None) -> DirectGate:
     async def record(_events: Sequence[NewEvent]) -> None:
         """Keep nothing: what ran is what counts."""
 
-    mode = AnswerMode.ATTACHED if person else AnswerMode.NONE
+    mode = ApprovalMode.PROMPT if person else ApprovalMode.DENY
     return DirectGate(
         session=Session("sess_1", "/work", "/work", mode, START_US),
         policy=policy,

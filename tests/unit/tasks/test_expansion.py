@@ -9,7 +9,7 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, further_attempt, map_items, new_task, next_attempt
 from soong.shared.engine.tasks.plan.budget import Budget
 from soong.shared.engine.tasks.plan.inputs import bind_step
@@ -19,7 +19,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, StepKind, StepResult
 from tests.unit.agents.parts import row_of, task_of
 
-SESSION = Session("sess_1", "/project", "/cwd", AnswerMode.ATTACHED, 0)
+SESSION = Session("sess_1", "/project", "/cwd", ApprovalMode.PROMPT, 0)
 
 PLAN = """\
 title: Two and a map

@@ -8,7 +8,7 @@ from soong.shared.agents.script import check_script
 from soong.shared.core.errors import InvalidPlanError, LimitExceededError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.sessions.session import AnswerMode, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.growth import planned_task, standing_of
 from soong.shared.engine.tasks.plan.plan import PlanNames
@@ -37,7 +37,7 @@ steps:
 
 
 def made() -> tuple[Task, list[Step]]:
-    session = Session("sess_1", "/p", "/p", AnswerMode.NONE, 0)
+    session = Session("sess_1", "/p", "/p", ApprovalMode.DENY, 0)
     task = new_task(
         parse_plan(PLAN, "p.yaml"), {"folder": "."}, session, surface_of=lambda _: {}, default_model="m", now_us=1
     )

@@ -79,7 +79,7 @@ class _SessionRow(NamedTuple):
     id: str
     project: str
     cwd: str
-    answer_mode: str
+    approval_mode: str
     created_us: int
     policy: str
     principal: str

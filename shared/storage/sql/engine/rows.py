@@ -18,7 +18,7 @@ from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.sessions.session import (
-    AnswerMode,
+    ApprovalMode,
     Command,
     CommandKind,
     Owner,
@@ -103,7 +103,7 @@ def session_of(row: Any) -> Session:
         id=row.id,
         project=row.project,
         cwd=row.cwd,
-        answer_mode=AnswerMode(row.answer_mode),
+        approval_mode=ApprovalMode(row.approval_mode),
         created_us=row.created_us,
         policy=unpack(row.policy),
         principal=row.principal,

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallStatus
-from soong.shared.engine.sessions.session import AnswerMode, CommandKind, ProcessState
+from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, ProcessState
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import FailurePolicy, Outcome, StepKind
 from soong.shared.permissions.request import Choice, RequestState
@@ -115,7 +115,7 @@ sessions = Table(
     _id(),
     _text("project"),
     _text("cwd"),
-    _text("answer_mode", None),
+    _text("approval_mode", None),
     _number("created_us"),
     _text("policy", "{}"),
     _text("principal"),
@@ -124,7 +124,7 @@ sessions = Table(
     _number("is_closed"),
     _number("last_claimed"),
     _text("project_id"),
-    _one_of("answer_mode", AnswerMode),
+    _one_of("approval_mode", ApprovalMode),
     _flag("is_closed"),
     _ranges("last_claimed", "last_claimed"),
     Index("ix_sessions_owner", "owner_id", **_where("is_closed = 0")),

@@ -99,7 +99,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         # Fairness: when the session was last served. Its policy, its owner and its epoch are never a worker's to write.
         updates=("last_claimed",),
         never=(
-            *("ordinal", "id", "project", "cwd", "answer_mode", "created_us", "policy", "principal"),
+            *("ordinal", "id", "project", "cwd", "approval_mode", "created_us", "policy", "principal"),
             *("owner_id", "owner_epoch", "is_closed", "project_id"),
         ),
         changed=f"last_claimed <= {LAST_TURN}() + {MOST_ADDED}",

@@ -131,7 +131,7 @@ class SqlSessions:
             "id": session.id,
             "project": session.project,
             "cwd": session.cwd,
-            "answer_mode": session.answer_mode.value,
+            "approval_mode": session.approval_mode.value,
             "created_us": session.created_us,
             "policy": pack(session.policy),
             "principal": plain(session.principal),

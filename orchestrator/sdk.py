@@ -119,8 +119,8 @@ class Soong:
         ``project`` is the folder that the steps work in. Relative paths start at the current folder if it lies in the
         project, otherwise at the project, as in :func:`open_tools`.
         ``permission_callback`` is the one voice that grants in this session; without it only ``allow`` rules
-        (``tool:scope``) do, and what would ask is denied. ``step_grants`` are steps whose own ``asks`` are consented
-        to beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they are now. At most
+        (``tool:scope``) do, and what would ask is denied. ``step_grants`` are steps whose ``permissions`` are allowed
+        beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they are now. At most
         ``max_concurrent`` of its steps run at once; 0 takes the settings' limit, if there is one.
 
         Cancelling it leaves the task to the service; :meth:`outcome` shows its state later.

@@ -14,7 +14,7 @@ from typing import Final
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import emit, output, say
 from soong.shared.core.inert import inert
-from soong.shared.permissions.consent import AskKind, CheckedPermission, Preview, StepGrant, StepPreview
+from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
 from soong.shared.permissions.rules import Effect
 
 ALLOW: Final = frozenset({"1", "a", "y", "yes", "allow"})
@@ -54,10 +54,10 @@ def consented(
 def text_of(preview: Preview) -> str:
     """Return the preview for people: the union first, then what else each step can ask."""
     lines = [f"preview: {_line(preview.title)}", ""]
-    for kind in AskKind:
+    for kind in PermissionKind:
         lines += _table(preview.union(kind), str(kind))
     if len(lines) == 2:
-        lines.append("no step says what it will ask for (`asks:` in the plan)")
+        lines.append("no step says what it will ask for (`permissions:` in the plan)")
     silent = [step for step in preview.steps if step.may_ask]
     if silent:
         lines += ["", "may also ask when they run:"]
@@ -81,11 +81,13 @@ def _question(step: StepPreview, position: int, count: int) -> str:
     head = f"step {_line(step.step_id)} ({position} of {count})"
     title = "" if step.title in ("", step.step_id) else f": {_line(step.title)}"
     whose = ", each of its items too" if step.kind == "map" else ""
-    return os.linesep.join(["", f"{head}{title}{whose}", *(row for kind in AskKind for row in _rows(step, kind))])
+    return os.linesep.join(
+        ["", f"{head}{title}{whose}", *(row for kind in PermissionKind for row in _rows(step, kind))]
+    )
 
 
-def _rows(step: StepPreview, kind: AskKind) -> list[str]:
-    return _table([asked for asked in step.asks if asked.kind is kind], str(kind))
+def _rows(step: StepPreview, kind: PermissionKind) -> list[str]:
+    return _table([asked for asked in step.permissions if asked.kind is kind], str(kind))
 
 
 def _table(asks: Sequence[CheckedPermission], head: str) -> list[str]:

@@ -175,7 +175,7 @@ class PreviewStep(Schema):
     id: str
     title: str
     kind: str
-    asks: list[AnyObject] = Field(description="Each thing that its plan names: as given, resolved, and judged.")
+    permissions: list[AnyObject] = Field(description="Each thing that its plan names: as given, resolved, and judged.")
     may_ask: list[str] = Field(description="Its tools that can ask at run time and were not spoken of.")
     is_grantable: bool
     grant_digest: str | None = Field(description="What a yes to it names in `step_grants`; null: none can be given.")

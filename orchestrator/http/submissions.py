@@ -90,7 +90,7 @@ class SubmissionBody(PreviewBody):
     step_grants: list[StepGrantBody] = Field(
         default_factory=list,
         max_length=MAX_STEP_GRANTS,
-        description="Steps whose own `asks` are consented to as previewed, each for itself; needs the right `approve`.",
+        description="Steps whose `permissions` are allowed as previewed, each for itself; needs the right `approve`.",
     )
 
     @property

@@ -20,7 +20,7 @@ from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_w
 PREVIEW_VERSION: Final = 1
 
 
-class AskKind(StrEnum):
+class PermissionKind(StrEnum):
     """What a step may say that it will ask for; the words are those of plans."""
 
     WRITE = "write"
@@ -38,7 +38,7 @@ class CheckedPermission:
     None when none can be given: it is refused, allowed already, or asked each time.
     """
 
-    kind: AskKind
+    kind: PermissionKind
     given: str
     shown: str
     effect: Effect
@@ -94,17 +94,17 @@ class StepPreview:
     step_id: str
     title: str
     kind: str
-    asks: tuple[CheckedPermission, ...] = ()
+    permissions: tuple[CheckedPermission, ...] = ()
     may_ask: tuple[str, ...] = ()
 
     @property
     def grantable(self) -> tuple[CheckedPermission, ...]:
-        return tuple(one for one in self.asks if one.scope is not None)
+        return tuple(one for one in self.permissions if one.scope is not None)
 
     @property
     def grant(self) -> StepGrant:
         """Return the yes to all that may be granted here; it may be none."""
-        pairs = ((tool, one.scope) for one in self.asks if one.scope is not None for tool in one.grantable)
+        pairs = ((tool, one.scope) for one in self.permissions if one.scope is not None for tool in one.grantable)
         return StepGrant(self.step_id, tuple(dict.fromkeys(pairs)))
 
     def as_json(self) -> dict[str, Json]:
@@ -112,7 +112,7 @@ class StepPreview:
             "id": self.step_id,
             "title": self.title,
             "kind": self.kind,
-            "asks": [one.as_json() for one in self.asks],
+            "permissions": [one.as_json() for one in self.permissions],
             "may_ask": list(self.may_ask),
             "is_grantable": bool(self.grantable),
         }
@@ -125,10 +125,10 @@ class Preview:
     title: str
     steps: tuple[StepPreview, ...]
 
-    def union(self, kind: AskKind) -> tuple[CheckedPermission, ...]:
+    def union(self, kind: PermissionKind) -> tuple[CheckedPermission, ...]:
         """Return what all steps together ask for, each thing once; the hardest verdict of those that name it."""
         found: dict[str, CheckedPermission] = {}
-        for one in (one for step in self.steps for one in step.asks if one.kind is kind):
+        for one in (one for step in self.steps for one in step.permissions if one.kind is kind):
             before = found.setdefault(one.shown or one.given, one)
             if _SEVERITY[one.effect] > _SEVERITY[before.effect]:
                 found[one.shown or one.given] = one
@@ -150,7 +150,7 @@ class Preview:
 
     def as_json(self) -> dict[str, Json]:
         """Return a stable form, for programs; ``v`` grows when a field changes its meaning."""
-        union: dict[str, Json] = {str(kind): [one.as_json() for one in self.union(kind)] for kind in AskKind}
+        union: dict[str, Json] = {str(kind): [one.as_json() for one in self.union(kind)] for kind in PermissionKind}
         return {
             "v": PREVIEW_VERSION,
             "title": self.title,
@@ -163,10 +163,10 @@ _SEVERITY: Final = {Effect.ALLOW: 0, Effect.ASK: 1, Effect.DENY: 2}
 
 
 def _consented(step: StepPreview) -> StepGrant:
-    if not step.asks:
-        raise UsageError(f"step {step.step_id!r} does not say what it asks for; write `asks:` into the plan")
-    if not step.grantable and any(one.effect is not Effect.ALLOW for one in step.asks):
-        why = "; ".join(dict.fromkeys(f"{one.shown or one.given}: {one.reason}" for one in step.asks))
+    if not step.permissions:
+        raise UsageError(f"step {step.step_id!r} does not say what it asks for; write `permissions:` into the plan")
+    if not step.grantable and any(one.effect is not Effect.ALLOW for one in step.permissions):
+        why = "; ".join(dict.fromkeys(f"{one.shown or one.given}: {one.reason}" for one in step.permissions))
         raise UsageError(f"nothing that step {step.step_id!r} asks for can be allowed beforehand: {why}")
     return step.grant
 
@@ -177,9 +177,9 @@ def _is_narrow(scope: Scope, home: str) -> bool:
     return scope.kind is not ScopeKind.PATH or (is_normal(scope.value) and not is_too_wide(scope.value, home))
 
 
-def distinct(asks: Sequence[CheckedPermission]) -> tuple[CheckedPermission, ...]:
+def distinct(permissions: Sequence[CheckedPermission]) -> tuple[CheckedPermission, ...]:
     """Return each thing once: the items of a map may name the same."""
-    found: dict[tuple[AskKind, str], CheckedPermission] = {}
-    for one in asks:
+    found: dict[tuple[PermissionKind, str], CheckedPermission] = {}
+    for one in permissions:
         found.setdefault((one.kind, one.shown or one.given), one)
     return tuple(found.values())

@@ -12,7 +12,15 @@ from typing import Literal
 from soong.shared.core.jsontext import Json
 from soong.shared.permissions.gate import scope_of
 from soong.shared.permissions.network import NetworkMode
-from soong.shared.permissions.policy import ASKS, DANGEROUS_ASK, STRICT_ASK, Mode, Policy, PolicyVerdict, evaluate
+from soong.shared.permissions.policy import (
+    DANGEROUS_ASK,
+    PERMISSIONS,
+    STRICT_ASK,
+    Mode,
+    Policy,
+    PolicyVerdict,
+    evaluate,
+)
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.sandbox.names import GIT_CONTROLS
 from soong.shared.sandbox.paths import KERNEL_ROOTS, READ, PathPolicy
@@ -104,7 +112,7 @@ class EffectivePolicy:
 
     def _questions(self) -> Iterator[Line]:
         yield from self._rules(Effect.ASK)
-        for why, _ in ASKS:
+        for why, _ in PERMISSIONS:
             if why != DANGEROUS_ASK or self.policy.is_dangerous_enabled:
                 yield Line(Effect.ASK, f"when {why}", "runtime")
         if self.policy.mode is Mode.STRICT:

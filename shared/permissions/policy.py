@@ -195,7 +195,7 @@ def _denied(policy: Policy, facts: CallFacts) -> PolicyVerdict | None:
     return None
 
 
-ASKS: Final[tuple[tuple[str, Callable[[CallFacts], bool]], ...]] = (
+PERMISSIONS: Final[tuple[tuple[str, Callable[[CallFacts], bool]], ...]] = (
     (DANGEROUS_ASK, lambda facts: facts.is_dangerous),
     ("its risk is critical", lambda facts: facts.risk is Risk.CRITICAL),
     ("a hook or the tool itself wants it to be asked", lambda facts: facts.hook_asks),
@@ -210,7 +210,7 @@ STRICT_ASK: Final = "strict mode asks for everything above reading"
 
 
 def _default(mode: Mode, facts: CallFacts) -> PolicyVerdict:
-    why = next((why for why, applies in ASKS if applies(facts)), "")
+    why = next((why for why, applies in PERMISSIONS if applies(facts)), "")
     if not why and mode is Mode.STRICT and facts.risk > Risk.READ:
         why = STRICT_ASK
     if why:

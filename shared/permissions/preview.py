@@ -30,7 +30,7 @@ from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.plan.template import Scope as Names
 from soong.shared.engine.tasks.plan.template import render
 from soong.shared.engine.tasks.step import StepKind
-from soong.shared.permissions.consent import AskKind, CheckedPermission, Preview, StepPreview, distinct
+from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepPreview, distinct
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind, is_too_wide, is_within
@@ -94,7 +94,7 @@ class Previewer:
         self, work: PlanStep, names: Names | None, tools: Sequence[ToolDefinition], budget: Budget
     ) -> Iterator[CheckedPermission]:
         for kind, words in _wishes(work):
-            given = shlex.join(words) if kind is AskKind.RUN else words[0]
+            given = shlex.join(words) if kind is PermissionKind.RUN else words[0]
             known = words if "${" not in given else None if names is None else _known(words, names, budget)
             if known is None:
                 yield CheckedPermission(
@@ -104,9 +104,9 @@ class Previewer:
             offence = _OFFENCES[kind](known)
             if offence is not None:
                 yield _refused(kind, given, known[0], offence[0])
-            elif kind is AskKind.WRITE:
+            elif kind is PermissionKind.WRITE:
                 yield self._write(given, known[0], tools)
-            elif kind is AskKind.HOSTS:
+            elif kind is PermissionKind.HOSTS:
                 yield self._host(given, known[0], tools)
             else:
                 yield self._run(given, known, tools)
@@ -116,10 +116,12 @@ class Previewer:
         try:
             located = self.paths.locate(self.run_dirs, path)
         except PathRefusedError as error:
-            return _refused(AskKind.WRITE, given, path, str(error))
+            return _refused(PermissionKind.WRITE, given, path, str(error))
         shown = str(located.resolved)
         if located.is_protected:
-            return _refused(AskKind.WRITE, given, shown, "a protected name: no tool writes it and nobody can allow it")
+            return _refused(
+                PermissionKind.WRITE, given, shown, "a protected name: no tool writes it and nobody can allow it"
+            )
         target = Target(
             "path",
             shown,
@@ -127,22 +129,22 @@ class Previewer:
             is_inside_roots=located.is_inside_write_roots,
             is_sensitive=located.is_sensitive,
         )
-        users = [(tool, _facts(tool, target)) for tool in _users(AskKind.WRITE, tools)]
-        asked = self._judged(AskKind.WRITE, given, target, Scope(ScopeKind.PATH, shown), users)
+        users = [(tool, _facts(tool, target)) for tool in _users(PermissionKind.WRITE, tools)]
+        asked = self._judged(PermissionKind.WRITE, given, target, Scope(ScopeKind.PATH, shown), users)
         return _with_reason(asked, self._refused_within(shown))
 
     def _host(self, given: str, host: str, tools: Sequence[ToolDefinition]) -> CheckedPermission:
         name = normal_host(host)
         target = Target("host", name, name, name)
-        users = [(tool, _facts(tool, target)) for tool in _users(AskKind.HOSTS, tools)]
-        asked = self._judged(AskKind.HOSTS, given, target, Scope(ScopeKind.HOST, name), users)
+        users = [(tool, _facts(tool, target)) for tool in _users(PermissionKind.HOSTS, tools)]
+        asked = self._judged(PermissionKind.HOSTS, given, target, Scope(ScopeKind.HOST, name), users)
         return _with_reason(asked, _TAINT) if asked.scope is not None else asked
 
     def _run(self, given: str, words: Sequence[str], tools: Sequence[ToolDefinition]) -> CheckedPermission:
         """Let the tools say what the program is; a declared tool is spoken of when it starts that very program."""
         users: list[tuple[ToolDefinition, CallFacts]] = []
         problem: CheckedPermission | None = None
-        for tool in _users(AskKind.RUN, tools):
+        for tool in _users(PermissionKind.RUN, tools):
             is_general = tool.name == COMMAND_TOOL
             target = self._target(tool, {"argv": list(words)} if is_general else {}, given)
             if isinstance(target, Target):
@@ -153,7 +155,7 @@ class Previewer:
         if problem is not None and not users:
             return problem
         target = users[0][1].target if users else Target("command", "", shlex.join(words))
-        return self._judged(AskKind.RUN, given, target, Scope(ScopeKind.EXACT, target.scope), users)
+        return self._judged(PermissionKind.RUN, given, target, Scope(ScopeKind.EXACT, target.scope), users)
 
     def _target(self, tool: ToolDefinition, call_input: JsonObject, given: str) -> Target | CheckedPermission:
         assert tool.target is not None
@@ -164,12 +166,12 @@ class Previewer:
             if failure.type is ErrorType.FILE_NOT_FOUND:
                 # Another machine may have it: the worker's own look decides.
                 reason = f"not found here: {failure.message}"
-                return CheckedPermission(AskKind.RUN, given, given, Effect.ASK, reason, tools=(tool.name,))
-            return _refused(AskKind.RUN, given, given, failure.message)
+                return CheckedPermission(PermissionKind.RUN, given, given, Effect.ASK, reason, tools=(tool.name,))
+            return _refused(PermissionKind.RUN, given, given, failure.message)
 
     def _judged(
         self,
-        kind: AskKind,
+        kind: PermissionKind,
         given: str,
         target: Target,
         scope: Scope,
@@ -232,16 +234,16 @@ class Previewer:
         return ToolContext(_NOBODY, self.run_dirs, "call_preview", "preview", 0, NO_PROGRESS)
 
 
-def _wishes(work: PlanStep) -> Iterator[tuple[AskKind, Sequence[str]]]:
-    yield from ((AskKind.WRITE, (path,)) for path in work.asks.write)
-    yield from ((AskKind.HOSTS, (host,)) for host in work.asks.hosts)
-    yield from ((AskKind.RUN, words) for words in work.asks.run)
+def _wishes(work: PlanStep) -> Iterator[tuple[PermissionKind, Sequence[str]]]:
+    yield from ((PermissionKind.WRITE, (path,)) for path in work.permissions.write)
+    yield from ((PermissionKind.HOSTS, (host,)) for host in work.permissions.hosts)
+    yield from ((PermissionKind.RUN, words) for words in work.permissions.run)
 
 
-_OFFENCES: Final[Mapping[AskKind, Callable[[Sequence[str]], PermissionProblem | None]]] = {
-    AskKind.WRITE: lambda words: write_offence(words[0]),
-    AskKind.HOSTS: lambda words: host_offence(words[0]),
-    AskKind.RUN: run_offence,
+_OFFENCES: Final[Mapping[PermissionKind, Callable[[Sequence[str]], PermissionProblem | None]]] = {
+    PermissionKind.WRITE: lambda words: write_offence(words[0]),
+    PermissionKind.HOSTS: lambda words: host_offence(words[0]),
+    PermissionKind.RUN: run_offence,
 }
 
 
@@ -273,19 +275,19 @@ def _names_of(step: PlanStep, scope: Names) -> Iterator[Names | None]:
         yield None
 
 
-def _users(kind: AskKind, tools: Sequence[ToolDefinition]) -> list[ToolDefinition]:
+def _users(kind: PermissionKind, tools: Sequence[ToolDefinition]) -> list[ToolDefinition]:
     """Return the tools whose calls name such a target, and so could be judged by its scope."""
     named = [tool for tool in tools if tool.target is not None]
     match kind:
-        case AskKind.WRITE:
+        case PermissionKind.WRITE:
             return [
                 tool
                 for tool in named
                 if tool.permission is Permission.WRITE and "filesystem" in tool.tags and "dangerous" not in tool.tags
             ]
-        case AskKind.HOSTS:
+        case PermissionKind.HOSTS:
             return [tool for tool in named if tool.reaches_out and "declarative" not in tool.tags]
-        case AskKind.RUN:
+        case PermissionKind.RUN:
             return [tool for tool in named if tool.name == COMMAND_TOOL or _is_plain_program(tool)]
 
 
@@ -332,7 +334,7 @@ def _told(verdicts: Sequence[PolicyVerdict]) -> PolicyVerdict:
     return verdicts[0]
 
 
-def _refused(kind: AskKind, given: str, shown: str, reason: str) -> CheckedPermission:
+def _refused(kind: PermissionKind, given: str, shown: str, reason: str) -> CheckedPermission:
     return CheckedPermission(kind, given, shown, Effect.DENY, reason, rule="refused", source="sandbox")
 
 

@@ -115,7 +115,7 @@ SHAPES: Final[Mapping[str, Callable[[int], str]]] = {
     "a deep schema": _deep_schema,
     "hosts": lambda size: _plan(
         [
-            {"id": f"a{n}", "instructions": "x", "asks": {"hosts": [f"h{n}x{i}.example" for i in range(100)]}}
+            {"id": f"a{n}", "instructions": "x", "permissions": {"hosts": [f"h{n}x{i}.example" for i in range(100)]}}
             for n in range(size // 2_300)
         ]
     ),

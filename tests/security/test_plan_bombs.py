@@ -170,7 +170,7 @@ def test_a_title_and_a_key_are_made_no_longer_than_they_are_kept() -> None:
         pytest.param({**CHILD, "inputs": {"a": "x${inputs.big}"}}, id="in-a-text"),
         pytest.param({**CHILD, "inputs": {"a": "${inputs.big | json}"}}, id="as-json"),
         pytest.param({"instructions": "do ${inputs.big}"}, id="instructions"),
-        pytest.param({"instructions": "x", "asks": {"write": ["/${inputs.big}"]}}, id="asks"),
+        pytest.param({"instructions": "x", "permissions": {"write": ["/${inputs.big}"]}}, id="asks"),
         pytest.param({"script": [{"finish": BIG}]}, id="a-large-script"),
     ],
 )

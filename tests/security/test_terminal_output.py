@@ -25,7 +25,7 @@ PLAN: dict[str, Any] = {
             "agent": "default_worker_agent",
             "model": "script",
             "allowed_tools": ["code.read_file"],
-            "asks": {"write": ["docs/"], "hosts": ["example.org"], "run": [["git", "status"], "pytest"]},
+            "permissions": {"write": ["docs/"], "hosts": ["example.org"], "run": [["git", "status"], "pytest"]},
             "inputs": {"name": "${inputs.name}"},
             "output": {"type": "object", "properties": {"n": {"type": "integer"}}},
             "on_failure": "keep",

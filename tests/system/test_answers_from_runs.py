@@ -67,7 +67,7 @@ title: A task of the spy's own
 steps:
   - id: write
     allowed_tools: [code.write_file]
-    asks: {write: [.]}
+    permissions: {write: [.]}
     script:
       - {call: code.write_file, with: {path: own.txt, content: x}}
       - {finish: {}}

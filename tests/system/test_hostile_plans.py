@@ -54,7 +54,7 @@ def test_what_it_says_that_it_asks_for_is_no_consent(cli: CliHarness) -> None:
     call = {"call": "code.write_file", "with": {"path": str(out / "evil.txt"), "content": "x"}}
     step = {"id": "write", "allowed_tools": ["code.write_file"], "script": [call, {"finish": "written"}]}
 
-    done = cli.json("run", plan_of(cli, {**step, "asks": {"write": [str(out)]}}), "--approvals", "deny")
+    done = cli.json("run", plan_of(cli, {**step, "permissions": {"write": [str(out)]}}), "--approvals", "deny")
 
     assert done["exit_code"] == 3
     assert [denial["step"] for denial in done["denials"]] == ["write"]

@@ -24,7 +24,7 @@ steps:
   - id: first
     title: Writes what it said
     allowed_tools: [code.write_file]
-    asks: {write: [out/], run: [[git, status]]}
+    permissions: {write: [out/], run: [[git, status]]}
     script:
       - {call: code.write_file, with: {path: out/first.md, content: x}}
       - {call: code.write_file, with: {path: other/first.md, content: x}}
@@ -32,7 +32,7 @@ steps:
   - id: second
     depends_on: [first]
     allowed_tools: [code.write_file]
-    asks: {write: [out/]}
+    permissions: {write: [out/]}
     script:
       - {call: code.write_file, with: {path: out/second.md, content: x}}
       - finish: {}
@@ -169,7 +169,7 @@ async def test_consent_outlives_its_owner_and_serves_the_children_of_its_map_alo
                 "as": "name",
                 "step": {
                     **WRITER,
-                    "asks": {"write": [f"{folder}/out/${{name}}.md"]},
+                    "permissions": {"write": [f"{folder}/out/${{name}}.md"]},
                     "inputs": {"path": f"{folder}/out/${{name}}.md"},
                 },
             },

@@ -292,8 +292,8 @@ def _child(step: Step, child: Mapping[str, Json], key: str, index: int, titles: 
     step_id, scope, budget = f"{step.step_id}[{key}]", titles.scope, titles.budget
     bound = bind(child, scope, budget)
     spec = {name: value for name, value in child.items() if name not in ("inputs", "instructions", "title")}
-    if isinstance(asks := child.get("asks"), Mapping):
-        spec["asks"] = rendered(asks, scope, budget)
+    if isinstance(asks := child.get("permissions"), Mapping):
+        spec["permissions"] = rendered(asks, scope, budget)
     budget.spend(budget.size_of(spec))  # the rest of it is stored with each child as it is written
     kind = StepKind(str(child["kind"]))
     made = NewStep(

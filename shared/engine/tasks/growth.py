@@ -13,7 +13,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan
 from soong.shared.engine.tasks.plan.fields import Fields
-from soong.shared.engine.tasks.plan.permissions import Asks
+from soong.shared.engine.tasks.plan.permissions import DeclaredPermissions
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references
@@ -107,7 +107,7 @@ def planned(step: Step) -> PlanStep:
         agent=(step.definition or DEFAULT_DEFINITION) if step.kind is StepKind.AGENT else "",
         model=step.model,
         allowed_tools=tuple(map(str, tools)) if isinstance(tools, list | tuple) else None,
-        asks=Asks.from_json(spec.get("asks")),
+        permissions=DeclaredPermissions.from_json(spec.get("permissions")),
         inputs=inputs if isinstance(inputs, Mapping) else {},
         output=output if isinstance(output, Mapping) else None,
         priority=step.priority,
@@ -244,7 +244,7 @@ def _check_attempt(
     changed = replace(
         planned(step),
         title="",
-        asks=Asks(),
+        permissions=DeclaredPermissions(),
         inputs={},
         output=None,
         script=(),

@@ -33,7 +33,7 @@ steps:
     depends_on: [review]
     instructions: Write the report from ${review.output}.
     allowed_tools: [code.read_file, code.write_file]     # asked for; policy and people still decide
-    asks: {write: [report.md]}           # what people will be asked for, to be seen before the start; also hosts, run
+    permissions: {write: [report.md]}    # what people will be asked for, to be seen before the start; also hosts, run
     # claim: pull                        # no worker begins it: runs ask for it with agent.task_claim_step
     on_failure: fail_task                # skip_dependents, fail_task, keep, retry; left out: you decide
 """

@@ -19,8 +19,8 @@ PLAN = {
     "title": "Three steps",
     "inputs": {"folder": {"type": "string", "default": "out"}},
     "steps": [
-        {"id": "first", **WRITES, "asks": {"write": ["${inputs.folder}/"], "run": [["git", "status"]]}},
-        {"id": "second", **WRITES, "asks": {"write": ["${inputs.folder}/"]}},
+        {"id": "first", **WRITES, "permissions": {"write": ["${inputs.folder}/"], "run": [["git", "status"]]}},
+        {"id": "second", **WRITES, "permissions": {"write": ["${inputs.folder}/"]}},
         {"id": "third", **WRITES},
     ],
 }

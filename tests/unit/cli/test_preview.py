@@ -7,7 +7,7 @@ import pytest
 
 from soong.orchestrator.cli import asking
 from soong.orchestrator.cli.preview import PreviewStoppedError, consented, text_of
-from soong.shared.permissions.consent import AskKind, CheckedPermission, Preview, StepGrant, StepPreview
+from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
 from soong.shared.permissions.rules import Effect
 from soong.shared.permissions.scope import Scope, ScopeKind
 
@@ -19,7 +19,9 @@ LONG = "/work/" + "deep/" * 60 + "report.md"
 def asked(path: str, effect: Effect = Effect.ASK) -> CheckedPermission:
     scope = Scope(ScopeKind.PATH, path) if effect is Effect.ASK else None
     tools = ("code.write_file",)
-    return CheckedPermission(AskKind.WRITE, path, path, effect, "it writes", tools=tools, scope=scope, grantable=tools)
+    return CheckedPermission(
+        PermissionKind.WRITE, path, path, effect, "it writes", tools=tools, scope=scope, grantable=tools
+    )
 
 
 def preview(*steps: StepPreview) -> Preview:

@@ -12,7 +12,7 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.plan.reader import parse_plan
-from soong.shared.permissions.consent import AskKind, CheckedPermission, Preview, StepGrant, StepPreview
+from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
 from soong.shared.permissions.network import NetworkMode, NetworkPolicy
 from soong.shared.permissions.policy import Mode, Policy, judge
 from soong.shared.permissions.preview import Previewer
@@ -60,7 +60,7 @@ def look(
     home: str = HOME,
 ) -> StepPreview:
     """Return the preview of one step that asks for this."""
-    text = f"title: t\ninputs: {{x: out}}\nsteps:\n- id: a\n  instructions: x\n  asks: {asks}\n"
+    text = f"title: t\ninputs: {{x: out}}\nsteps:\n- id: a\n  instructions: x\n  permissions: {asks}\n"
     return previewer(project, policy, tools, home).preview(parse_plan(text, "p"), inputs or {"x": "out"}).steps[0]
 
 
@@ -79,7 +79,7 @@ def previewer(
 
 
 def only(step: StepPreview) -> CheckedPermission:
-    (found,) = step.asks
+    (found,) = step.permissions
     return found
 
 
@@ -149,7 +149,7 @@ def test_what_a_rule_allows_runs_and_what_one_denies_is_refused_with_its_source(
 
     step = look(project, "{write: [docs/a.md, sealed/b.md, .]}", policy=Policy(rules))
 
-    allowed, denied, around = step.asks
+    allowed, denied, around = step.permissions
     assert (allowed.effect, allowed.source, allowed.scope) == (Effect.ALLOW, "--allow", None)
     assert (denied.effect, denied.source, denied.scope) == (Effect.DENY, "config.toml", None)
     assert around.effect is Effect.ASK
@@ -178,7 +178,7 @@ def test_a_host_is_compared_as_policies_do_and_asked_again_when_tainted(project:
 
     step = look(project, "{hosts: [API.example.org., evil.test]}", policy=listed)
 
-    ours, other = step.asks
+    ours, other = step.permissions
     assert (ours.shown, ours.grantable) == ("api.example.org", ("team.fetch",))
     assert "once the run has read untrusted content" in ours.reason
     assert (other.effect, other.scope) == (Effect.DENY, None)
@@ -188,7 +188,7 @@ def test_a_host_is_compared_as_policies_do_and_asked_again_when_tainted(project:
 def test_a_program_is_shown_with_its_whole_argv_and_asked_each_time(project: Path) -> None:
     step = look(project, "{run: [[env, X=1, 'a b'], [sh, -c, ls], [no-such-program-here]]}")
 
-    command, shell, missing = step.asks
+    command, shell, missing = step.permissions
     assert command.shown.startswith("/usr/bin/env X=1 'a b' in ")
     assert (command.effect, command.tools, command.scope) == (Effect.ASK, ("code.run_command",), None)
     assert "dangerous" in command.reason
@@ -227,12 +227,12 @@ steps:
     kind: map
     over: ${inputs.names}
     as: name
-    step: {instructions: x, asks: {write: ["${name}/out"]}}
+    step: {instructions: x, permissions: {write: ["${name}/out"]}}
   - id: late
     kind: map
     depends_on: [each]
     over: ${each.output}
-    step: {instructions: x, asks: {write: ["${item}/out", fixed]}}
+    step: {instructions: x, permissions: {write: ["${item}/out", fixed]}}
 """
 
 
@@ -241,8 +241,8 @@ def test_a_map_shows_what_its_known_items_ask_for_and_says_what_comes_later(proj
 
     each, late = previewer(project).preview(plan, {"names": ["left", "right", "left"]}).steps
 
-    assert [asked.shown for asked in each.asks] == [str(project / "left/out"), str(project / "right/out")]
-    unknown, fixed = late.asks
+    assert [asked.shown for asked in each.permissions] == [str(project / "left/out"), str(project / "right/out")]
+    unknown, fixed = late.permissions
     assert (unknown.shown, unknown.effect, unknown.scope) == ("", Effect.ASK, None)
     assert "only when the step starts" in unknown.reason
     assert fixed.grantable == ("code.write_file", "code.edit_file")
@@ -250,7 +250,7 @@ def test_a_map_shows_what_its_known_items_ask_for_and_says_what_comes_later(proj
 
 @pytest.mark.spec("PER-17.a")
 def test_the_union_names_each_thing_once_with_its_hardest_verdict(project: Path) -> None:
-    one = CheckedPermission(AskKind.WRITE, "a", "/p/a", Effect.ALLOW, "")
+    one = CheckedPermission(PermissionKind.WRITE, "a", "/p/a", Effect.ALLOW, "")
     preview = Preview(
         "t",
         (
@@ -259,21 +259,23 @@ def test_the_union_names_each_thing_once_with_its_hardest_verdict(project: Path)
         ),
     )
 
-    assert [(asked.shown, asked.effect) for asked in preview.union(AskKind.WRITE)] == [
+    assert [(asked.shown, asked.effect) for asked in preview.union(PermissionKind.WRITE)] == [
         ("/p/a", Effect.DENY),
         ("/p/b", Effect.ALLOW),
     ]
-    assert preview.union(AskKind.RUN) == ()
+    assert preview.union(PermissionKind.RUN) == ()
     assert preview.as_json()["v"] == 1
 
 
 def test_consent_to_a_step_that_is_not_there_or_has_nothing_to_allow_says_why(project: Path) -> None:
-    text = "title: t\nsteps: [{id: build, instructions: x, asks: {write: [.git/config]}}, {id: b, instructions: x}]"
+    text = (
+        "title: t\nsteps: [{id: build, instructions: x, permissions: {write: [.git/config]}}, {id: b, instructions: x}]"
+    )
     preview = previewer(project).preview(parse_plan(text, "p"), {})
 
     with pytest.raises(UsageError, match="no step 'biuld'; did you mean 'build'"):
         preview.grants(["biuld"])
-    with pytest.raises(UsageError, match="does not say what it asks for; write `asks:`"):
+    with pytest.raises(UsageError, match="does not say what it asks for; write `permissions:`"):
         preview.grants(["b"])
     with pytest.raises(UsageError, match=r"nothing that step 'build' asks for .*protected name"):
         preview.grants(["build"])
@@ -333,7 +335,7 @@ def test_what_is_offered_is_honoured_and_what_is_not_still_asks(rules: list[Rule
 
     consented = policy.with_rules(step.grant.rules("task_1", principal="ada", now_us=0, home=HOME))
 
-    for asked in step.asks:
+    for asked in step.permissions:
         facts = make_facts(step="task_1/a", target=make_path(asked.shown))
         before, after = judge(policy, facts).effect, judge(consented, facts).effect
         if "code.write_file" in asked.grantable:

@@ -107,7 +107,7 @@ def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNam
     _check_references(dict(step.inputs), (*path, "inputs"), names, report)
     _check_references(step.instructions, (*path, "instructions"), names, report)
     _check_references(step.title, (*path, "title"), names, report)
-    _check_references(step.asks.as_json(), (*path, "asks"), names, report)
+    _check_references(step.permissions.as_json(), (*path, "permissions"), names, report)
     if step.output is not None:
         for offence in schema_offences(step.output):
             report((*path, "output"), f"the schema {offence}", "keep to the supported keywords")
@@ -127,7 +127,7 @@ def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
     names = ("model", "allowed_tools", "script", "timeout_s")
     said = [name for name in names if getattr(step, name) not in (None, "")]
     said += ["agent"] if step.agent != DEFAULT_DEFINITION else []
-    said += ["asks"] if step.asks else []
+    said += ["permissions"] if step.permissions else []
     for name in said:
         report((*path, name), f"a step of `claim: pull` has no {name} of its own", remedy)
 

@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.plan.budget import Budget
 from soong.shared.engine.tasks.plan.template import Scope, as_text, render
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
 
-MAX_ASKS: Final = 100
+MAX_DECLARED: Final = 100
 """Of each kind. What a person cannot look through is not shown as if it could be."""
 MAX_WORDS: Final = 200
 REFERENCE: Final = "${"
@@ -26,7 +26,7 @@ PermissionProblem = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
+class DeclaredPermissions:
     """The scopes that a step names. Each of ``run`` is a program and its arguments; nothing in it is expanded."""
 
     write: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Asks:
         return {name: value for name, value in found.items() if value}
 
     @classmethod
-    def from_json(cls, value: Json) -> "Asks":
+    def from_json(cls, value: Json) -> "DeclaredPermissions":
         """Read the stored form; what is not of it is nothing."""
         if not isinstance(value, Mapping):
             return cls()
@@ -76,11 +76,11 @@ def rendered(value: JsonObject, scope: Scope, budget: Budget) -> dict[str, Json]
 
     A declaration must not keep a step from running. Raises: BudgetExceededError.
     """
-    asks = Asks.from_json(value)
-    found = Asks(
-        tuple((looked_up([text], scope, budget) or (text,))[0] for text in asks.write),
-        tuple((looked_up([text], scope, budget) or (text,))[0] for text in asks.hosts),
-        tuple(looked_up(words, scope, budget) or words for words in asks.run),
+    permissions = DeclaredPermissions.from_json(value)
+    found = DeclaredPermissions(
+        tuple((looked_up([text], scope, budget) or (text,))[0] for text in permissions.write),
+        tuple((looked_up([text], scope, budget) or (text,))[0] for text in permissions.hosts),
+        tuple(looked_up(words, scope, budget) or words for words in permissions.run),
     )
     return found.as_json()
 

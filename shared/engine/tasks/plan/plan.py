@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.paths import Path
-from soong.shared.engine.tasks.plan.permissions import Asks
+from soong.shared.engine.tasks.plan.permissions import DeclaredPermissions
 from soong.shared.engine.tasks.problems import Remedy
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
 
@@ -53,10 +53,10 @@ class PlanInput:
 class PlanStep:
     """A step as planned. Durations in seconds: this is the form that is stored and shown.
 
-    ``instructions``, ``title`` of a map's child, ``inputs`` and ``asks`` are templates
+    ``instructions``, ``title`` of a map's child, ``inputs`` and ``permissions`` are templates
     (:mod:`soong.shared.engine.tasks.plan.template`); ``script`` is not: it has templates of its own, over the step's
-    inputs (:mod:`soong.shared.agents.script`). ``allowed_tools`` None takes the definition's. ``asks`` is what the
-    step says it will ask people for. ``output`` is the schema that the result must hold to. ``over``, ``item_name``,
+    inputs (:mod:`soong.shared.agents.script`). ``allowed_tools`` None takes the definition's. ``permissions`` says
+    what the step will ask people for. ``output`` is the schema that the result must hold to. ``over``, ``item_name``,
     ``item_key``, ``step``, ``max_items`` and ``on_item_failure`` belong to a map step; ``call`` to a python step.
     ``claim``: PULL leaves an agent step to a run that asks for it, whose agent, model and tools then do it.
     A failure policy of None is the default (:class:`OnFailure`).
@@ -70,7 +70,7 @@ class PlanStep:
     agent: str = DEFAULT_DEFINITION
     model: str = ""
     allowed_tools: tuple[str, ...] | None = None
-    asks: Asks = field(default_factory=Asks)
+    permissions: DeclaredPermissions = field(default_factory=DeclaredPermissions)
     inputs: JsonObject = field(default_factory=dict)
     output: JsonObject | None = None
     priority: int = 0
@@ -167,8 +167,8 @@ def spec_of(step: PlanStep) -> dict[str, Json]:
         spec["allowed_tools"] = list(step.allowed_tools)
     if step.claim is not ClaimMode.ASSIGNED:
         spec["claim"] = step.claim.value
-    if step.asks:
-        spec["asks"] = step.asks.as_json()
+    if step.permissions:
+        spec["permissions"] = step.permissions.as_json()
     if step.step is not None:
         spec["item_name"] = step.item_name
         spec["max_items"] = step.max_items

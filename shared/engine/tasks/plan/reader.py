@@ -16,8 +16,8 @@ from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document, read_document
 from soong.shared.engine.tasks.plan.fields import Fields, kind_of
 from soong.shared.engine.tasks.plan.permissions import (
-    MAX_ASKS,
-    Asks,
+    MAX_DECLARED,
+    DeclaredPermissions,
     PermissionProblem,
     host_offence,
     run_offence,
@@ -50,7 +50,7 @@ _OTHER_KINDS: Mapping[str, str] = {
     "model": "only a step of `kind: agent` has it",
     "instructions": "only a step of `kind: agent` has it",
     "allowed_tools": "only a step of `kind: agent` has it",
-    "asks": "only a step of `kind: agent` has it",
+    "permissions": "only a step of `kind: agent` has it",
     "script": "only a step of `kind: agent` has it",
     "claim": "only a step of `kind: agent` has it",
     "call": "only a step of `kind: python` has it; set the kind, or remove it",
@@ -222,7 +222,7 @@ def _read_work(fields: Fields, common: Mapping[str, object], *, retries: int = 0
         agent=fields.text("agent", DEFAULT_DEFINITION) if is_agent else "",
         model=fields.text("model") if is_agent else "",
         allowed_tools=fields.texts("allowed_tools") if is_agent else None,
-        asks=_read_asks(fields) if is_agent else Asks(),
+        permissions=_read_permissions(fields) if is_agent else DeclaredPermissions(),
         script=read_script(fields) if is_agent else None,
         claim=fields.word("claim", ClaimMode, ClaimMode.ASSIGNED) if is_agent else ClaimMode.ASSIGNED,
         call="" if is_agent else fields.text("call", is_required=True),
@@ -235,20 +235,20 @@ def read_script(fields: Fields) -> Sequence[Json] | str | None:
     return value if isinstance(value, str) else fields.items("script")
 
 
-def _read_asks(fields: Fields) -> Asks:
+def _read_permissions(fields: Fields) -> DeclaredPermissions:
     """Read what a step says it will ask for; every scope that could be no such thing is named."""
-    value = fields.mapping("asks")
+    value = fields.mapping("permissions")
     if value is None:
-        return Asks()
-    inner = Fields(value, (*fields.path, "asks"), fields.report)
+        return DeclaredPermissions()
+    inner = Fields(value, (*fields.path, "permissions"), fields.report)
     write, hosts = inner.texts("write") or (), inner.texts("hosts") or ()
     run = [_words(item, index, inner) for index, item in enumerate(inner.items("run") or ())]
     inner.done()
-    asks = Asks(write, hosts, tuple(words for words in run if words is not None))
-    _hold_to("write", asks.write, write_offence, inner)
-    _hold_to("hosts", asks.hosts, host_offence, inner)
-    _hold_to("run", asks.run, run_offence, inner)
-    return asks
+    permissions = DeclaredPermissions(write, hosts, tuple(words for words in run if words is not None))
+    _hold_to("write", permissions.write, write_offence, inner)
+    _hold_to("hosts", permissions.hosts, host_offence, inner)
+    _hold_to("run", permissions.run, run_offence, inner)
+    return permissions
 
 
 def _words(item: Json, index: int, fields: Fields) -> tuple[str, ...] | None:
@@ -262,8 +262,8 @@ def _words(item: Json, index: int, fields: Fields) -> tuple[str, ...] | None:
 
 
 def _hold_to(name: str, items: Sequence[_T], offence: Callable[[_T], PermissionProblem | None], fields: Fields) -> None:
-    if len(items) > MAX_ASKS:
-        fields.report((*fields.path, name), f"it has {len(items)} entries", f"write at most {MAX_ASKS}")
+    if len(items) > MAX_DECLARED:
+        fields.report((*fields.path, name), f"it has {len(items)} entries", f"write at most {MAX_DECLARED}")
     for index, item in enumerate(items):
         found = offence(item)
         if found is not None:

@@ -62,7 +62,7 @@ WORK: Final[Mapping[str, JsonObject]] = {
     "needs": _list("Capabilities that its worker must announce."),
 }
 _WORDS_OF_A_PROGRAM: Final[JsonObject] = {"type": "array", "minItems": 1, "items": {"type": "string"}}
-ASKS: Final[JsonObject] = {
+PERMISSIONS: Final[JsonObject] = {
     "type": "object",
     "description": "What it will ask people for, to be seen beforehand and answered once. It grants nothing.",
     "additionalProperties": False,
@@ -88,7 +88,7 @@ AGENT: Final[Mapping[str, JsonObject]] = {
         default=ClaimMode.ASSIGNED.value,
     ),
     "script": _text("Name of the scripted agent that runs when no model is chosen.", minLength=1),
-    "asks": ASKS,
+    "permissions": PERMISSIONS,
 }
 PYTHON: Final[Mapping[str, JsonObject]] = {"call": _text("Name of a registered function.", minLength=1)}
 MAP: Final[Mapping[str, JsonObject]] = {
@@ -190,7 +190,7 @@ def _either(*kinds: tuple[str, Iterable[str], Mapping[str, JsonObject]]) -> Json
 def _published(name: str, part: JsonObject) -> Json:
     if name == "id":
         return {**part, "pattern": f"^{STEP_ID}$"}
-    if name == "asks":
+    if name == "permissions":
         return _published_asks()
     if name in ("backoff_s", "timeout_s"):
         return {key: value for key, value in part.items() if key != "minimum"} | {"exclusiveMinimum": 0}
@@ -198,10 +198,10 @@ def _published(name: str, part: JsonObject) -> Json:
 
 
 def _published_asks() -> JsonObject:
-    """Return ``asks`` with the short form of a program without arguments, which tool schemas cannot say."""
-    properties = cast("Mapping[str, JsonObject]", ASKS["properties"])
+    """Return ``permissions`` with the short form of a program without arguments, which tool schemas cannot say."""
+    properties = cast("Mapping[str, JsonObject]", PERMISSIONS["properties"])
     program: JsonObject = {"anyOf": [_WORDS_OF_A_PROGRAM, {"type": "string", "minLength": 1}]}
-    return {**ASKS, "properties": {**properties, "run": {**properties["run"], "items": program}}}
+    return {**PERMISSIONS, "properties": {**properties, "run": {**properties["run"], "items": program}}}
 
 
 def _input() -> JsonObject:

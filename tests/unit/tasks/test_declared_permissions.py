@@ -7,7 +7,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.expansion import expand_map, new_task
 from soong.shared.engine.tasks.growth import planned, read_update
 from soong.shared.engine.tasks.plan.budget import Budget
-from soong.shared.engine.tasks.plan.permissions import MAX_ASKS, Asks, rendered
+from soong.shared.engine.tasks.plan.permissions import MAX_DECLARED, DeclaredPermissions, rendered
 from soong.shared.engine.tasks.plan.plan import PlanNames, spec_of
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.status import StepStatus
@@ -23,7 +23,7 @@ inputs: {folder: docs}
 steps:
   - id: a
     instructions: Write.
-    asks:
+    permissions:
       write: ["${inputs.folder}/", out.md]
       hosts: [api.example.org]
       run: [[git, status], pytest]
@@ -31,7 +31,7 @@ steps:
 
 
 def offences(asks: str) -> list[str]:
-    text = f"title: t\nsteps:\n- id: a\n  instructions: x\n  asks: {asks}\n"
+    text = f"title: t\nsteps:\n- id: a\n  instructions: x\n  permissions: {asks}\n"
     with pytest.raises(InvalidPlanError) as caught:
         parse_plan(text, "p.yaml")
     return [f"{one.place}: {one.problem}; {one.remedy}" for one in caught.value.offences]
@@ -40,28 +40,30 @@ def offences(asks: str) -> list[str]:
 def test_asks_are_read_stored_and_read_back() -> None:
     step = parse_plan(PLAN, "p.yaml").steps[0]
 
-    assert step.asks == Asks(("${inputs.folder}/", "out.md"), ("api.example.org",), (("git", "status"), ("pytest",)))
-    assert Asks.from_json(spec_of(step)["asks"]) == step.asks
+    assert step.permissions == DeclaredPermissions(
+        ("${inputs.folder}/", "out.md"), ("api.example.org",), (("git", "status"), ("pytest",))
+    )
+    assert DeclaredPermissions.from_json(spec_of(step)["permissions"]) == step.permissions
     assert "asks" not in spec_of(parse_plan("title: t\nsteps: [{id: a, instructions: x}]", "p").steps[0])
 
 
 @pytest.mark.parametrize(
     ("asks", "message"),
     [
-        ("{wrte: [x]}", "p.yaml:5 steps[0].asks.wrte: unknown field 'wrte'; did you mean 'write'?"),
-        ("{write: x}", "p.yaml:5 steps[0].asks.write: 'x' cannot be used; write a list of texts"),
-        ("{write: [/]}", "steps[0].asks.write[0]: '/' is the entire file system"),
-        ("{write: ['~/x']}", "steps[0].asks.write[0]: '~/x' begins with `~`, which no tool expands"),
-        ("{write: ['src/*.py']}", "steps[0].asks.write[0]: 'src/*.py' is a pattern; name the folder, or each file"),
-        ("{hosts: ['*']}", "steps[0].asks.hosts[0]: '*' is a pattern; name each host"),
-        ("{hosts: ['https://api.example.org/v1']}", "steps[0].asks.hosts[0]: 'https://api.example.org/v1' is a URL"),
+        ("{wrte: [x]}", "p.yaml:5 steps[0].permissions.wrte: unknown field 'wrte'; did you mean 'write'?"),
+        ("{write: x}", "p.yaml:5 steps[0].permissions.write: 'x' cannot be used; write a list of texts"),
+        ("{write: [/]}", "steps[0].permissions.write[0]: '/' is the entire file system"),
+        ("{write: ['~/x']}", "steps[0].permissions.write[0]: '~/x' begins with `~`, which no tool expands"),
+        ("{write: ['src/*.py']}", "steps[0].permissions.write[0]: 'src/*.py' is a pattern; name the folder, or each file"),
+        ("{hosts: ['*']}", "steps[0].permissions.hosts[0]: '*' is a pattern; name each host"),
+        ("{hosts: ['https://api.example.org/v1']}", "steps[0].permissions.hosts[0]: 'https://api.example.org/v1' is a URL"),
         ("{hosts: ['https://api.example.org/v1']}", "write api.example.org"),
-        ("{hosts: ['a b']}", "steps[0].asks.hosts[0]: 'a b' is not a host name; write a host such as"),
+        ("{hosts: ['a b']}", "steps[0].permissions.hosts[0]: 'a b' is not a host name; write a host such as"),
         ("{run: [git status]}", "'git status' is a command line; write its words one by one: [git, status]"),
-        ("{run: [[]]}", "steps[0].asks.run[0]: it names no program; write the program first"),
-        ("{run: [{git: 1}]}", "steps[0].asks.run[0]: a mapping is not a command; write a list of texts"),
-        ("{run: [[git, 1]]}", "steps[0].asks.run[0]: a list is not a command; write a list of texts"),
-        ("{write: ['${nowhere.x}']}", "steps[0].asks.write[0]: the reference '${nowhere.x}': 'nowhere' is not known"),
+        ("{run: [[]]}", "steps[0].permissions.run[0]: it names no program; write the program first"),
+        ("{run: [{git: 1}]}", "steps[0].permissions.run[0]: a mapping is not a command; write a list of texts"),
+        ("{run: [[git, 1]]}", "steps[0].permissions.run[0]: a list is not a command; write a list of texts"),
+        ("{write: ['${nowhere.x}']}", "steps[0].permissions.write[0]: the reference '${nowhere.x}': 'nowhere' is not known"),
     ],
 )
 def test_every_offence_is_named_with_its_place_and_what_to_write(asks: str, message: str) -> None:
@@ -69,21 +71,21 @@ def test_every_offence_is_named_with_its_place_and_what_to_write(asks: str, mess
 
 
 def test_more_than_a_person_looks_through_is_refused() -> None:
-    many = ", ".join(f"f{number}" for number in range(MAX_ASKS + 1))
+    many = ", ".join(f"f{number}" for number in range(MAX_DECLARED + 1))
 
-    assert f"it has {MAX_ASKS + 1} entries" in offences(f"{{write: [{many}]}}")[0]
+    assert f"it has {MAX_DECLARED + 1} entries" in offences(f"{{write: [{many}]}}")[0]
 
 
 @pytest.mark.parametrize("kind", ["python", "map"])
 def test_only_what_runs_an_agent_asks(kind: str) -> None:
-    text = f"title: t\nsteps:\n- {{id: a, kind: {kind}, asks: {{write: [x]}}}}\n"
+    text = f"title: t\nsteps:\n- {{id: a, kind: {kind}, permissions: {{write: [x]}}}}\n"
 
     with pytest.raises(InvalidPlanError, match="'asks' does not belong here; only a step of `kind: agent` has it"):
         parse_plan(text, "p.yaml")
 
 
 def test_a_maps_child_names_its_item_and_what_is_not_known_stays_as_written() -> None:
-    wish = Asks(("${pkg}/out", "${late.output}"), run=(("make", "${pkg}"),)).as_json()
+    wish = DeclaredPermissions(("${pkg}/out", "${late.output}"), run=(("make", "${pkg}"),)).as_json()
 
     assert rendered(wish, {"pkg": "left"}, Budget("the test")) == {
         "write": ["left/out", "${late.output}"],
@@ -101,14 +103,14 @@ steps:
     depends_on: [find]
     over: ${find.output}
     as: pkg
-    step: {instructions: Write., script: [], asks: {write: ["${pkg}/out"]}}
+    step: {instructions: Write., script: [], permissions: {write: ["${pkg}/out"]}}
 """
     made = new_task(parse_plan(text, "p"), {}, SESSION, surface_of=lambda _step: {}, default_model="script", now_us=0)
     done = {"find": StepResult("find", StepStatus.COMPLETED, ["left", "right"])}
 
     children = expand_map(row_of(made.steps[1]), task_of(made), done, made.root_run.identity)
 
-    assert [child.spec["asks"] for child in children] == [{"write": ["left/out"]}, {"write": ["right/out"]}]
+    assert [child.spec["permissions"] for child in children] == [{"write": ["left/out"]}, {"write": ["right/out"]}]
 
 
 def test_a_task_grows_by_steps_that_say_what_they_will_ask_for() -> None:
@@ -121,15 +123,17 @@ def test_a_task_grows_by_steps_that_say_what_they_will_ask_for() -> None:
         now_us=0,
     )
     row = row_of(made.steps[0])
-    document: JsonObject = {"add_steps": [{"id": "b", "instructions": "x", "asks": {"write": ["${inputs.folder}/b"]}}]}
+    document: JsonObject = {
+        "add_steps": [{"id": "b", "instructions": "x", "permissions": {"write": ["${inputs.folder}/b"]}}]
+    }
 
     update = read_update(document, task_of(made), [row], PlanNames())
 
-    assert update.steps[0].asks == Asks(write=("${inputs.folder}/b",))
-    assert planned(row).asks == parse_plan(PLAN, "p.yaml").steps[0].asks
-    with pytest.raises(InvalidPlanError, match=r"update add_steps\[0\].asks.hosts\[0\]"):
+    assert update.steps[0].permissions == DeclaredPermissions(write=("${inputs.folder}/b",))
+    assert planned(row).permissions == parse_plan(PLAN, "p.yaml").steps[0].permissions
+    with pytest.raises(InvalidPlanError, match=r"update add_steps\[0\].permissions.hosts\[0\]"):
         read_update(
-            {"add_steps": [{"id": "b", "instructions": "x", "asks": {"hosts": ["*"]}}]},
+            {"add_steps": [{"id": "b", "instructions": "x", "permissions": {"hosts": ["*"]}}]},
             task_of(made),
             [row],
             PlanNames(),

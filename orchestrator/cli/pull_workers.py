@@ -1,4 +1,4 @@
-"""What pullers play on the model ``script``, read from a file."""
+"""What pull workers play on the model ``script``, read from a file."""
 
 from collections.abc import Sequence
 from pathlib import Path

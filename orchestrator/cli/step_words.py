@@ -4,7 +4,7 @@ import time
 
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.program import program
-from soong.shared.engine.tasks.pull_workers import waiting_for_a_puller
+from soong.shared.engine.tasks.pull_workers import waiting_for_a_pull_worker
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 
@@ -29,11 +29,11 @@ WAITS_FOR_CONSENT = "waits for consent, without a slot"
 
 def pull_text(view: TaskSnapshot) -> str:
     """Say what to do about steps that nobody is there to pull; empty when there are none."""
-    number = 0 if view.task.status.is_terminal else waiting_for_a_puller(view.steps)
+    number = 0 if view.task.status.is_terminal else waiting_for_a_pull_worker(view.steps)
     if not number:
         return ""
     steps = "1 step waits" if number == 1 else f"{number} steps wait"
-    return f"{steps} for a puller: {program()} tasks dispatch {view.task.id}"
+    return f"{steps} for a pull worker: {program()} tasks add-workers {view.task.id}"
 
 
 def seconds_of(step: Step) -> float | None:

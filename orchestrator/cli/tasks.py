@@ -123,13 +123,13 @@ def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
     asyncio.run(_asked(task, lambda tasks, found: tasks.pause(found, reason=reason), "is paused"))
 
 
-@app.command()
-def dispatch(
+@app.command("add-workers")
+def add_workers(
     task: str = _TASK,
     *,
-    count: int = typer.Option(1, "--count", min=1, help="How many pullers; each takes a worker's slot."),
+    count: int = typer.Option(1, "--count", min=1, help="How many pull workers; each takes a worker's slot."),
     max_steps: int = typer.Option(0, "--max-steps", min=0, help="Most steps that each takes; 0: as many as there are."),
-    agent: str = typer.Option("", "--agent", help="Agent definition of the pullers."),
+    agent: str = typer.Option("", "--agent", help="Agent definition of the pull workers."),
     model: str = typer.Option("", "--model", help="Their model, as provider:name; else the service's."),
     instructions: str = typer.Option("", "--instructions", help="Their instructions in addition to how to pull."),
     tools: list[str] = typer.Option(
@@ -140,7 +140,7 @@ def dispatch(
     ),
     pool: str = typer.Option("", "--pool", help="Queue that they wait in."),
 ) -> None:
-    """Dispatch pullers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for."""
+    """Dispatch pull workers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for."""
     from soong.orchestrator.cli.pull_workers import read_script
 
     played = None if script is None else read_script(script)
@@ -158,7 +158,7 @@ def dispatch(
             pool=pool,
         )
 
-    asyncio.run(_asked(task, ask, f"has {count} more puller{'s' if count > 1 else ''}"))
+    asyncio.run(_asked(task, ask, f"has {count} more pull worker{'s' if count > 1 else ''}"))
 
 
 @app.command()

@@ -127,7 +127,7 @@ class TaskOutcome:
     def last_steps(self) -> Sequence[Step]:
         """The steps that nothing waits for: what the task was for."""
         waited_for = {key for step in self.view.steps for key in step.depends_on}
-        own = [step for step in self.view.steps if not (step.map_key or step.is_puller)]
+        own = [step for step in self.view.steps if not (step.map_key or step.is_pull_worker)]
         return [step for step in own if step.key not in waited_for]
 
     @property
@@ -139,7 +139,7 @@ class TaskOutcome:
                 return ExitCode.INTERRUPTED
             case TaskStatus.COMPLETED:
                 # A failure that its plan tolerates (`keep`) is still a step that failed.
-                if any(step.status is StepStatus.FAILED and not step.is_puller for step in self.view.steps):
+                if any(step.status is StepStatus.FAILED and not step.is_pull_worker for step in self.view.steps):
                     return ExitCode.FAILED
                 return ExitCode.DENIED if self.denials else ExitCode.COMPLETED
 
@@ -219,7 +219,7 @@ def step_json(step: Step) -> dict[str, Json]:
         "depends_on": [key.partition("/")[2] for key in step.depends_on],
         "map": step.map_key.partition("/")[2],
         "claim": str(step.claim_mode),
-        "is_puller": step.is_puller,
+        "is_pull_worker": step.is_pull_worker,
         "held_by": step.holder_run_id,
         "started": None if step.started_us is None else rfc3339(step.started_us),
         "ended": None if step.ended_us is None else rfc3339(step.ended_us),

@@ -43,7 +43,7 @@ from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.tasks.growth import planned_task
 from soong.shared.engine.tasks.plan.graph import mermaid
 from soong.shared.engine.tasks.plan.picture import svg
-from soong.shared.engine.tasks.pull_workers import MAX_PULLERS, SAYS_WHAT_TO_DO
+from soong.shared.engine.tasks.pull_workers import MAX_PULL_WORKERS, SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.access.token import Right
@@ -72,7 +72,7 @@ class DispatchAsked(Body):
 
     holds_plan: ClassVar[bool] = True
 
-    count: int = Field(default=1, ge=1, le=MAX_PULLERS, description="How many; each takes a worker's slot.")
+    count: int = Field(default=1, ge=1, le=MAX_PULL_WORKERS, description="How many; each takes a worker's slot.")
     max_steps: int | None = Field(default=None, ge=1, description="Most steps that each takes; null: all there are.")
     agent: str = Field(default="", max_length=200, description="Their agent definition.")
     model: str = Field(default="", max_length=200, description="As provider:name; else the service's.")
@@ -85,7 +85,7 @@ class DispatchAsked(Body):
 
     @property
     def says_what_to_do(self) -> bool:
-        """Whether its author, and not the plan, says what the pullers do and with what."""
+        """Whether its author, and not the plan, says what the pull workers do and with what."""
         return any(getattr(self, name) not in ("", None) for name in SAYS_WHAT_TO_DO)
 
 
@@ -257,7 +257,7 @@ async def retry_task(
 
 @router.post("/v1/tasks/{task_id}/dispatch", response_model=TaskSchema)
 async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchAsked, caller: Caller = RUNNER) -> Response:
-    """Dispatch pullers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for.
+    """Dispatch pull workers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for.
 
     An agent, tools, a script or instructions of their own need the right `approve` and one's own session: whatever the
     session allows, it would allow them. What others dispatch is asked about, call by call.

@@ -116,16 +116,16 @@ class Commands:
         await self._wake(workers)
 
     async def _dispatch(self, ownership: Ownership, command: Command, now_us: int) -> None:
-        """Insert the pullers that are asked for; they are claimed as every other step is."""
+        """Insert the pull workers that are asked for; they are claimed as every other step is."""
         task = await self.tasks.task(command.subject)
         session = await self.sessions.session(task.session_id)
         steps = await self.tasks.steps(task.id)
         if SAYS_WHAT_TO_DO & command.detail.keys():
-            _check_side(command, session, "gives pullers tools, instructions, a script or an agent")
+            _check_side(command, session, "gives pull workers tools, instructions, a script or an agent")
         dispatch = read_dispatch(command.detail, task, self.planner.known)
         root = (await self.runs.run(task.root_run_id)).identity
         origin = command.origin_in(session)
-        change = self.planner.pullers(dispatch, task, steps, root, project=_project(session), origin=origin)
+        change = self.planner.pull_workers(dispatch, task, steps, root, project=_project(session), origin=origin)
         await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
 
     async def _end(

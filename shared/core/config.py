@@ -101,10 +101,10 @@ class CommandsConfig(_Section):
 class NetworkConfig(_Section):
     """``[network]``: what calls that reach a host may do (PER-09)."""
 
-    mode: Literal["ask", "confirm", "list", "off"] = Field(
+    mode: Literal["ask", "always_ask", "allowlist", "off"] = Field(
         default="ask",
-        description="`ask` asks, and a grant holds for its host; `confirm` asks each time, whatever was granted; "
-        "`list` refuses every host that is not listed; `off` refuses all.",
+        description="`ask` asks, and a grant holds for its host; `always_ask` asks each time, whatever was granted; "
+        "`allowlist` refuses every host that is not listed; `off` refuses all.",
     )
     hosts: tuple[Text, ...] = Field(
         default=(), strict=False, description="The list: host names; `*.example.org` means below. They still ask."

@@ -91,7 +91,7 @@ class Settings(BaseSettings):
         default=(), description="Capabilities a worker announces, comma separated."
     )
     projects: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(), description="Marked project folders that a worker has (`soong project`), comma separated."
+        default=(), description="Marked project folders that a worker has (`soong projects mark`), comma separated."
     )
     functions: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Modules imported by workers that register step functions."

@@ -113,11 +113,11 @@ def _rule(rule: RuleConfig, place: str, source: str, home: str) -> Rule:
 
 def _network(network: NetworkConfig, source: str) -> NetworkPolicy:
     mode = NetworkMode(network.mode)
-    if network.hosts and mode is not NetworkMode.LIST:
+    if network.hosts and mode is not NetworkMode.ALLOWLIST:
         raise InvalidConfigError(
-            f"{CONFIG_FILE}: network.hosts is only read in mode list, not {mode}; write mode = 'list'"
+            f"{CONFIG_FILE}: network.hosts is only read in mode allowlist, not {mode}; write mode = 'allowlist'"
         )
-    if network.allowed and mode in {NetworkMode.OFF, NetworkMode.CONFIRM}:
+    if network.allowed and mode in {NetworkMode.OFF, NetworkMode.ALWAYS_ASK}:
         raise InvalidConfigError(
             f"{CONFIG_FILE}: network.allowed says hosts that are not asked for, and mode {mode} allows none; "
             "take one of them away"

@@ -104,7 +104,7 @@ class EffectivePolicy:
         network = self.policy.network
         if network.mode is NetworkMode.OFF:
             yield Line(Effect.DENY, "whatever reaches the network", network.source)
-        if network.mode is NetworkMode.LIST:
+        if network.mode is NetworkMode.ALLOWLIST:
             listed = ", ".join(dict.fromkeys((*network.hosts, *network.allowed))) or "no host at all"
             yield Line(Effect.DENY, f"a host that is not listed; listed: {listed}", network.source)
         if not self.policy.is_dangerous_enabled:

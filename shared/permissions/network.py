@@ -16,13 +16,13 @@ from soong.shared.sandbox.hosts import is_host_within
 
 
 class NetworkMode(StrEnum):
-    """ASK: as any other call that asks. CONFIRM: each time, whatever was granted. LIST: listed hosts ask, no others
-    are reached. OFF: none is. Ordered as written, from the loosest to the tightest.
+    """ASK: as any other call that asks. ALWAYS_ASK: each time, whatever was granted. ALLOWLIST: listed hosts ask, no
+    others are reached. OFF: none is. Ordered as written, from the loosest to the tightest.
     """
 
     ASK = "ask"
-    CONFIRM = "confirm"
-    LIST = "list"
+    ALWAYS_ASK = "always_ask"
+    ALLOWLIST = "allowlist"
     OFF = "off"
 
 
@@ -31,7 +31,7 @@ _MODES = tuple(NetworkMode)
 
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
-    """Hosts and what is done about them. ``hosts`` are listed (mode LIST), ``allowed`` are listed and not asked for.
+    """Hosts and what is done about them. ``hosts`` are listed (ALLOWLIST), ``allowed`` are listed and not asked for.
 
     A host is a name, or ``*.`` and the domain that it lies below. ``is_each_time`` takes the use from session grants
     and from ``allowed``; mode CONFIRM means it, and it is kept apart because a worker may add it to a list.
@@ -45,7 +45,7 @@ class NetworkPolicy:
 
     @property
     def asks_each_time(self) -> bool:
-        return self.is_each_time or self.mode is NetworkMode.CONFIRM
+        return self.is_each_time or self.mode is NetworkMode.ALWAYS_ASK
 
     def refusal(self, facts: CallFacts) -> str:
         """Return why these facts are refused, or nothing."""
@@ -54,7 +54,7 @@ class NetworkPolicy:
             return ""
         if self.mode is NetworkMode.OFF:
             return f"the network is switched off by {self.source}"
-        if self.mode is not NetworkMode.LIST:
+        if self.mode is not NetworkMode.ALLOWLIST:
             return ""
         if host:
             return "" if self.lists(host) else f"{host!r} is not on the list of hosts of {self.source}"
@@ -77,7 +77,7 @@ class NetworkPolicy:
         """Return the policy under which a call has to pass both. What the other allows unasked counts for nothing."""
         is_each_time = self.asks_each_time or other.asks_each_time
         tighter = max(self.mode, other.mode, key=_MODES.index)
-        if tighter is not NetworkMode.LIST:
+        if tighter is not NetworkMode.ALLOWLIST:
             source = self.source if self.mode is tighter else other.source
             return NetworkPolicy(tighter, self.hosts, self.allowed, is_each_time, source)
         if self.mode is not other.mode:

@@ -22,9 +22,9 @@ def pulled(step_id: str, **overrides: Any) -> NewStep:
     return work(step_id, claim_mode=ClaimMode.PULL, **overrides)
 
 
-def puller(step_id: str = "puller", *, spec: JsonObject | None = None, **overrides: Any) -> NewStep:
+def pull_worker(step_id: str = "pull-worker", *, spec: JsonObject | None = None, **overrides: Any) -> NewStep:
     """Return the step of a run that takes others."""
-    return work(step_id, is_puller=True, spec={"v": 1, "id": step_id, **(spec or {})}, **overrides)
+    return work(step_id, is_pull_worker=True, spec={"v": 1, "id": step_id, **(spec or {})}, **overrides)
 
 
 async def further(

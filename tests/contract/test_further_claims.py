@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, FailurePolicy, Interrupt
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.pulling import further, pulled, puller, refused, taken, work
+from tests.contract.pulling import further, pull_worker, pulled, refused, taken, work
 from tests.contract.scene import ContractHarness, cancelled, completed, failed, held, outdated
 from tests.model.builders import make_map, make_request, make_step
 
@@ -192,7 +192,7 @@ async def test_a_step_that_waits_is_not_ready_and_one_that_ended_is_over(scene: 
 
 async def test_only_agents_work_is_given(scene: ContractHarness) -> None:
     own = await scene.start(
-        work("own", priority=1), make_step("function"), make_map("map", depends_on=["own"]), puller("other")
+        work("own", priority=1), make_step("function"), make_map("map", depends_on=["own"]), pull_worker("other")
     )
 
     for step_id in ("function", "map", "other"):
@@ -314,8 +314,8 @@ async def test_a_further_claim_is_its_sessions_turn(scene: ContractHarness) -> N
     assert turn.identity.session_id == other.session_id
 
 
-async def test_a_puller_takes_no_more_than_its_limit(scene: ContractHarness) -> None:
-    own = await scene.start(puller(spec={"max_steps": 2}), *(pulled(f"p{number}") for number in range(3)))
+async def test_a_pull_worker_takes_no_more_than_its_limit(scene: ContractHarness) -> None:
+    own = await scene.start(pull_worker(spec={"max_steps": 2}), *(pulled(f"p{number}") for number in range(3)))
     for number in range(2):
         await scene.complete(await taken(scene, own, f"p{number}"))
 
@@ -323,7 +323,7 @@ async def test_a_puller_takes_no_more_than_its_limit(scene: ContractHarness) -> 
 
 
 async def test_what_was_given_back_does_not_count_to_the_limit(scene: ContractHarness) -> None:
-    own = await scene.start(puller(spec={"max_steps": 1}), pulled("p0"), pulled("p1"))
+    own = await scene.start(pull_worker(spec={"max_steps": 1}), pulled("p0"), pulled("p1"))
     await scene.release(await taken(scene, own, "p0"))
 
     assert isinstance(await further(scene, own, "p1"), Claim)
@@ -345,7 +345,7 @@ async def test_a_run_that_lost_its_own_lease_gets_nothing_and_leaves_no_trace(sc
 
 
 async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: ContractHarness) -> None:
-    own = await scene.start(puller(), pulled("more"))
+    own = await scene.start(pull_worker(), pulled("more"))
     first = await taken(scene, own, "more")
 
     await scene.expire()
@@ -362,7 +362,7 @@ async def test_the_worker_that_dies_loses_both_and_neither_for_good(scene: Contr
 
 async def test_a_step_that_its_holders_died_of_is_poisoned(scene: ContractHarness) -> None:
     for _ in range(3):
-        await scene.task(puller(), pulled("more"))
+        await scene.task(pull_worker(), pulled("more"))
     task_id = (await scene.store.tasks.list_tasks())[-1].id
     for _ in range(3):
         own = next(claim for claim in await scene.claim() if claim.identity.task_id == task_id)

@@ -12,7 +12,7 @@ from soong.shared.engine.tasks.status import TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import Claim, ClaimMode, FailurePolicy
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
-from tests.contract.pulling import further, pulled, puller, taken, work
+from tests.contract.pulling import further, pull_worker, pulled, taken, work
 from tests.contract.scene import ContractHarness, cancelled, completed, failed, step_ids
 from tests.model.builders import make_more
 
@@ -43,15 +43,15 @@ async def test_steps_that_are_pulled_do_not_shrink_a_workers_share(scene: Contra
     assert len(claims) == 2
 
 
-async def test_a_puller_is_claimed_like_any_run_and_a_step_of_both_modes_is_given_to_it(scene: ContractHarness) -> None:
-    own = await scene.start(puller(priority=1), pulled("p"), work("a"))
+async def test_a_pull_worker_is_claimed_like_any_run_and_is_given_a_step_of_both_modes(scene: ContractHarness) -> None:
+    own = await scene.start(pull_worker(priority=1), pulled("p"), work("a"))
 
     first = await taken(scene, own, "p")
     await scene.complete(first)
     second = await taken(scene, own, "a")
 
-    assert (await scene.store.tasks.step(own.step_key)).is_puller
-    assert step_ids([own, first, second]) == ["puller", "p", "a"]
+    assert (await scene.store.tasks.step(own.step_key)).is_pull_worker
+    assert step_ids([own, first, second]) == ["pull-worker", "p", "a"]
 
 
 async def test_a_pulled_step_that_is_unlocked_waits_for_who_asks(scene: ContractHarness) -> None:
@@ -62,10 +62,12 @@ async def test_a_pulled_step_that_is_unlocked_waits_for_who_asks(scene: Contract
 
 
 @pytest.mark.spec("CARD-2")
-async def test_pullers_on_several_workers_do_each_step_once(scene: ContractHarness, open_another: OpenStore) -> None:
+async def test_pull_workers_on_several_workers_do_each_step_once(
+    scene: ContractHarness, open_another: OpenStore
+) -> None:
     total = 24
     task_id = await scene.task(
-        *(puller(f"puller{number}", priority=1) for number in range(6)),
+        *(pull_worker(f"pull worker{number}", priority=1) for number in range(6)),
         *(pulled(f"p{number}") for number in range(total)),
     )
     workers = [await scene.another_worker() for _ in range(3)]
@@ -88,9 +90,9 @@ async def test_pullers_on_several_workers_do_each_step_once(scene: ContractHarne
                 assert not advance.stale
                 done[claim.step_key] += 1
 
-    pullers = [(await scene.claim(2, worker=worker), worker) for worker in workers]
+    pull_workers = [(await scene.claim(2, worker=worker), worker) for worker in workers]
     await asyncio.gather(
-        *(pull(own, worker, stores[index]) for index, (claims, worker) in enumerate(pullers) for own in claims)
+        *(pull(own, worker, stores[index]) for index, (claims, worker) in enumerate(pull_workers) for own in claims)
     )
 
     assert len(done) == total
@@ -99,10 +101,10 @@ async def test_pullers_on_several_workers_do_each_step_once(scene: ContractHarne
     assert counts.get("completed") == total  # type: ignore[call-overload]  # a status is its word
 
 
-# -- pullers and the end of their task
+# -- pull workers and the end of their task
 @pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
-async def test_a_task_ends_by_its_own_steps_and_not_before_its_pullers(scene: ContractHarness, end: str) -> None:
-    own = await scene.start(puller(priority=1, on_failure=FailurePolicy.KEEP), work("a"))
+async def test_a_task_ends_by_its_own_steps_and_not_before_its_pull_workers(scene: ContractHarness, end: str) -> None:
+    own = await scene.start(pull_worker(priority=1, on_failure=FailurePolicy.KEEP), work("a"))
     task_id = own.identity.task_id
     await scene.complete(await scene.claim_one())
     assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is None
@@ -114,8 +116,8 @@ async def test_a_task_ends_by_its_own_steps_and_not_before_its_pullers(scene: Co
     assert await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us) is TaskStatus.COMPLETED
 
 
-async def test_a_step_that_failed_under_a_puller_fails_its_task_and_is_named_alone(scene: ContractHarness) -> None:
-    own = await scene.start(puller(on_failure=FailurePolicy.KEEP), pulled("p"))
+async def test_a_step_that_failed_under_a_pull_worker_fails_its_task_and_is_named_alone(scene: ContractHarness) -> None:
+    own = await scene.start(pull_worker(on_failure=FailurePolicy.KEEP), pulled("p"))
     task_id = own.identity.task_id
     await scene.advance([failed(await taken(scene, own, "p")), failed(own)])
     for left in await scene.store.tasks.failures(scene.own):
@@ -125,26 +127,26 @@ async def test_a_step_that_failed_under_a_puller_fails_its_task_and_is_named_alo
     assert (await scene.store.tasks.task(task_id)).reason == "p"
 
 
-async def test_a_task_is_not_completed_by_its_planner_while_a_puller_goes_on(scene: ContractHarness) -> None:
-    own = await scene.start(puller())
+async def test_a_task_is_not_completed_by_its_planner_while_a_pull_worker_goes_on(scene: ContractHarness) -> None:
+    own = await scene.start(pull_worker())
 
-    with pytest.raises(ConflictError, match="puller"):
+    with pytest.raises(ConflictError, match="pull-worker"):
         await scene.store.tasks.end_task(
             scene.own, own.identity.task_id, TaskEvent.COMPLETE, reason="", now_us=scene.now_us
         )
 
 
-async def test_pullers_are_added_once_by_one_command(scene: ContractHarness) -> None:
+async def test_pull_workers_are_added_once_by_one_command(scene: ContractHarness) -> None:
     task_id = await scene.task(pulled("p"))
     task = await scene.store.tasks.task(task_id)
     root = (await scene.store.runs.run(task.root_run_id)).identity
-    change = TaskChange(steps=make_more(task, root, puller("puller-1")))
+    change = TaskChange(steps=make_more(task, root, pull_worker("pull-worker-1")))
     command_id = await scene.command(task_id, CommandKind.DISPATCH)
 
     await scene.store.tasks.update_task(scene.own, task_id, change, now_us=scene.now_us, command_id=command_id)
 
     assert await scene.store.sessions.take_commands(scene.own) == []
-    with pytest.raises(ConflictError, match="puller-1"):
+    with pytest.raises(ConflictError, match="pull-worker-1"):
         await scene.store.tasks.update_task(scene.own, task_id, change, now_us=scene.now_us)
     own = await scene.claim_one()
-    assert (await scene.store.tasks.step(own.step_key)).is_puller
+    assert (await scene.store.tasks.step(own.step_key)).is_pull_worker

@@ -170,7 +170,7 @@ async def test_a_host_that_the_operator_wrote_out_holds_for_a_tainted_run_too(op
 
 @pytest.mark.spec("PER-09.c", "PER-19")
 async def test_a_host_off_the_list_is_network_denied_and_nobody_is_asked(open_bench: OpenBench) -> None:
-    listed = NetworkPolicy(NetworkMode.LIST, ("example.org",), source="config.toml")
+    listed = NetworkPolicy(NetworkMode.ALLOWLIST, ("example.org",), source="config.toml")
     callback = Callback()
     async with open_bench(callback, policy=Policy(network=listed)) as bench:
         ((claim, worker),) = await bench.claim(1)

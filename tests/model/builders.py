@@ -129,7 +129,7 @@ def make_step(
     max_attempts: int = 1,
     on_failure: FailurePolicy = FailurePolicy.SKIP_DEPENDENTS,
     claim_mode: ClaimMode = ClaimMode.ASSIGNED,
-    is_puller: bool = False,
+    is_pull_worker: bool = False,
 ) -> NewStep:
     """Return a step of no task; ``depends_on`` are step ids."""
     return NewStep(
@@ -149,7 +149,7 @@ def make_step(
         max_attempts=max_attempts,
         on_failure=on_failure,
         claim_mode=claim_mode,
-        is_puller=is_puller,
+        is_pull_worker=is_pull_worker,
     )
 
 

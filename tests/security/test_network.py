@@ -134,7 +134,7 @@ async def test_a_redirect_away_from_the_permitted_host_is_refused_at_the_hop(loc
 async def test_a_redirect_is_followed_to_the_same_host_and_to_one_that_the_policy_allows() -> None:
     async with serving() as server:
         server.answers |= {"/": "/second", "/second": f"http://cdn.example.org:{server.port}/third"}
-        policy = Policy(network=NetworkPolicy(NetworkMode.LIST, ("api.example.org",), ("cdn.example.org",)))
+        policy = Policy(network=NetworkPolicy(NetworkMode.ALLOWLIST, ("api.example.org",), ("cdn.example.org",)))
 
         text = await fetch(
             f"http://api.example.org:{server.port}/",
@@ -282,8 +282,8 @@ DENIED = Rule(Effect.DENY, "*", scope=Scope(ScopeKind.HOST, "cdn.example.org"))
         (Policy((ALLOWED,)), False, True),
         (Policy((BELOW,)), False, True),
         (Policy((ALLOWED, DENIED)), False, False),
-        (Policy((ALLOWED,), network=NetworkPolicy(NetworkMode.LIST, ("api.example.org",))), False, False),
-        (Policy((ALLOWED,), network=NetworkPolicy(NetworkMode.CONFIRM)), False, False),
+        (Policy((ALLOWED,), network=NetworkPolicy(NetworkMode.ALLOWLIST, ("api.example.org",))), False, False),
+        (Policy((ALLOWED,), network=NetworkPolicy(NetworkMode.ALWAYS_ASK)), False, False),
         (Policy((ALLOWED,)), True, True),
         (Policy((BELOW,)), True, False),
     ],
@@ -308,7 +308,7 @@ def test_a_hop_is_judged_as_a_call_for_its_host_would_be(policy: Policy, is_tain
 )
 def test_near_addresses_need_a_host_that_is_written_out(named: str, address: str, is_reached: bool) -> None:
     host = address if named == address else "intra.example.org"
-    policy = Policy(network=NetworkPolicy(NetworkMode.LIST, (named,)))
+    policy = Policy(network=NetworkPolicy(NetworkMode.ALLOWLIST, (named,)))
     check: Callable[[str, str], None] = reachable(policy, web(host)).check_address
 
     if is_reached:

@@ -352,5 +352,5 @@ def _check_finished(task: Task, rows: Rows) -> None:
     open_ones = [step.key for step in steps if step.status not in STEP_ENDS]
     unsettled = [step.key for step in steps if step.status is _S.FAILED and step.key not in rows.settled]
     _promise(not open_ones and not unsettled, f"{task.id} was finished with {open_ones} open, {unsettled} unsettled")
-    is_whole = all(step.status is _S.COMPLETED for step in steps if not step.is_puller)
+    is_whole = all(step.status is _S.COMPLETED for step in steps if not step.is_pull_worker)
     _promise((task.status is TaskStatus.COMPLETED) == is_whole, f"{task.id} was finished as {task.status}")

@@ -18,7 +18,7 @@ from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
 from soong.shared.engine.tasks.expansion import new_task
-from soong.shared.engine.tasks.pull_workers import waiting_for_a_puller
+from soong.shared.engine.tasks.pull_workers import waiting_for_a_pull_worker
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim, Task
 from soong.shared.permissions.request import Answer, Choice, PermissionRequest
@@ -356,14 +356,14 @@ class Deployment:
             await asyncio.sleep(1.0)
 
     async def _is_quiet(self) -> bool:
-        """Say whether all has ended; a task that was left paused is resumed, one without a puller gets one."""
+        """Say whether all has ended; a task that was left paused is resumed, one without a pull worker gets one."""
         if any(isinstance(actor, ClientActor) and actor.is_alive for actor in self._actors):
             return False
         rows = self.rows()
         for task in rows.tasks.values():
             if task.status is TaskStatus.PAUSED:
                 await self._command(CommandKind.RESUME, task)
-            elif not task.status.is_terminal and waiting_for_a_puller(rows.steps_of(task.id)):
+            elif not task.status.is_terminal and waiting_for_a_pull_worker(rows.steps_of(task.id)):
                 await self._command(CommandKind.DISPATCH, task)
         tasks_ended = all(task.status.is_terminal for task in rows.tasks.values())
         steps_ended = all(step.status.is_terminal for step in rows.steps.values())

@@ -31,7 +31,7 @@ def check_end(rows: Rows, given: Mapping[str, Mapping[str, Json]]) -> None:
         _check_task(rows, task.id, task.status)
     for step in rows.steps.values():
         _check_ends_once(rows, step)
-        if step.is_puller:
+        if step.is_pull_worker:
             continue
         if step.status is StepStatus.COMPLETED and step.kind is StepKind.AGENT:
             _check_result(rows, step, given[step.run_id])
@@ -40,7 +40,7 @@ def check_end(rows: Rows, given: Mapping[str, Mapping[str, Json]]) -> None:
 
 
 def _check_task(rows: Rows, task_id: str, status: TaskStatus) -> None:
-    is_whole = all(step.status is StepStatus.COMPLETED for step in rows.steps_of(task_id) if not step.is_puller)
+    is_whole = all(step.status is StepStatus.COMPLETED for step in rows.steps_of(task_id) if not step.is_pull_worker)
     if is_whole != (status is TaskStatus.COMPLETED) and status is not TaskStatus.CANCELLED:
         raise BrokenPromiseError(f"{task_id} is {status}, and all its steps completed: {is_whole}")
 

@@ -1,4 +1,4 @@
-"""What a puller does in a simulation: it takes ready steps one by one, works on each by its script, and reports it.
+"""What a pull worker does in a simulation: it takes ready steps one by one, works by its script, and reports.
 
 Now and then it ends without a report, so that the end of its run is the end of what it holds, too.
 """
@@ -58,7 +58,7 @@ def _is_open(step: Step) -> bool:
 
 
 def _answer(own: Claim, last: StepEnd | None = None) -> StepEnd:
-    """Return the puller's own end: with the result of the step that it did not report, if there is one."""
+    """Return the pull worker's own end: with the result of the step that it did not report, if there is one."""
     return StepEnd(
         own.step_key,
         own.identity.run_id,

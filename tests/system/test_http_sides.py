@@ -104,7 +104,7 @@ def test_the_command_line_of_another_principal_says_no_more_than_a_token(service
     task = submitted(service, ada, project, {"id": "open", "claim": "pull", "instructions": "wait"})
     script = service.cli.plan("- {finish: x}", "script.yaml")
 
-    done = service.cli.run("tasks", "dispatch", task, "--model", "script", "--script", script)
+    done = service.cli.run("tasks", "add-workers", task, "--model", "script", "--script", script)
 
     assert done.returncode == 1
     assert "only 'ada', whose session it is" in done.stderr

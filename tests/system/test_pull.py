@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.spec("DAG-03", "CARD-2")]
 
 TOOL = "tests.system.faults.effect_tool"
 STEPS = 20
-PULLERS = 3
+PULL_WORKERS = 3
 
 PULL: list[Json] = [
     {"call": "agent.task_query_steps", "save": "open"},
@@ -72,7 +72,7 @@ async def held_steps(service: Deployment, task: Task) -> list[Step]:
     return [step for step in await service.store.tasks.steps(task.id) if step.holder_run_id and step.status.is_leased]
 
 
-async def stopped_puller(service: Deployment, task: Task) -> WarmProcess:
+async def stopped_pull_worker(service: Deployment, task: Task) -> WarmProcess:
     """Stop one of two workers that pull, three steps into the work, and return it: it holds a step, and keeps it."""
 
     async def is_midway() -> bool:
@@ -92,14 +92,16 @@ async def stopped_puller(service: Deployment, task: Task) -> WarmProcess:
 
 
 @pytest.mark.spec("DAG-07")
-async def test_three_pullers_on_two_workers_do_each_step_once_although_one_worker_is_killed(
+async def test_three_pull_workers_on_two_workers_do_each_step_once_although_one_worker_is_killed(
     service: Deployment,
 ) -> None:
     await start_workers(service, 2, slots=2, SOONG_TOOLS=TOOL)
     task = await service.submit(plan())
     async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
-        await soong.dispatch_worker(task.id, count=PULLERS, model="script", allowed_tools=["test.effect"], script=PULL)
-        kill(await stopped_puller(service, task))
+        await soong.dispatch_worker(
+            task.id, count=PULL_WORKERS, model="script", allowed_tools=["test.effect"], script=PULL
+        )
+        kill(await stopped_pull_worker(service, task))
         outcome = await soong.wait(task.id)
 
     steps = await service.steps(task)
@@ -112,15 +114,15 @@ async def test_three_pullers_on_two_workers_do_each_step_once_although_one_worke
     for step in work:
         ends = Counter(event.type for event in await service.store.runs.events(step.run_id))
         assert (ends["step_completed"], ends["run_completed"]) == (1, 1)
-    pullers = {step.run_id for step in steps.values() if step.is_puller}
-    assert len(pullers) == PULLERS
-    assert {step.holder_run_id for step in work} <= pullers
+    pull_workers = {step.run_id for step in steps.values() if step.is_pull_worker}
+    assert len(pull_workers) == PULL_WORKERS
+    assert {step.holder_run_id for step in work} <= pull_workers
     assert not audit(service.database_url, at_rest=True).broken
 
 
 @pytest.mark.timed
 @pytest.mark.spec("DAG-06")
-async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_puller_is_told(
+async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pull_worker_is_told(
     service: Deployment,
 ) -> None:
     await start_workers(service, 1, slots=2, SOONG_TOOLS=TOOL)
@@ -148,8 +150,8 @@ async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pul
     assert promised(took_s, 1.0)
     assert outcome.status is TaskStatus.FAILED
     assert outcome.view.task.reason == "a was cancelled"
-    assert steps["puller-1"].status is StepStatus.COMPLETED
-    told: Any = steps["puller-1"].output
+    assert steps["pull-worker-1"].status is StepStatus.COMPLETED
+    told: Any = steps["pull-worker-1"].output
     assert (told["type"], "cancelled: not needed" in told["message"]) == ("step_not_claimed", True)
 
 
@@ -167,7 +169,7 @@ def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it() -> None:
         assert {steps[name]["held_by"] for name in ("todos", "fixmes", "notes")} == {steps["lead"]["run"]}
 
 
-def test_a_task_says_that_it_waits_for_a_puller_until_one_is_dispatched_on_the_command_line() -> None:
+def test_a_task_says_that_it_waits_for_a_pull_worker_until_one_is_dispatched_on_the_command_line() -> None:
     with scene() as cli:
         (cli.folder / "pull.json").write_text(
             '[{"call": "agent.task_claim_step", "with": {"step_id": "a"}}, {"finish": "I was here"}]'
@@ -176,8 +178,8 @@ def test_a_task_says_that_it_waits_for_a_puller_until_one_is_dispatched_on_the_c
         task = cli.json("run", cli.plan(text), "--detach")["id"]
         shown = cli.run("tasks", "show", task).stdout
 
-        refused = cli.run("tasks", "dispatch", task, "--agent", "nobody")
-        dispatched = cli.run("tasks", "dispatch", task, "--model", "script", "--script", "pull.json")
+        refused = cli.run("tasks", "add-workers", task, "--agent", "nobody")
+        dispatched = cli.run("tasks", "add-workers", task, "--model", "script", "--script", "pull.json")
         cli.run("runs", "tail", f"{task}/a", "-f")  # until its run has ended
         ended = cli.json("tasks", "show", task)
         for _ in range(50):
@@ -186,9 +188,9 @@ def test_a_task_says_that_it_waits_for_a_puller_until_one_is_dispatched_on_the_c
             ended = cli.json("tasks", "show", task)
 
     steps = {step["id"]: step for step in ended["steps"]}
-    assert re.search(rf"1 step waits for a puller: .*soong tasks dispatch {task}", shown)
+    assert re.search(rf"1 step waits for a pull worker: .*soong tasks add-workers {task}", shown)
     assert refused.returncode == 1
     assert "there is no agent definition 'nobody'" in refused.stderr
     assert dispatched.returncode == 0, dispatched.stderr
     assert ended["status"] == "completed"
-    assert (steps["a"]["output"], steps["puller-1"]["is_puller"]) == ("I was here", True)
+    assert (steps["a"]["output"], steps["pull-worker-1"]["is_pull_worker"]) == ("I was here", True)

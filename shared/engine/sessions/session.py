@@ -87,7 +87,7 @@ class CommandKind(StrEnum):
     COMPLETE = "complete"
     FAIL = "fail"
     DISPATCH = "dispatch"
-    """Insert pullers: runs that take the steps of a task that are to be pulled
+    """Insert pull workers: runs that take the steps of a task that are to be pulled
     (:mod:`soong.shared.engine.tasks.pull_workers`).
     """
 

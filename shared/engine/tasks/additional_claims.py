@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepKind
 
 MAX_STEPS: Final = "max_steps"
-"""The field of a puller's spec that says how many steps it may take in all; absent: as many as there are."""
+"""The field of a pull worker's spec that says how many steps it may take in all; absent: as many as there are."""
 
 
 class Refusal(StrEnum):
@@ -68,7 +68,7 @@ class RequestedStep:
     pool: str
     needs: tuple[str, ...]
     is_paused: bool
-    is_puller: bool
+    is_pull_worker: bool
     has_begun: bool
     """Its own run has worked on it, and goes on where it stopped."""
 
@@ -140,9 +140,13 @@ def _by_seeker(seeker: ClaimingRun) -> ClaimRefusal | None:
 
 
 def _by_kind(sought: RequestedStep) -> ClaimRefusal | None:
-    if sought.kind is StepKind.AGENT and not sought.is_puller:
+    if sought.kind is StepKind.AGENT and not sought.is_pull_worker:
         return None
-    what = "another run that takes steps like you" if sought.is_puller else f"a {sought.kind} step, not an agent's work"
+    what = (
+        "another run that takes steps like you"
+        if sought.is_pull_worker
+        else f"a {sought.kind} step, not an agent's work"
+    )
     return ClaimRefusal(Refusal.NOT_FOR_AGENTS, f"step {sought.step_id!r} is {what}", _ANOTHER)
 
 

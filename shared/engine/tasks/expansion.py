@@ -375,7 +375,7 @@ def further_attempt(
         map_key=step.map_key,
         item_index=step.item_index,
         claim_mode=step.claim_mode,
-        is_puller=step.is_puller,
+        is_pull_worker=step.is_pull_worker,
     )
     if plan is None:
         return replace(made, run=run)

@@ -86,10 +86,12 @@ def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: 
 
 
 def standing_of(steps: Sequence[Step]) -> Standing:
-    """Return what the steps of a task depend on, by id; map children and pullers are nobody's to depend on."""
+    """Return what the steps of a task depend on, by id; map children and pull workers are nobody's to depend on."""
     ids = {step.key: step.step_id for step in steps}
     return {
-        step.step_id: [ids[key] for key in step.depends_on] for step in steps if not (step.map_key or step.is_puller)
+        step.step_id: [ids[key] for key in step.depends_on]
+        for step in steps
+        if not (step.map_key or step.is_pull_worker)
     }
 
 
@@ -124,7 +126,7 @@ def planned(step: Step) -> PlanStep:
 def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
     """Return a task as a plan to be drawn: its steps with all that was added to it, map steps without their items."""
     ids = {step.key: step.step_id for step in steps}
-    own = [step for step in steps if not (step.map_key or step.is_puller)]
+    own = [step for step in steps if not (step.map_key or step.is_pull_worker)]
     drawn = [replace(planned(step), depends_on=tuple(ids[key] for key in step.depends_on)) for step in own]
     return Plan(task.title, (), tuple(drawn), task.plan)
 

@@ -12,7 +12,7 @@ from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.expansion import SurfaceOf, further_attempt, grown
 from soong.shared.engine.tasks.growth import Update, planned
 from soong.shared.engine.tasks.plan.plan import PlanNames, PlanStep
-from soong.shared.engine.tasks.pull_workers import Dispatch, pullers
+from soong.shared.engine.tasks.pull_workers import Dispatch, pull_workers
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.tasks.totals import check_total
 
@@ -32,7 +32,7 @@ class Planner:
     max_children: int = 0
     """Most children of one run, 0 for any number (:mod:`soong.shared.engine.tasks.totals`)."""
 
-    def pullers(
+    def pull_workers(
         self,
         dispatch: Dispatch,
         task: Task,
@@ -42,7 +42,7 @@ class Planner:
         project: tuple[str, ...] = (),
         origin: Origin = OWN,
     ) -> TaskChange:
-        """Return the change that adds pullers to a task; ``project`` and ``origin`` as for :func:`grown`.
+        """Return the change that adds pull workers to a task; ``project`` and ``origin`` as for :func:`grown`.
 
         Raises:
             InvalidPlanError: they would run on the script model and have no script.
@@ -52,7 +52,7 @@ class Planner:
         made = partial(
             grown, surface_of=self.surface_of, default_model=self.default_model, project=project, origin=origin
         )
-        return pullers(dispatch, task, steps, root, grow=made)
+        return pull_workers(dispatch, task, steps, root, grow=made)
 
     def change(
         self,

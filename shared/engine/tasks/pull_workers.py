@@ -1,6 +1,6 @@
-"""Pullers: runs that take the steps of a task which are to be pulled, dispatched by its owner (DAG-03).
+"""Pull workers: runs that take the steps of a task which are to be pulled, dispatched by its owner (DAG-03).
 
-A puller is a step beside the plan, so that leases, fences, concurrency limits, hand-back and expiry hold for it as
+A pull worker is a step beside the plan, so that leases, fences, concurrency limits, hand-back and expiry hold for it as
 for any other; it is no work of the plan: nothing depends on it, no drawing shows it, and its failure fails nothing.
 What may be asked for is checked here as a plan's step is.
 """
@@ -23,13 +23,18 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
 
 SOURCE: Final = "dispatch"
-MAX_PULLERS: Final = 1000
-"""Most pullers of one dispatch; what a session may run at once, its concurrency limits say."""
+MAX_PULL_WORKERS: Final = 1000
+"""Most pull workers of one dispatch; what a session may run at once, its concurrency limits say."""
 
 SAYS_WHAT_TO_DO: Final = frozenset({"agent", "instructions", "allowed_tools", "script"})
-"""The fields of a dispatch by which its author, and not the plan, says what the pullers do and with what."""
+"""The fields of a dispatch by which its author, and not the plan, says what the pull workers do and with what."""
 
-PULLER_TOOLS: Final = ("agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step")
+PULL_WORKER_TOOLS: Final = (
+    "agent.task_get",
+    "agent.task_query_steps",
+    "agent.task_claim_step",
+    "agent.task_update_step",
+)
 
 _INSTRUCTIONS: Final = """\
 You take the open steps of a task, one after another. Look for ready ones with agent.task_query_steps, claim one with
@@ -40,7 +45,7 @@ left that you may claim, answer with a short account of what you did."""
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What is asked for, checked: ``step`` is one puller as a plan would say it, without its id."""
+    """What is asked for, checked: ``step`` is one pull worker as a plan would say it, without its id."""
 
     count: int
     step: PlanStep
@@ -52,7 +57,7 @@ def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatc
     problems = Problems(SOURCE)
     report: Report = problems.report
     fields = Fields(document, (), report)
-    count = fields.integer("count", 1, 1, MAX_PULLERS)
+    count = fields.integer("count", 1, 1, MAX_PULL_WORKERS)
     max_steps = fields.integer("max_steps", 1, 1, 1_000_000) if fields.has("max_steps") else None
     step = _read_step(fields, max_steps)
     fields.text("reason")
@@ -70,12 +75,12 @@ def _read_step(fields: Fields, max_steps: int | None) -> PlanStep:
     tools = fields.texts("allowed_tools")
     inputs: dict[str, Json] = {} if max_steps is None else {MAX_STEPS: max_steps}
     return PlanStep(
-        id="puller",
-        title="Puller",
+        id="pull-worker",
+        title="Pull worker",
         instructions=_INSTRUCTIONS.format(limit=limit) + (f"\n\n{own}" if own else ""),
         agent=fields.text("agent") or DEFAULT_DEFINITION,
         model=fields.text("model"),
-        allowed_tools=None if tools is None else tuple(dict.fromkeys((*PULLER_TOOLS, *tools))),
+        allowed_tools=None if tools is None else tuple(dict.fromkeys((*PULL_WORKER_TOOLS, *tools))),
         inputs=inputs,
         script=read_script(fields),
         pool=fields.text("pool", "default"),
@@ -98,8 +103,8 @@ Grow: TypeAlias = Callable[[Sequence[PlanStep], Task, RunIdentity], Sequence[New
 """Makes rows of steps that are added to a task (:func:`soong.shared.engine.tasks.expansion.grown`)."""
 
 
-def pullers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity, *, grow: Grow) -> TaskChange:
-    """Return the change that adds the pullers to a task whose steps stand as given.
+def pull_workers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity, *, grow: Grow) -> TaskChange:
+    """Return the change that adds the pull workers to a task whose steps stand as given.
 
     Raises:
         InvalidPlanError: they would run on the script model and have no script.
@@ -109,18 +114,18 @@ def pullers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIden
     number = 0
     while len(ids) < dispatch.count:
         number += 1
-        if (step_id := f"puller-{number}") not in taken:
+        if (step_id := f"pull-worker-{number}") not in taken:
             ids.append(step_id)
-    planned = [replace(dispatch.step, id=step_id, title=f"Puller {step_id[7:]}") for step_id in ids]
+    planned = [replace(dispatch.step, id=step_id, title=f"Pull worker {step_id[12:]}") for step_id in ids]
     made = grow(planned, task, root)
     limit: dict[str, Json] = {} if dispatch.max_steps is None else {MAX_STEPS: dispatch.max_steps}
     return TaskChange(
-        steps=tuple(replace(step, is_puller=True, spec={**step.spec, **limit}) for step in made),
-        reason=f"{dispatch.count} pullers dispatched",
+        steps=tuple(replace(step, is_pull_worker=True, spec={**step.spec, **limit}) for step in made),
+        reason=f"{dispatch.count} pull workers dispatched",
     )
 
 
-def waiting_for_a_puller(steps: Sequence[Step]) -> int:
+def waiting_for_a_pull_worker(steps: Sequence[Step]) -> int:
     """Return how many ready steps wait to be pulled while nothing of the task goes on that could take them."""
     waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL]
     goes_on = any(step.status in _GOES_ON and step.claim_mode is ClaimMode.ASSIGNED for step in steps)

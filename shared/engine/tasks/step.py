@@ -54,7 +54,7 @@ class NewStep:
     ``spec`` is the step as the plan says it, in JSON (instructions, inputs, call, script, over …); the worker and the
     expander read it, the store does not. ``needs`` are capabilities that a worker must announce. ``map_key`` and
     ``item_index`` are set for the children of a map step. ``run`` is the first attempt's run; None for a map step.
-    ``is_puller``: it stands for a run that claims other steps of its task; it is no work of the plan itself.
+    ``is_pull_worker``: it stands for a run that claims other steps of its task; it is no work of the plan itself.
     """
 
     key: str
@@ -78,7 +78,7 @@ class NewStep:
     item_index: int | None = None
     run: NewRun | None = None
     claim_mode: ClaimMode = ClaimMode.ASSIGNED
-    is_puller: bool = False
+    is_pull_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Step:
     ended_us: int | None
     not_before_us: int | None = None
     claim_mode: ClaimMode = ClaimMode.ASSIGNED
-    is_puller: bool = False
+    is_pull_worker: bool = False
     holder_run_id: str = ""
     """The run that holds or held it beside its own step; empty when its own run does (DAG-03)."""
     lost_to: str = ""

@@ -151,7 +151,7 @@ class TaskTools:
 
 
 def _is_agents_work(step: Step) -> bool:
-    return step.kind is StepKind.AGENT and not step.is_puller
+    return step.kind is StepKind.AGENT and not step.is_pull_worker
 
 
 def _found(step_id: str, steps: Sequence[Step]) -> Step:

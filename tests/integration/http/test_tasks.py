@@ -188,7 +188,7 @@ async def test_a_paused_task_goes_on_and_a_cancelled_one_is_tried_again(scene: H
 
 
 @pytest.mark.spec("DAG-03")
-async def test_pullers_are_dispatched_for_a_task_that_goes_on(scene: HttpHarness, tmp_path: Path) -> None:
+async def test_pull_workers_are_dispatched_for_a_task_that_goes_on(scene: HttpHarness, tmp_path: Path) -> None:
     plan = {"title": "pulled", "steps": [{"id": "a", "claim": "pull", "instructions": "x"}]}
     task_id = (await submitted(scene, tmp_path, plan=plan, inputs={}))["task"]["id"]
     path = f"/v1/tasks/{task_id}/dispatch"
@@ -200,7 +200,7 @@ async def test_pullers_are_dispatched_for_a_task_that_goes_on(scene: HttpHarness
     late = await scene.caller.post(path, json={})
 
     assert done.status_code == 200, done.text
-    assert [step.step_id for step in steps if step.is_puller] == ["puller-1", "puller-2"]
+    assert [step.step_id for step in steps if step.is_pull_worker] == ["pull-worker-1", "pull-worker-2"]
     assert code_of(late) == "conflict"
     assert too_many.json()["errors"][0]["place"] == "body.count"
 

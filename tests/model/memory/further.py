@@ -73,7 +73,7 @@ class MemoryFurther:
             pool=step.pool,
             needs=step.needs,
             is_paused=self.rows.task(step.task_id).status is TaskStatus.PAUSED,
-            is_puller=step.is_puller,
+            is_pull_worker=step.is_pull_worker,
             has_begun=has_run and step.claim_mode is ClaimMode.ASSIGNED,
         )
 

@@ -78,7 +78,7 @@ def _insert_step(rows: Rows, new: NewStep, done: frozenset[str], now_us: int) ->
         started_us=None,
         ended_us=None,
         claim_mode=new.claim_mode,
-        is_puller=new.is_puller,
+        is_pull_worker=new.is_pull_worker,
     )
     rows.steps[step.key] = step
     for needed in dict.fromkeys(new.depends_on):

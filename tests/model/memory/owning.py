@@ -148,7 +148,7 @@ class MemoryOwning:
         left = [
             (step.status, step.step_id)
             for step in steps
-            if step.status is not StepStatus.COMPLETED and not step.is_puller
+            if step.status is not StepStatus.COMPLETED and not step.is_pull_worker
         ]
         if not left:
             return self._end_task(task, TaskEvent.COMPLETE, "", now_us).status

@@ -27,7 +27,7 @@ tools = "code.write_file"
 scope = "{project}/out"
 
 [network]
-mode = "list"
+mode = "allowlist"
 hosts = ["*.example.org"]
 allowed = ["api.example.org"]
 

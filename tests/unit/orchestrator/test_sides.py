@@ -49,7 +49,7 @@ async def waiting(service: OneLoop) -> Task:
     ],
     ids=["script", "tools", "instructions", "agent"],
 )
-async def test_pullers_are_told_what_to_do_by_the_sessions_principal_alone(
+async def test_pull_workers_are_told_what_to_do_by_the_sessions_principal_alone(
     service: OneLoop, given: dict[str, Json]
 ) -> None:
     task = await waiting(service)

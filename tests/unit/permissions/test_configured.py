@@ -42,7 +42,7 @@ dangerous = true
 hidden = ["mcp.*.delete_*"]
 
 [network]
-mode = "list"
+mode = "allowlist"
 hosts = ["*.Example.org"]
 allowed = ["API.example.org."]
 """
@@ -61,7 +61,7 @@ def test_the_configuration_becomes_the_policy_with_its_source() -> None:
             Rule(Effect.ALLOW, "code.write_file", scope=Scope(ScopeKind.PATH, "/work/out"), source="config.toml"),
         ),
         Mode.STRICT,
-        NetworkPolicy(NetworkMode.LIST, ("*.example.org",), ("api.example.org",), source="config.toml"),
+        NetworkPolicy(NetworkMode.ALLOWLIST, ("*.example.org",), ("api.example.org",), source="config.toml"),
         is_dangerous_enabled=True,
     )
 
@@ -114,12 +114,12 @@ def test_a_rule_that_refuses_or_asks_may_be_as_wide_as_it_likes(scope: str) -> N
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ('hosts = ["example.org"]', "only read in mode list"),
+        ('hosts = ["example.org"]', "only read in mode allowlist"),
         ('mode = "off"\nallowed = ["example.org"]', "take one of them away"),
-        ('mode = "confirm"\nallowed = ["example.org"]', "take one of them away"),
-        ('mode = "list"\nhosts = ["ok.example.org", "http://x"]', r"network\.hosts\[1\]"),
-        ('mode = "list"\nallowed = ["a/b"]', r"network\.allowed\[0\]"),
-        ('mode = "list"\nhosts = ["*"]', r"network\.hosts\[0\]"),
+        ('mode = "always_ask"\nallowed = ["example.org"]', "take one of them away"),
+        ('mode = "allowlist"\nhosts = ["ok.example.org", "http://x"]', r"network\.hosts\[1\]"),
+        ('mode = "allowlist"\nallowed = ["a/b"]', r"network\.allowed\[0\]"),
+        ('mode = "allowlist"\nhosts = ["*"]', r"network\.hosts\[0\]"),
     ],
 )
 def test_a_network_section_that_contradicts_itself_is_refused(section: str, words: str) -> None:

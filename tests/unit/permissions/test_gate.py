@@ -233,7 +233,7 @@ def test_no_grant_is_offered_where_the_network_is_confirmed_each_time() -> None:
     target = Target(kind="host", scope="example.org", shown="https://example.org/x", host="example.org")
     call = make_call("web.fetch", tags=frozenset({"network"}), target=target)
 
-    assert ask(call, Policy(network=NetworkPolicy(NetworkMode.CONFIRM))).scope == ""
+    assert ask(call, Policy(network=NetworkPolicy(NetworkMode.ALWAYS_ASK))).scope == ""
     assert ask(call).scope == "example.org"
 
 

@@ -16,7 +16,7 @@ from soong.shared.tools.result import ErrorType
 from tests.unit.permissions.calls import FACTS, NETWORKS, POLICIES, make_facts, make_path
 
 EFFECTS = {Effect.DENY: 2, Effect.ASK: 1, Effect.ALLOW: 0}
-LIST = NetworkPolicy(NetworkMode.LIST, ("*.example.org",), ("api.test",), source="config.toml")
+LIST = NetworkPolicy(NetworkMode.ALLOWLIST, ("*.example.org",), ("api.test",), source="config.toml")
 
 
 def web(host: str = "www.example.org", **overrides: object) -> CallFacts:
@@ -35,7 +35,7 @@ def judged(network: NetworkPolicy, facts: CallFacts, *rules: Rule) -> tuple[Effe
     ("network", "host", "effect", "error"),
     [
         (NetworkPolicy(), "evil.test", Effect.ASK, None),
-        (NetworkPolicy(NetworkMode.CONFIRM), "evil.test", Effect.ASK, None),
+        (NetworkPolicy(NetworkMode.ALWAYS_ASK), "evil.test", Effect.ASK, None),
         (NetworkPolicy(NetworkMode.OFF), "evil.test", Effect.DENY, ErrorType.NETWORK_DENIED),
         (NetworkPolicy(NetworkMode.OFF), "", Effect.DENY, ErrorType.NETWORK_DENIED),
         (LIST, "www.example.org", Effect.ASK, None),
@@ -90,7 +90,7 @@ def test_no_rule_opens_a_host_that_is_off_the_list() -> None:
 
 @pytest.mark.spec("PER-09.b")
 def test_confirm_asks_each_time_whatever_is_allowed_or_granted() -> None:
-    confirm = NetworkPolicy(NetworkMode.CONFIRM)
+    confirm = NetworkPolicy(NetworkMode.ALWAYS_ASK)
     rule = Rule(Effect.ALLOW, "*", scope=Scope(ScopeKind.HOST, "api.test"))
 
     assert judged(confirm, web("api.test"), rule)[0] is Effect.ASK

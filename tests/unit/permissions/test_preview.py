@@ -162,7 +162,7 @@ def test_what_a_rule_allows_runs_and_what_one_denies_is_refused_with_its_source(
     [
         Policy(mode=Mode.STRICT),
         Policy((Rule(Effect.ASK, "*"),)),
-        Policy(network=NetworkPolicy(NetworkMode.CONFIRM)),
+        Policy(network=NetworkPolicy(NetworkMode.ALWAYS_ASK)),
     ],
     ids=["strict", "ask rule", "each time"],
 )
@@ -174,7 +174,7 @@ def test_where_each_call_is_asked_nothing_is_offered(project: Path, policy: Poli
 
 @pytest.mark.spec("PER-09")
 def test_a_host_is_compared_as_policies_do_and_asked_again_when_tainted(project: Path) -> None:
-    listed = Policy(network=NetworkPolicy(NetworkMode.LIST, ("api.example.org",)))
+    listed = Policy(network=NetworkPolicy(NetworkMode.ALLOWLIST, ("api.example.org",)))
 
     step = look(project, "{hosts: [API.example.org., evil.test]}", policy=listed)
 

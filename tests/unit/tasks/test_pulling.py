@@ -1,4 +1,4 @@
-"""What may be asked of pullers, what they become, and when a task waits for one (DAG-03)."""
+"""What may be asked of pull workers, what they become, and when a task waits for one (DAG-03)."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.growth import planned_task, standing_of
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.planner import Planner
-from soong.shared.engine.tasks.pull_workers import PULLER_TOOLS, read_dispatch, waiting_for_a_puller
+from soong.shared.engine.tasks.pull_workers import PULL_WORKER_TOOLS, read_dispatch, waiting_for_a_pull_worker
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
 from tests.unit.agents.parts import row_of, task_of
@@ -22,7 +22,7 @@ from tests.unit.agents.parts import row_of, task_of
 pytestmark = pytest.mark.spec("DAG-03")
 
 KNOWN = PlanNames(
-    tools=frozenset({*PULLER_TOOLS, "code.read_file"}),
+    tools=frozenset({*PULL_WORKER_TOOLS, "code.read_file"}),
     definitions=frozenset({"default_worker_agent", "reviewer"}),
     check_script=check_script,
 )
@@ -45,17 +45,17 @@ def made() -> tuple[Task, list[Step]]:
     return task_of(task), steps
 
 
-def pullers(document: JsonObject, *more: Step, planner: Planner | None = None) -> tuple[NewStep, ...]:
+def pull_workers(document: JsonObject, *more: Step, planner: Planner | None = None) -> tuple[NewStep, ...]:
     task, steps = made()
     dispatch = read_dispatch(document, task, KNOWN)
-    return (planner or Planner(KNOWN, default_model="m")).pullers(dispatch, task, [*steps, *more], ROOT).steps
+    return (planner or Planner(KNOWN, default_model="m")).pull_workers(dispatch, task, [*steps, *more], ROOT).steps
 
 
-def test_pullers_are_agents_beside_the_plan_under_the_tasks_root_run() -> None:
-    first, second = pullers({"count": 2, "max_steps": 5, "instructions": "Be quick in ${inputs.folder}."})
+def test_pull_workers_are_agents_beside_the_plan_under_the_tasks_root_run() -> None:
+    first, second = pull_workers({"count": 2, "max_steps": 5, "instructions": "Be quick in ${inputs.folder}."})
 
-    assert [step.step_id for step in (first, second)] == ["puller-1", "puller-2"]
-    assert first.is_puller
+    assert [step.step_id for step in (first, second)] == ["pull-worker-1", "pull-worker-2"]
+    assert first.is_pull_worker
     assert first.run is not None
     assert (first.run.identity.role, first.run.identity.parent_run_id) == (Role.WORKER, "run_root")
     assert (first.depends_on, first.on_failure, first.max_attempts) == ((), FailurePolicy.KEEP, 1)
@@ -65,25 +65,25 @@ def test_pullers_are_agents_beside_the_plan_under_the_tasks_root_run() -> None:
     assert first.claim_mode is ClaimMode.ASSIGNED
 
 
-def test_further_pullers_get_other_ids() -> None:
-    (first,) = pullers({})
-    standing = replace(row_of(first), is_puller=True)
+def test_further_pull_workers_get_other_ids() -> None:
+    (first,) = pull_workers({})
+    standing = replace(row_of(first), is_pull_worker=True)
 
-    (second,) = pullers({}, standing)
+    (second,) = pull_workers({}, standing)
 
-    assert second.step_id == "puller-2"
+    assert second.step_id == "pull-worker-2"
 
 
-def test_the_tools_for_steps_are_always_among_a_pullers() -> None:
+def test_the_tools_for_steps_are_always_among_a_pull_workers() -> None:
     asked: list[object] = []
 
     def surface_of(step: object) -> JsonObject:
         asked.append(getattr(step, "allowed_tools", None))
         return {}
 
-    pullers({"allowed_tools": ["code.read_file"]}, planner=Planner(KNOWN, surface_of, "m"))
+    pull_workers({"allowed_tools": ["code.read_file"]}, planner=Planner(KNOWN, surface_of, "m"))
 
-    assert asked == [(*PULLER_TOOLS, "code.read_file")]
+    assert asked == [(*PULL_WORKER_TOOLS, "code.read_file")]
 
 
 @pytest.mark.parametrize(
@@ -107,33 +107,33 @@ def test_what_cannot_be_dispatched_is_refused_by_name(document: JsonObject, said
         read_dispatch(document, task, KNOWN)
 
 
-def test_pullers_on_the_script_model_need_a_script() -> None:
+def test_pull_workers_on_the_script_model_need_a_script() -> None:
     with pytest.raises(InvalidPlanError, match="no script"):
-        pullers({}, planner=Planner(KNOWN, default_model="script"))
-    assert pullers({"script": []}, planner=Planner(KNOWN, default_model="script"))
+        pull_workers({}, planner=Planner(KNOWN, default_model="script"))
+    assert pull_workers({"script": []}, planner=Planner(KNOWN, default_model="script"))
 
 
 @pytest.mark.spec("DIS-10")
-def test_pullers_count_as_children_of_the_task() -> None:
+def test_pull_workers_count_as_children_of_the_task() -> None:
     with pytest.raises(LimitExceededError):
-        pullers({"count": 3}, planner=Planner(KNOWN, default_model="m", max_children=4))
+        pull_workers({"count": 3}, planner=Planner(KNOWN, default_model="m", max_children=4))
 
 
-def test_a_puller_is_in_no_drawing_and_nobodys_to_depend_on() -> None:
+def test_a_pull_worker_is_in_no_drawing_and_nobodys_to_depend_on() -> None:
     task, steps = made()
-    (puller,) = pullers({})
-    rows = [*steps, replace(row_of(puller), is_puller=True)]
+    (pull_worker,) = pull_workers({})
+    rows = [*steps, replace(row_of(pull_worker), is_pull_worker=True)]
 
     assert [step.id for step in planned_task(task, rows).steps] == ["p", "q"]
     assert standing_of(rows).keys() == {"p", "q"}
 
 
-def test_a_task_waits_for_a_puller_while_nothing_goes_on_that_could_take_its_steps() -> None:
+def test_a_task_waits_for_a_pull_worker_while_nothing_goes_on_that_could_take_its_steps() -> None:
     _, steps = made()
-    (puller,) = pullers({})
-    row = replace(row_of(puller), is_puller=True, status=StepStatus.RUNNING)
+    (pull_worker,) = pull_workers({})
+    row = replace(row_of(pull_worker), is_pull_worker=True, status=StepStatus.RUNNING)
 
-    assert waiting_for_a_puller(steps) == 2
-    assert waiting_for_a_puller([*steps, row]) == 0
-    assert waiting_for_a_puller([*steps, replace(row, status=StepStatus.COMPLETED)]) == 2
-    assert waiting_for_a_puller([replace(step, status=StepStatus.COMPLETED) for step in steps]) == 0
+    assert waiting_for_a_pull_worker(steps) == 2
+    assert waiting_for_a_pull_worker([*steps, row]) == 0
+    assert waiting_for_a_pull_worker([*steps, replace(row, status=StepStatus.COMPLETED)]) == 2
+    assert waiting_for_a_pull_worker([replace(step, status=StepStatus.COMPLETED) for step in steps]) == 0

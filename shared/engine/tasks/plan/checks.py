@@ -123,7 +123,7 @@ def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNam
 
 def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
     """Report fields of a pulled step that set its agent: the run that claims it does the work."""
-    remedy = "remove it; `soong tasks dispatch` says it for the runs that pull"
+    remedy = "remove it; `soong tasks add-workers` says it for the runs that pull"
     names = ("model", "allowed_tools", "script", "timeout_s")
     said = [name for name in names if getattr(step, name) not in (None, "")]
     said += ["agent"] if step.agent != DEFAULT_DEFINITION else []

@@ -60,7 +60,7 @@ TAKEN: Final = Statement(
 SOUGHT: Final = Statement(
     "sought: what decides whether a step may be claimed by another run than its own",
     """
-    SELECT step_id, kind, status, open_deps, pool, needs, is_paused, is_puller,
+    SELECT step_id, kind, status, open_deps, pool, needs, is_paused, is_pull_worker,
            CASE WHEN claim_mode = 'assigned' AND starts > 0 THEN 1 ELSE 0 END, session_id, definition, model
     FROM steps WHERE key = :key
     """,
@@ -142,7 +142,7 @@ def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, 
 
 
 def _sought(row: Row) -> RequestedStep:
-    step_id, kind, status, open_deps, pool, needs, is_paused, is_puller, has_begun, *_ = row
+    step_id, kind, status, open_deps, pool, needs, is_paused, is_pull_worker, has_begun, *_ = row
     return RequestedStep(
         step_id=step_id,
         kind=StepKind(kind),
@@ -151,7 +151,7 @@ def _sought(row: Row) -> RequestedStep:
         pool=pool,
         needs=tuple(unpack(needs)),
         is_paused=bool(is_paused),
-        is_puller=bool(is_puller),
+        is_pull_worker=bool(is_pull_worker),
         has_begun=bool(has_begun),
     )
 

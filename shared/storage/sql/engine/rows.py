@@ -224,7 +224,7 @@ def _step_of(row: Any, depends_on: Sequence[str]) -> Step:
         ended_us=None,
         not_before_us=row.not_before_us,
         claim_mode=ClaimMode(row.claim_mode),
-        is_puller=bool(row.is_puller),
+        is_pull_worker=bool(row.is_pull_worker),
         holder_run_id=row.holder_run_id,
     )
 

@@ -235,9 +235,9 @@ steps = Table(
     _text("model"),
     # Session and a digest of all that decides who may claim the step: steps of one lane are claimable together.
     _text("lane", None),
-    # A step that is pulled is never claimed by a pump; one that is a puller is no work of the plan's own.
+    # A step that is pulled is never claimed by a pump; one that is a pull worker is no work of the plan's own.
     _text("claim_mode", "assigned"),
-    _number("is_puller"),
+    _number("is_pull_worker"),
     _text("run_id"),
     _number("attempt", 1),
     _number("max_attempts", 1),

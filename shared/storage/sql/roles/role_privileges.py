@@ -146,7 +146,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             *("ordinal", "key", "task_id", "session_id", "step_id", "title", "kind", "priority", "pool", "needs"),
             *("definition", "model", "lane", "run_id", "attempt", "max_attempts", "backoff_s", "on_failure"),
             *("lost_leases", "lost_to", "map_key", "item_index", "is_paused", "not_before_us", "spec"),
-            *("claim_mode", "is_puller", "growths"),
+            *("claim_mode", "is_pull_worker", "growths"),
         ),
         old=_FREE_OR_LEASED,
         changed=f"({_FREE_OR_LEASED} OR (worker_id {OURS} AND status IN ({_ENDS}))) AND {_OWN_HOLDER}",

@@ -78,17 +78,17 @@ LEFT: Final = Statement(
            EXISTS (SELECT 1 FROM steps
                    WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
            EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status IN ('failed', 'cancelled', 'skipped')
-                   AND is_puller = 0),
+                   AND is_pull_worker = 0),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND task_id = :task_id
                    AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed')
     FROM tasks WHERE id = :task_id AND status IN ('running', 'paused')
     """,
 )
 IDS_BY_STATUS: Final = Statement(
-    "ids by status: of a task's own steps that did not complete, and pullers that go on, in the order of insertion",
+    "ids by status: of a task's own steps that did not complete, and pull workers that run, in insertion order",
     """
     SELECT status, step_id FROM steps WHERE task_id = :task_id AND status <> 'completed'
-      AND (is_puller = 0 OR status NOT IN ('failed', 'cancelled', 'skipped')) ORDER BY ordinal
+      AND (is_pull_worker = 0 OR status NOT IN ('failed', 'cancelled', 'skipped')) ORDER BY ordinal
     """,
 )
 _ENDS: Final[Mapping[TaskEvent, tuple[EventType, RunStatus, EndReason]]] = {

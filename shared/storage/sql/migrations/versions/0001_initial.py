@@ -241,7 +241,7 @@ def _make_tasks() -> None:
         _text("model"),
         _text("lane", None),
         _text("claim_mode", "assigned"),
-        _number("is_puller"),
+        _number("is_pull_worker"),
         _text("run_id"),
         _number("attempt", 1),
         _number("max_attempts", 1),

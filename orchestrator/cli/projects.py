@@ -1,4 +1,4 @@
-"""``soong project``: marks a folder, by which workers on other hosts prove that they have it."""
+"""``soong projects``: marks a folder, by which workers on other hosts prove that they have it."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,16 @@ from soong.orchestrator.cli.console import output, say
 from soong.orchestrator.client.submission import existing_folder
 from soong.shared.sandbox.marked_project import mark_project
 
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-def command(folder: Path = typer.Argument(Path(), help="The project's folder.")) -> None:
+
+@app.callback()
+def projects() -> None:
+    """Project folders of a deployment with workers on several hosts."""
+
+
+@app.command()
+def mark(folder: Path = typer.Argument(Path(), help="The project's folder.")) -> None:
     """Mark a folder as a project and print its id.
 
     From then on steps that work in it are taken by those workers only that have the folder at the same path, with the

@@ -156,21 +156,32 @@ def main(channel_number: int) -> None:
 
 def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Return None at the end; in a child, what it was asked to be and the descriptors that it was given."""
+    ended: dict[int, int] = {}
     while True:
         data, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_DESCRIPTORS)
         if not data:
             return None
         request = json.loads(data)
         if "poll" in request:
-            pid, status = os.waitpid(request["poll"], os.WNOHANG)
-            channel.send(json.dumps({"status": status if pid else None}).encode())
+            channel.send(json.dumps({"status": _status(request["poll"], ended)}).encode())
             continue
         pid = os.fork()
         if not pid:
             return request, descriptors
+        ended.pop(pid, None)
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(json.dumps({"pid": pid}).encode())
+
+
+def _status(pid: int, ended: dict[int, int]) -> int | None:
+    """Return how a child ended, None while it runs. Two threads may wait for one child: both get its status."""
+    if pid not in ended:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if not found:
+            return None
+        ended[pid] = status
+    return ended[pid]
 
 
 def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:

@@ -11,15 +11,14 @@ from typing import Final
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
-from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal, undoable
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Interrupt, Lease, StepEnd, StepError
+from soong.shared.engine.tasks.step import Claim, Interrupt, Lease, RunFence, StepEnd, StepError
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.schema import validate
 from soong.shared.toolsets.tasks.claims import step_id_of, work_of
-from soong.worker.claim_loop import ClaimLoop, RunFence
-from soong.worker.function_step import failed, malformed
+from soong.worker.claim_loop import ClaimLoop
+from soong.worker.function_step import malformed
 from soong.worker.transcript import clean_end
 
 log = get_logger(__name__)
@@ -67,7 +66,7 @@ class AdditionalSteps:
             work_of(claim)
         except TemplateError as error:
             # What its instructions name is not there: as with a run of its own, that is the step's failure.
-            await self.end(holder, failed(claim, error.code, str(error)))
+            await self.end(holder, claim.failed(error.code, str(error)))
             return undoable(step_id, str(error))
         return claim
 
@@ -83,7 +82,7 @@ class AdditionalSteps:
         """Stop an additional step on request; False when it is not one. A paused task's goes with its holder."""
         for lease, known in list(self._holders.items()):
             claim = known.open
-            if claim is not None and (claim.identity.run_id, claim.fence) == (interrupt.run_id, interrupt.fence):
+            if claim is not None and claim.run_fence == (interrupt.run_id, interrupt.fence):
                 if interrupt.kind == "cancel":
                     await self._cancel(lease, known, claim, interrupt.reason)
                 return True
@@ -95,7 +94,7 @@ class AdditionalSteps:
             del known.lost[next(iter(known.lost))]
         known.lost[step_id_of(claim)] = f"it was cancelled: {reason}" if reason else "it was cancelled"
         log.info("further_step_cancelled", step=claim.step_key, holder=lease[0])
-        await self.claim_loop.end_further(_cancelled(claim, reason))
+        await self.claim_loop.end_further(claim.cancelled(reason or "it was cancelled"))
 
     def ends_with(self, claim: Claim, end: StepEnd) -> tuple[StepEnd, ...]:
         """Return the end of a run's additional step, as its own end has it, and release it."""
@@ -110,14 +109,14 @@ class AdditionalSteps:
         if open_claim is None:
             return ()
         self.claim_loop.forget(open_claim)
-        return (Lease(open_claim.step_key, open_claim.identity.run_id, open_claim.fence),)
+        return (open_claim.lease,)
 
     def drop(self, claim: Claim) -> None:
         """Forget all that a run held: nothing may be written for it."""
         self.leases_of(claim)
 
     def _let_go(self, claim: Claim) -> Claim | None:
-        known = self._holders.pop((claim.identity.run_id, claim.fence), None)
+        known = self._holders.pop(claim.run_fence, None)
         return None if known is None else known.open
 
 
@@ -126,31 +125,12 @@ def _end_by(claim: Claim, end: StepEnd) -> StepEnd:
     if end.status is not StepStatus.COMPLETED:
         error = end.error or StepError(str(end.end_reason), "")
         message = f"the run that held it failed: {error.message}"
-        return failed(claim, error.type, message, retryable=error.retryable, reason=end.end_reason)
+        return claim.failed(error.type, message, retryable=error.retryable, reason=end.end_reason)
     schema = claim.spec.get("output")
     violations = validate(schema, end.output) if isinstance(schema, dict) else []
     if violations:
         problem = "; ".join(map(str, violations))
         message = f"the run that held it ended without a result for it, and its own answer does not fit: {problem}"
-        return failed(claim, "invalid_output", message)
-    return StepEnd(
-        claim.step_key,
-        claim.identity.run_id,
-        claim.fence,
-        StepStatus.COMPLETED,
-        EndReason.COMPLETED,
-        outcome=end.outcome,
-        output=end.output,
-        nodes=tuple(node for node in end.nodes if node.kind is NodeKind.RESULT),
-    )
-
-
-def _cancelled(claim: Claim, reason: str) -> StepEnd:
-    return StepEnd(
-        claim.step_key,
-        claim.identity.run_id,
-        claim.fence,
-        StepStatus.CANCELLED,
-        EndReason.CANCELLED,
-        error=StepError("cancelled", reason or "it was cancelled"),
-    )
+        return claim.failed("invalid_output", message)
+    nodes = tuple(node for node in end.nodes if node.kind is NodeKind.RESULT)
+    return claim.completed(end.output, outcome=end.outcome, nodes=nodes)

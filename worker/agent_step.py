@@ -23,7 +23,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.plan.inputs import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
+from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
 from soong.shared.permissions.policy import Policy, policy_for
@@ -47,7 +47,6 @@ from soong.shared.toolsets.tasks import TaskTools
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.call_log import RunCallLog
 from soong.worker.capabilities import abilities
-from soong.worker.function_step import failed
 from soong.worker.incarnation import Incarnation
 from soong.worker.parking import ParkingCoordinator, RunParking, WatchedCalls
 from soong.worker.permission_gate import DecisionInbox, WorkerGate
@@ -124,9 +123,9 @@ class AgentStepRunner:
             run_dirs = self._workplace(claim, policy)
             task = self._task(claim, bound, tools, run_dirs)
         except InvalidConfigError as error:
-            return failed(claim, "worker_incompatible", str(error))
+            return claim.failed("worker_incompatible", str(error))
         except (NotFoundError, UsageError) as error:
-            return failed(claim, "invalid_input", str(error))
+            return claim.failed("invalid_input", str(error))
         from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agent steps pay it
 
         self.inbox.worker_id = self.incarnation.worker_id
@@ -162,7 +161,7 @@ class AgentStepRunner:
     def _parking(self, claim: Claim, log: RunCallLog, interruption: StopSignal) -> RunParking:
         task = asyncio.current_task()
         assert task is not None
-        held = Lease(claim.step_key, claim.identity.run_id, claim.fence)
+        held = claim.lease
         return RunParking(self.lot, self.incarnation.worker_id, held, interruption, task, log.flush)
 
     def _gate(

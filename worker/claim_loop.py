@@ -10,7 +10,6 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
@@ -19,7 +18,7 @@ from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Advance, Claim, Lease, StepEnd, StepError, StepKind
+from soong.shared.engine.tasks.step import Advance, Claim, Lease, RunFence, StepEnd, StepError, StepKind
 from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)
@@ -35,7 +34,6 @@ RING_AGAIN_S = 0.25
 """Owners are notified of left-over work at once, and then only now and then: a woken owner stays awake."""
 
 
-RunFence: TypeAlias = tuple[str, int]
 """A run and the fence under which it is held."""
 
 
@@ -117,7 +115,7 @@ class ClaimLoop:
                 now_us=self.clock.now_us(),
             )
             if isinstance(claim, Claim):
-                self._given.add((claim.identity.run_id, claim.fence))
+                self._given.add(claim.run_fence)
         if isinstance(claim, Claim):
             await self.notifier.notify_runs([claim.identity.run_id])
         return claim
@@ -130,7 +128,7 @@ class ClaimLoop:
 
     def forget(self, claim: Claim) -> None:
         """Let go of a claim that has come back without an end."""
-        self._given.discard((claim.identity.run_id, claim.fence))
+        self._given.discard(claim.run_fence)
 
     def _wish(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> SlotTurn:
         wish = SlotTurn(ends, wants_step, asyncio.get_running_loop().create_future())
@@ -151,7 +149,7 @@ class ClaimLoop:
 
     def holds(self, claim: Claim) -> bool:
         """Say whether a claim that was answered still counts: between the answer and its slot, all may be lost."""
-        return (claim.identity.run_id, claim.fence) in self._given
+        return claim.run_fence in self._given
 
     def lose(self) -> None:
         """Hold nothing any more: the incarnation is gone."""
@@ -210,7 +208,7 @@ class ClaimLoop:
     def _answer(self, wishes: list[SlotTurn], claims: tuple[Claim, ...]) -> list[Claim]:
         """Give each waiting slot a claim or None; return the claims that are left over."""
         self._given.difference_update((end.run_id, end.fence) for wish in wishes for end in wish.ends)
-        self._given.update((claim.identity.run_id, claim.fence) for claim in claims)
+        self._given.update(claim.run_fence for claim in claims)
         left = list(reversed(claims))
         for wish in wishes:
             if not wish.future.done():

@@ -12,10 +12,8 @@ from typing import Final
 from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.functions import StepContext, StepFunction, resolve
-from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd, StepError
+from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd
 from soong.shared.engine.wire.capabilities import BUILTIN
 from soong.shared.tools.value_limits import plain
 
@@ -33,29 +31,22 @@ class FunctionStepRunner:
         try:
             function = resolve(str(claim.spec.get("call", "")))
         except UsageError as error:
-            return failed(claim, "invalid_input", str(error))
+            return claim.failed("invalid_input", str(error))
         try:
             output = await self._call(function, claim, inputs)
         except UsageError as error:
-            return failed(claim, "invalid_input", str(error))
+            return claim.failed("invalid_input", str(error))
         except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
             return crashed(claim, error, _place_of(function, error))
         try:
             size = len(dump(output).encode("utf-8", "surrogatepass"))
             output = plain(output)
         except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
-            return failed(claim, "execution_failed", words_of(error))
+            return claim.failed("execution_failed", words_of(error))
         if size > MAX_OUTPUT_BYTES:
             words = f"the output has {size} bytes; a step gives at most {MAX_OUTPUT_BYTES}; write a file instead"
-            return failed(claim, "execution_failed", words)
-        return StepEnd(
-            claim.step_key,
-            claim.identity.run_id,
-            claim.fence,
-            StepStatus.COMPLETED,
-            EndReason.COMPLETED,
-            output=output,
-        )
+            return claim.failed("execution_failed", words)
+        return claim.completed(output)
 
     async def _call(self, function: StepFunction, claim: Claim, inputs: JsonObject) -> Json:
         context = StepContext(claim.identity, claim.attempt, effect_key=claim.step_key)
@@ -73,12 +64,12 @@ class FunctionStepRunner:
 def crashed(claim: Claim, error: BaseException, place: str) -> StepEnd:
     """Return the end of a step whose work raised: the exception's type, its text and where it was raised."""
     words = words_of(error)
-    return failed(claim, "execution_failed", f"{words} (at {place})" if place else words, retryable=True)
+    return claim.failed("execution_failed", f"{words} (at {place})" if place else words, retryable=True)
 
 
 def malformed(claim: Claim) -> StepEnd:
     """Return the end of a step that is not run: the rows behind it are not to be believed. Another run may be made."""
-    return failed(claim, MALFORMED, claim.malformed, retryable=True)
+    return claim.failed(MALFORMED, claim.malformed, retryable=True)
 
 
 def _place_of(function: StepFunction, error: BaseException) -> str:
@@ -86,17 +77,3 @@ def _place_of(function: StepFunction, error: BaseException) -> str:
         return ""  # its lines are ours and help nobody
     code = getattr(inspect.unwrap(function.body), "__code__", None)
     return place_of(error, code.co_filename if isinstance(code, CodeType) else "")
-
-
-def failed(
-    claim: Claim, type_: str, message: str, *, retryable: bool = False, reason: EndReason = EndReason.FAILED
-) -> StepEnd:
-    """Return the end of a step that did not do what it should."""
-    return StepEnd(
-        claim.step_key,
-        claim.identity.run_id,
-        claim.fence,
-        StepStatus.FAILED,
-        reason,
-        error=StepError(type_, message[:2000], retryable),
-    )

@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.plan.inputs import BoundStep, bind_step
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind
 from soong.shared.sandbox.redact import Redactor
-from soong.worker.function_step import FunctionStepRunner, crashed, failed, malformed
+from soong.worker.function_step import FunctionStepRunner, crashed, malformed
 from soong.worker.stop_signal import StopSignal
 from soong.worker.time_limit import TimeLimit
 from soong.worker.transcript import clean_end
@@ -53,12 +53,12 @@ class StepRunner:
             async with TimeLimit(limit_s) as limit:
                 return await self._work(claim, bound, limit, interruption)
         except TemplateError as error:
-            return failed(claim, error.code, str(error))
+            return claim.failed(error.code, str(error))
         except TimeoutError:
             words = f"the step took longer than {limit_s} s"
-            return failed(claim, "time_limit", words, retryable=True, reason=EndReason.TIME_LIMIT)
+            return claim.failed("time_limit", words, retryable=True, reason=EndReason.TIME_LIMIT)
         except ForgedError as error:
-            return failed(claim, error.what, str(error), retryable=True)
+            return claim.failed(error.what, str(error), retryable=True)
         except (LeaseLostError, UnavailableError, asyncio.CancelledError):
             raise
         except BaseException as error:  # a fault in one step must not take the process's other steps with it
@@ -73,7 +73,7 @@ class StepRunner:
             case StepKind.AGENT:
                 return await self.agents.run(claim, bound, limit, interruption)
             case StepKind.MAP:
-                return failed(claim, "execution_failed", "a map step is never claimable")
+                return claim.failed("execution_failed", "a map step is never claimable")
             case other:
                 assert_never(other)
 

@@ -17,10 +17,9 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.failure_report import with_report
-from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Lease, StepEnd, StepError
+from soong.shared.engine.tasks.step import Claim, Lease, RunFence, StepEnd
 from soong.worker.additional_steps import AdditionalSteps
-from soong.worker.claim_loop import ClaimLoop, RunFence, retry_s
+from soong.worker.claim_loop import ClaimLoop, retry_s
 from soong.worker.function_step import crashed
 from soong.worker.stop_signal import StopReason, StopSignal
 
@@ -142,7 +141,7 @@ class Slots:
         interruption = StopSignal()
         task = asyncio.get_running_loop().create_task(self.runner.run(claim, interruption))
         held = _HeldRun(claim, task, self.claim_loop.capacity().worker_id, interruption)
-        lease = (claim.identity.run_id, claim.fence)
+        lease = claim.run_fence
         self._held[lease] = held
         self.watcher.started(claim)
         end: StepEnd | None = None
@@ -190,19 +189,12 @@ class Slots:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
-        return StepEnd(
-            claim.step_key,
-            claim.identity.run_id,
-            claim.fence,
-            StepStatus.FAILED,
-            EndReason.FAILED,
-            error=StepError("execution_failed", "the step was cancelled by its own work", retryable=True),
-        )
+        return claim.failed("execution_failed", "the step was cancelled by its own work", retryable=True)
 
     async def _hand_back(self, held: _HeldRun, reason: str) -> None:
         """Free the lease, however long the database is away: while this worker beats nobody else can."""
         claim = held.claim
-        own = Lease(claim.step_key, claim.identity.run_id, claim.fence)
+        own = claim.lease
         await self._free(held, (own, *self.further.leases_of(claim)), reason)
 
     async def _free(self, held: _HeldRun, leases: Sequence[Lease], reason: str) -> None:
@@ -223,12 +215,5 @@ class Slots:
 def _cancelled(claim: Claim, interruption: StopSignal) -> StepEnd:
     """Return the end of a step that was cancelled; its run's says so when tools were cut off with it (EXE-07)."""
     reason = EndReason.ABORTED_TOOLS if interruption.aborted_calls else EndReason.CANCELLED
-    end = StepEnd(
-        claim.step_key,
-        claim.identity.run_id,
-        claim.fence,
-        StepStatus.CANCELLED,
-        reason,
-        error=StepError(str(reason), interruption.reason or "the task was cancelled"),
-    )
+    end = claim.cancelled(interruption.reason or "the task was cancelled", reason)
     return with_report(end, interruption.suffered)

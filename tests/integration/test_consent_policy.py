@@ -183,7 +183,7 @@ async def test_a_host_off_the_list_is_network_denied_and_nobody_is_asked(open_be
             False,
             ErrorType.NETWORK_DENIED,
             "rule",
-            "network list (config.toml)",
+            "network allowlist (config.toml)",
         )
         assert on.is_allowed
         assert [request.host for request in callback.shown] == ["example.org"]

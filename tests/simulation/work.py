@@ -15,7 +15,6 @@ from soong.shared.engine.tasks.plan.inputs import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 from soong.shared.storage.store import Store
-from soong.worker.function_step import failed
 from soong.worker.stop_signal import StopSignal
 from soong.worker.time_limit import TimeLimit
 from tests.simulation.asking import AskedCalls
@@ -91,9 +90,9 @@ class ScriptedWork:
         is_first = claim.attempt <= _number(script["first"])
         match script["does"]:
             case "broken":
-                return failed(claim, "execution_failed", "simulated: it never works")
+                return claim.failed("execution_failed", "simulated: it never works")
             case "flaky" if is_first:
-                return failed(claim, "provider_failed", "simulated: it works later", retryable=True)
+                return claim.failed("provider_failed", "simulated: it works later", retryable=True)
             case "raise" if is_first:
                 raise RuntimeError("simulated: it raised")
             case "self_cancel" if is_first:

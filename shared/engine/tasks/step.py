@@ -6,7 +6,7 @@ Owns the shapes that cross the store port. The plan's own language is :mod:`soon
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
@@ -201,6 +201,38 @@ class Step:
 MALFORMED: Final = "malformed_row"
 """How a step fails whose rows no program of ours left behind like this; also what the security event says."""
 
+RunFence: TypeAlias = tuple[str, int]
+"""Run id and fence: one life of a run."""
+MAX_MESSAGE: Final = 2000
+"""Characters that are kept of an error's message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease named by its holder."""
+
+    step_key: str
+    run_id: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """How a claimed step ended, written in one transaction with the unlocking of its dependents."""
+
+    step_key: str
+    run_id: str
+    fence: int
+    status: Literal[StepStatus.COMPLETED, StepStatus.FAILED, StepStatus.CANCELLED]
+    end_reason: EndReason
+    outcome: Outcome = Outcome.CLEAN
+    output: Json = None
+    error: StepError | None = None
+    usage: Usage = field(default_factory=Usage)
+    nodes: tuple[NewNode, ...] = ()
+    events: tuple[NewEvent, ...] = ()
+    """Appended before the store's own run and step events, in the same transaction."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -229,32 +261,39 @@ class Claim:
     malformed: str = ""
     """What is wrong with the rows behind it, which some worker wrote: such a step is failed and not run (OPS-12)."""
 
+    @property
+    def run_fence(self) -> RunFence:
+        return self.identity.run_id, self.fence
 
-@dataclass(frozen=True, slots=True)
-class StepEnd:
-    """How a claimed step ended, written in one transaction with the unlocking of its dependents."""
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.step_key, self.identity.run_id, self.fence)
 
-    step_key: str
-    run_id: str
-    fence: int
-    status: Literal[StepStatus.COMPLETED, StepStatus.FAILED, StepStatus.CANCELLED]
-    end_reason: EndReason
-    outcome: Outcome = Outcome.CLEAN
-    output: Json = None
-    error: StepError | None = None
-    usage: Usage = field(default_factory=Usage)
-    nodes: tuple[NewNode, ...] = ()
-    events: tuple[NewEvent, ...] = ()
-    """Appended before the store's own run and step events, in the same transaction."""
+    def completed(self, output: Json, *, outcome: Outcome = Outcome.CLEAN, nodes: tuple[NewNode, ...] = ()) -> StepEnd:
+        """Return the end of a step that gave ``output``."""
+        return StepEnd(
+            self.step_key,
+            self.identity.run_id,
+            self.fence,
+            StepStatus.COMPLETED,
+            EndReason.COMPLETED,
+            outcome,
+            output,
+            nodes=nodes,
+        )
 
+    def failed(
+        self, type_: str, message: str, *, retryable: bool = False, reason: EndReason = EndReason.FAILED
+    ) -> StepEnd:
+        """Return the end of a step that did not do what it should; of a long message the first 2,000 characters."""
+        error = StepError(type_, message[:MAX_MESSAGE], retryable)
+        own = self.lease
+        return StepEnd(own.step_key, own.run_id, own.fence, StepStatus.FAILED, reason, error=error)
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A lease named by its holder."""
-
-    step_key: str
-    run_id: str
-    fence: int
+    def cancelled(self, message: str, reason: EndReason = EndReason.CANCELLED) -> StepEnd:
+        """Return the end of a step that was asked to stop; ``message`` says by what."""
+        own, error = self.lease, StepError(str(reason), message)
+        return StepEnd(own.step_key, own.run_id, own.fence, StepStatus.CANCELLED, reason, error=error)
 
 
 @dataclass(frozen=True, slots=True)

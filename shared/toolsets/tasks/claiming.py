@@ -11,12 +11,10 @@ from typing import Final, Protocol
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.claims import ClaimStore
-from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd, StepError
+from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
@@ -138,9 +136,13 @@ class ClaimTools:
     async def _update_further(self, holder: Lease, claim: Claim, call_input: JsonObject) -> HandlerOutput:
         step_id = step_id_of(claim)
         if "progress" in call_input:
-            held = Lease(claim.step_key, claim.identity.run_id, claim.fence)
+            held = claim.lease
             return await self._progress(held, step_id, call_input)
-        end = _failed(claim, call_input) if "failure" in call_input else _completed(claim, call_input.get("output"))
+        end = (
+            claim.failed("failed", str(call_input["failure"]))
+            if "failure" in call_input
+            else _completed(claim, call_input.get("output"))
+        )
         if self.claims is None or not await self.claims.end(holder, end):
             raise await self._gone(claim, step_id)
         return {"step": step_id, "status": end.status.value}
@@ -202,16 +204,4 @@ def _completed(claim: Claim, output: Json) -> StepEnd:
     if violations:
         problem = f"the output of step {step_id_of(claim)!r} breaks its schema: " + "; ".join(map(str, violations))
         raise ToolError(ErrorType.INVALID_OUTPUT, problem, hint="mend it and report again; you still hold the step")
-    return _end(claim, StepStatus.COMPLETED, EndReason.COMPLETED, output=output)
-
-
-def _failed(claim: Claim, call_input: JsonObject) -> StepEnd:
-    error = StepError("failed", str(call_input["failure"]))
-    return _end(claim, StepStatus.FAILED, EndReason.FAILED, error=error)
-
-
-def _end(
-    claim: Claim, status: StepStatus, reason: EndReason, *, output: Json = None, error: StepError | None = None
-) -> StepEnd:
-    assert status in (StepStatus.COMPLETED, StepStatus.FAILED)
-    return StepEnd(claim.step_key, claim.identity.run_id, claim.fence, status, reason, output=output, error=error)
+    return claim.completed(output)

@@ -91,7 +91,7 @@ def test_roots_patterns_protected_names_and_the_network_are_shown(project: Path)
     assert {".env", "*.secret"} <= set(shown["sensitive"])
     assert any("hooks" in name for name in shown["protected"])
     assert shown["network"] == {
-        "mode": "list",
+        "mode": "allowlist",
         "hosts": ["*.example.org"],
         "allowed": ["api.example.org"],
         "each_time": False,

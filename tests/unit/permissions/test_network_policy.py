@@ -60,7 +60,7 @@ def test_a_host_is_refused_asked_or_allowed(
 def test_the_verdict_says_who_refuses_and_which_host() -> None:
     verdict = judge(Policy(network=LIST), web("evil.test"))
 
-    assert (verdict.rule, verdict.source) == ("network list", "config.toml")
+    assert (verdict.rule, verdict.source) == ("network allowlist", "config.toml")
     assert verdict.reason == "'evil.test' is not on the list of hosts of config.toml"
 
 
@@ -89,13 +89,13 @@ def test_no_rule_opens_a_host_that_is_off_the_list() -> None:
 
 
 @pytest.mark.spec("PER-09.b")
-def test_confirm_asks_each_time_whatever_is_allowed_or_granted() -> None:
-    confirm = NetworkPolicy(NetworkMode.ALWAYS_ASK)
+def test_always_ask_asks_each_time_whatever_is_allowed_or_granted() -> None:
+    always_ask = NetworkPolicy(NetworkMode.ALWAYS_ASK)
     rule = Rule(Effect.ALLOW, "*", scope=Scope(ScopeKind.HOST, "api.test"))
 
-    assert judged(confirm, web("api.test"), rule)[0] is Effect.ASK
-    assert Policy(network=confirm).asks_each_time(web("api.test"))
-    assert not Policy(network=confirm).asks_each_time(make_facts())
+    assert judged(always_ask, web("api.test"), rule)[0] is Effect.ASK
+    assert Policy(network=always_ask).asks_each_time(web("api.test"))
+    assert not Policy(network=always_ask).asks_each_time(make_facts())
     assert not Policy().asks_each_time(web("api.test"))
 
 
@@ -174,9 +174,9 @@ def test_a_network_policy_survives_its_row(network: NetworkPolicy) -> None:
     ("value", "words"),
     [
         ("off", "not an object"),
-        ({"mode": "maybe"}, "'maybe' is none of ask, confirm, list, off"),
-        ({"mode": "list", "hosts": "example.org"}, "list of names"),
-        ({"mode": "list", "allowed": [1]}, "list of names"),
+        ({"mode": "maybe"}, "'maybe' is none of ask, always_ask, allowlist, off"),
+        ({"mode": "allowlist", "hosts": "example.org"}, "list of names"),
+        ({"mode": "allowlist", "allowed": [1]}, "list of names"),
     ],
 )
 def test_what_is_no_network_policy_is_refused(value: object, words: str) -> None:

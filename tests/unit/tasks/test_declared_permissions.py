@@ -80,7 +80,9 @@ def test_more_than_a_person_looks_through_is_refused() -> None:
 def test_only_what_runs_an_agent_asks(kind: str) -> None:
     text = f"title: t\nsteps:\n- {{id: a, kind: {kind}, permissions: {{write: [x]}}}}\n"
 
-    with pytest.raises(InvalidPlanError, match="'asks' does not belong here; only a step of `kind: agent` has it"):
+    with pytest.raises(
+        InvalidPlanError, match="'permissions' does not belong here; only a step of `kind: agent` has it"
+    ):
         parse_plan(text, "p.yaml")
 
 

@@ -381,7 +381,9 @@ def test_a_step_says_that_it_is_to_be_pulled() -> None:
         pytest.param("{id: a, instructions: x, claim: pull, model: m}", "has no model of its own", id="model"),
         pytest.param("{id: a, instructions: x, claim: pull, allowed_tools: []}", "no allowed_tools", id="tools"),
         pytest.param("{id: a, instructions: x, claim: pull, timeout_s: 5}", "has no timeout_s", id="timeout"),
-        pytest.param("{id: a, instructions: x, claim: pull, permissions: {write: [x]}}", "has no asks", id="asks"),
+        pytest.param(
+            "{id: a, instructions: x, claim: pull, permissions: {write: [x]}}", "has no permissions", id="asks"
+        ),
         pytest.param("{id: a, instructions: x, claim: pull, script: []}", "has no script of its own", id="script"),
         pytest.param("{id: a, claim: pull}", "does not say what to do", id="no-instructions"),
     ],

@@ -54,16 +54,25 @@ def test_asks_are_read_stored_and_read_back() -> None:
         ("{write: x}", "p.yaml:5 steps[0].permissions.write: 'x' cannot be used; write a list of texts"),
         ("{write: [/]}", "steps[0].permissions.write[0]: '/' is the entire file system"),
         ("{write: ['~/x']}", "steps[0].permissions.write[0]: '~/x' begins with `~`, which no tool expands"),
-        ("{write: ['src/*.py']}", "steps[0].permissions.write[0]: 'src/*.py' is a pattern; name the folder, or each file"),
+        (
+            "{write: ['src/*.py']}",
+            "steps[0].permissions.write[0]: 'src/*.py' is a pattern; name the folder, or each file",
+        ),
         ("{hosts: ['*']}", "steps[0].permissions.hosts[0]: '*' is a pattern; name each host"),
-        ("{hosts: ['https://api.example.org/v1']}", "steps[0].permissions.hosts[0]: 'https://api.example.org/v1' is a URL"),
+        (
+            "{hosts: ['https://api.example.org/v1']}",
+            "steps[0].permissions.hosts[0]: 'https://api.example.org/v1' is a URL",
+        ),
         ("{hosts: ['https://api.example.org/v1']}", "write api.example.org"),
         ("{hosts: ['a b']}", "steps[0].permissions.hosts[0]: 'a b' is not a host name; write a host such as"),
         ("{run: [git status]}", "'git status' is a command line; write its words one by one: [git, status]"),
         ("{run: [[]]}", "steps[0].permissions.run[0]: it names no program; write the program first"),
         ("{run: [{git: 1}]}", "steps[0].permissions.run[0]: a mapping is not a command; write a list of texts"),
         ("{run: [[git, 1]]}", "steps[0].permissions.run[0]: a list is not a command; write a list of texts"),
-        ("{write: ['${nowhere.x}']}", "steps[0].permissions.write[0]: the reference '${nowhere.x}': 'nowhere' is not known"),
+        (
+            "{write: ['${nowhere.x}']}",
+            "steps[0].permissions.write[0]: the reference '${nowhere.x}': 'nowhere' is not known",
+        ),
     ],
 )
 def test_every_offence_is_named_with_its_place_and_what_to_write(asks: str, message: str) -> None:

@@ -128,7 +128,7 @@ def read_inputs(given: list[str]) -> dict[str, str]:
 
 
 def approval_mode(asked_for: ApprovalMode | None, *, is_detached: bool, allows: bool) -> ApprovalMode:
-    """Settle who answers: the person at the terminal unless told otherwise; nobody where there is none.
+    """Decide who answers: by default the person at the terminal; nobody where there is none.
 
     ``allows`` says that options of the command answer some questions beforehand.
 

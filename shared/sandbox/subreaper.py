@@ -1,4 +1,4 @@
-"""Runs one program and ends its whole family: ``python -I -S keeper.py CONTROL STATUS LIMIT_S PROGRAM ARG…`` (Linux).
+"""Runs one program and ends its entire family: ``python -I -S keeper.py CONTROL STATUS LIMIT_S PROGRAM ARG…`` (Linux).
 
 A process group is not enough: ``setsid`` leaves it, and a double fork is adopted by init. The keeper is the *subreaper*
 of all that comes from the program, so every orphan becomes its own child and none gets out of its sight. It waits for
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
 
 
 def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
-    """Stand between a program that serves and whoever started it; return the exit code when no signal ended it."""
+    """Run between a serving program and its parent; return the exit code when no signal ended it."""
     family, pulse = ProcessTree(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED)), PulseMonitor()
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -208,7 +208,7 @@ class ProcessTree:
     def end(self) -> int:
         """Kill every descendant until none is left; return how many could not be killed.
 
-        A subreaper without a child has no descendant at all: whoever loses its parent becomes its child.
+        A subreaper without a child has no descendant at all: a process that loses its parent becomes its child.
         """
         until = time.monotonic() + SWEEP_LIMIT_S
         while self.reap():

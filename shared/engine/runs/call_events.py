@@ -1,4 +1,4 @@
-"""What a run's log says of a tool call, whoever makes it: a worker's run or a direct one (EXE-06, EVT-03)."""
+"""The events of a tool call in a run's log, of a worker's run or a direct one (EXE-06, EVT-03)."""
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert
@@ -66,7 +66,7 @@ def result_nodes(tool: str, result: ToolResult) -> list[NewNode]:
 
 
 def end_type(result: ToolResult) -> EventType:
-    """Return which end it is: denials are told apart from failures (EXE-04)."""
+    """Return which end it is: denials are distinct from failures (EXE-04)."""
     if result.error is None:
         return EventType.TOOL_COMPLETED
     return EventType.TOOL_DENIED if result.error.type.is_denial else EventType.TOOL_FAILED

@@ -46,7 +46,7 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as its row stands. ``last_seq`` is the number of its last event, ``last_node`` of its last node."""
+    """A run as stored. ``last_seq`` is the number of its last event, ``last_node`` of its last node."""
 
     identity: RunIdentity
     status: RunStatus
@@ -64,7 +64,7 @@ class Run:
     ended_us: int | None
     token: str = field(default="", repr=False)
     is_tainted: bool = False
-    """It has itself read what strangers wrote; what it inherits is asked of the store (PER-21)."""
+    """It has itself read what strangers wrote; the store knows what it inherits (PER-21)."""
     malformed: str = ""
     """What of its row no program of ours writes; that is left out here (OPS-12)."""
 

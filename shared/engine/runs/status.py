@@ -8,7 +8,7 @@ from soong.shared.core.errors import InvalidTransitionError
 
 class RunStatus(StrEnum):
     QUEUED = "queued"
-    """Its row stands; nobody works on it (not claimed yet, handed back, or its lease expired)."""
+    """Its row exists; nobody works on it (not claimed yet, handed back, or its lease expired)."""
     RUNNING = "running"
     PARKED = "parked"
     COMPLETED = "completed"
@@ -25,12 +25,12 @@ class RunEvent(StrEnum):
     PARK = "park"
     UNPARK = "unpark"
     RELEASE = "release"
-    """Handed back or expired: the run keeps its id and goes on with a higher fence."""
+    """Handed back or expired: the run keeps its id and continues with a higher fence."""
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
     RETRY = "retry"
-    """A task is tried again and its root run goes on. The run of a step never does: its next attempt is a new run."""
+    """A task is tried again and its root run continues. The run of a step never does: its next attempt is a new run."""
 
 
 class EndReason(StrEnum):

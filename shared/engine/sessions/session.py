@@ -81,7 +81,7 @@ class CommandKind(StrEnum):
     """Run again what did not complete; with ``from`` in the detail also that step and all that came of it."""
     CLOSE = "close"
     UPDATE = "update"
-    """Change a task that goes on: grow it, try steps again, skip or cancel some
+    """Change a running task: grow it, try steps again, skip or cancel some
     (:mod:`soong.shared.engine.tasks.change`).
     """
     COMPLETE = "complete"
@@ -116,7 +116,7 @@ class Command:
 
 
 class ProcessState(StrEnum):
-    """LIVE beats and takes work; DRAINING beats and finishes; GONE is final: a comer-back is a new incarnation."""
+    """LIVE beats and takes work; DRAINING beats and finishes; GONE is final: one that returns is a new one."""
 
     LIVE = "live"
     DRAINING = "draining"

@@ -83,7 +83,7 @@ class SessionStore(Protocol):
 
     # -- commands
     async def send_command(self, command: Command) -> None:
-        """Insert a command; one of that id that stands already stays as it is.
+        """Insert a command; an existing one of that id is kept.
 
         A retry opens a closed session again, for whichever owner adopts it.
         """

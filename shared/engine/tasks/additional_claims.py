@@ -1,4 +1,4 @@
-"""Further claims: why a run does or does not get another step of its task beside the one that it holds (DAG-03).
+"""Additional claims: why a run does or does not get another step of its task (DAG-03).
 
 Pure, so that every store refuses for the same reasons and in the same words. Whoever asks is an agent: each refusal
 says what to do next.
@@ -18,7 +18,7 @@ MAX_STEPS: Final = "max_steps"
 
 
 class Refusal(StrEnum):
-    """Why a further claim is refused, for programs."""
+    """Why an additional claim is refused, for programs."""
 
     UNKNOWN = "unknown"
     NOT_FOR_AGENTS = "not_for_agents"
@@ -45,7 +45,7 @@ class ClaimRefusal:
 
 @dataclass(frozen=True, slots=True)
 class ClaimingRun:
-    """The run that asks, as the rows stand: its own step, the further one it holds, how many it has had, and its limit.
+    """The run that asks, by its rows: its own step, the additional one it holds, how many it has had, and its limit.
 
     ``is_stopping``: it, or its worker, was told to stop.
     """
@@ -59,7 +59,7 @@ class ClaimingRun:
 
 @dataclass(frozen=True, slots=True)
 class RequestedStep:
-    """The step that is asked for, as the rows stand."""
+    """The step that is asked for, by its rows."""
 
     step_id: str
     kind: StepKind
@@ -70,7 +70,7 @@ class RequestedStep:
     is_paused: bool
     is_pull_worker: bool
     has_begun: bool
-    """Its own run has worked on it, and goes on where it stopped."""
+    """Its own run has worked on it, and continues where it stopped."""
 
 
 def limit_of(spec: JsonObject) -> int | None:

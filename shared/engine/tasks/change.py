@@ -1,4 +1,4 @@
-"""Changes of a task that goes on, as its owner writes them: growth, further attempts, steps that are not to run.
+"""Changes of a running task, as its owner writes them: growth, more attempts, steps that are not to run.
 
 Owns the value that crosses the store port. What a client or an agent may ask for, and how it is checked, is
 :mod:`soong.shared.engine.tasks.growth`.
@@ -33,7 +33,7 @@ class TaskChange:
 
     @property
     def named(self) -> frozenset[str]:
-        """The keys of all steps that must stand already."""
+        """The keys of all steps that must exist already."""
         added = {step.key for step in self.steps}
         needed = {parent for step in self.steps for parent in step.depends_on}
         needed |= {key for edge in self.edges for key in edge}
@@ -57,7 +57,7 @@ def must_wait(step_id: str, status: StepStatus, policy: FailurePolicy, *, is_set
 
 
 def check_still_pending(step_id: str, status: StepStatus) -> None:
-    """Raises: ConflictError when the step may get no further dependency: it may be running by now."""
+    """Raises: ConflictError when the step may get no more dependencies: it may be running by now."""
     if status is not StepStatus.PENDING:
         raise ConflictError(f"step {step_id!r} is {status}: only a step that is still pending can wait for more")
 

@@ -38,7 +38,7 @@ class ClaimStore(Protocol):
         live_workers: int,
         now_us: int,
     ) -> Advance:
-        """Write the ends, unlock what waited for them, and claim at most ``claim`` further steps: one transaction.
+        """Write the ends, unlock what waited for them, and claim at most ``claim`` more steps: one transaction.
 
         An end counts only while its step is leased with that fence by that worker; otherwise its run id is in ``stale``
         and nothing of it is written. A completed end without a result node gets one with its output. The dependents'
@@ -68,7 +68,7 @@ class ClaimStore(Protocol):
         capabilities: Sequence[str],
         now_us: int,
     ) -> Claim | ClaimRefusal:
-        """Claim a further ready step of the holder's task for the holder's run (DAG-03), whatever its claim mode.
+        """Claim an additional ready step of the holder's task for the holder's run (DAG-03), whatever its claim mode.
 
         As ``advance`` claims: the worker must be live and fit, no concurrency limit may be passed, the session has
         had its turn, the fence is one more than ever issued. A concurrency limit counts agents at work: the step
@@ -118,7 +118,7 @@ class ClaimStore(Protocol):
 
     # -- for all owners of the deployment
     async def backlog(self, *, limit: int = 1000) -> Backlog:
-        """Count the steps that could be claimed now, within the concurrency limits as they stand.
+        """Count the steps that could be claimed now, within the current concurrency limits.
 
         Whether a worker lives that is able to is not asked: ``waiting`` says whom they need.
         """

@@ -152,7 +152,7 @@ def grown(
     project: tuple[str, ...] = (),
     origin: Origin = OWN,
 ) -> tuple[NewStep, ...]:
-    """Return checked steps as they are added to a task that goes on, under its ``root`` run.
+    """Return checked steps as they are added to a running task, under its ``root`` run.
 
     ``project`` is what a worker must have to work in the session's project, ``origin`` who adds them.
 
@@ -190,7 +190,7 @@ class _Surfaces:
     )
 
     def of(self, step: PlanStep) -> tuple[JsonObject, Sequence[str]]:
-        """Return a step's surface; one that is pulled has none: whoever asks for it does it with its own."""
+        """Return a step's surface; one that is pulled has none: the run that claims it uses its own."""
         if step.claim is ClaimMode.PULL:
             return {}, ()
         asked = (step.kind, step.agent, step.allowed_tools)

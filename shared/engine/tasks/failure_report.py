@@ -44,7 +44,7 @@ def with_report(end: StepEnd, suffered: StepIncidents) -> StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """What the rows say of a step's last run: its error, its progress, its result node and its last answer."""
+    """The record of a step's last run: its error, its progress, its result node and its last answer."""
 
     error: JsonObject | None = None
     progress: str = ""
@@ -69,7 +69,7 @@ class FailureReport:
 
 
 def is_unclean(status: StepStatus, outcome: Outcome | None) -> bool:
-    """Say whether a step ended in a way of which something remains to be told."""
+    """Say whether a step ended in a way with something left to report."""
     return outcome is Outcome.PARTIAL or status in (StepStatus.FAILED, StepStatus.CANCELLED)
 
 

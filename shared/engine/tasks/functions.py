@@ -81,7 +81,7 @@ def known_functions() -> Mapping[str, StepFunction]:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """Return a question for the known word that is meant, to stand before something else; nothing when none is near."""
+    """Return a question for the known word that is meant, to precede something else; nothing when none is near."""
     close = near(word, known)
     return f"did you mean {close!r}? " if close else ""
 

@@ -1,4 +1,4 @@
-"""What may be asked of a task that goes on (``agent.task_update``, the SDK), checked as a plan is (DAG-01, DAG-02).
+"""Changes to a running task (``agent.task_update``, the SDK), checked as a plan is (DAG-01, DAG-02).
 
 One document names it all: ``add_steps`` as a plan writes them, ``add_dependencies`` of steps that are still pending,
 ``retry_steps`` with what is to be different, ``priorities``, ``skip_steps`` and ``cancel_steps``. Every offence is
@@ -56,7 +56,7 @@ class Update:
 
     steps: tuple[PlanStep, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()
-    """Of steps that stand: (step, what it is to depend on)."""
+    """Of existing steps: (step, what it is to depend on)."""
     attempts: tuple[Attempt, ...] = ()
     priorities: Mapping[str, int] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Update:
 
 
 def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: PlanNames) -> Update:
-    """Read what is asked of a task whose steps stand as given.
+    """Read the changes to a task with the given steps.
 
     Raises:
         InvalidPlanError: with every offence; or nothing is asked at all.
@@ -96,7 +96,7 @@ def standing_of(steps: Sequence[Step]) -> Standing:
 
 
 def planned(step: Step) -> PlanStep:
-    """Return a step that stands as it was planned: what a further attempt of it begins with."""
+    """Return an existing step as planned: the start of another attempt."""
     spec = step.spec
     tools = spec.get("allowed_tools")
     script, output, inputs = spec.get("script"), spec.get("output"), spec.get("inputs")

@@ -1,4 +1,4 @@
-"""What is said of a step that lost its lease: which worker held it, how that ended, and when it is enough (DAG-05)."""
+"""The report of a step that lost its lease: which worker held it, how that ended, and when it is enough (DAG-05)."""
 
 from typing import Final
 

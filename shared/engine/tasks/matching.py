@@ -1,4 +1,4 @@
-"""Who could run what waits: a step, or a lane of them, beside the workers that live."""
+"""Who could run what waits: a step, or a lane of them, among the live workers."""
 
 from collections.abc import Iterable, Sequence
 

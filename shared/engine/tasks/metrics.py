@@ -1,4 +1,4 @@
-"""What an operator watches, as the rows say it: waiting steps, held steps, questions. Made for reading often.
+"""What an operator watches, from rows: waiting steps, held steps, questions. Made for reading often.
 
 Owns the values and the port. Whoever shows them is elsewhere: metrics, lists of workers, an agent's own view.
 """
@@ -70,7 +70,7 @@ class FigureSource(Protocol):
         ...
 
     async def concurrency_limits(self) -> Sequence[LimitUsage]:
-        """Return the limits as they stand; of sessions, those of sessions with open tasks. Raises: UnavailableError."""
+        """Return the current limits; of sessions, those of sessions with open tasks. Raises: UnavailableError."""
         ...
 
     async def close(self) -> None: ...

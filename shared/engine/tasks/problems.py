@@ -75,7 +75,7 @@ class JoinedNames(Collection[str]):
 
 @dataclass(slots=True)
 class Problems:
-    """The problems of one document. ``source`` stands before the path of each place, parted by ``joint``."""
+    """The problems of one document. ``source`` precedes the path of each place, parted by ``joint``."""
 
     source: str = ""
     joint: str = " "

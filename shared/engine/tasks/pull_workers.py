@@ -53,7 +53,7 @@ class Dispatch:
 
 
 def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatch:
-    """Read what is asked for. Raises: InvalidPlanError with every offence."""
+    """Read what is asked for. Raises: InvalidPlanError with every problem."""
     problems = Problems(SOURCE)
     report: Report = problems.report
     fields = Fields(document, (), report)
@@ -104,7 +104,7 @@ Grow: TypeAlias = Callable[[Sequence[PlanStep], Task, RunIdentity], Sequence[New
 
 
 def pull_workers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: RunIdentity, *, grow: Grow) -> TaskChange:
-    """Return the change that adds the pull workers to a task whose steps stand as given.
+    """Return the change that adds the pull workers to a task with the given steps.
 
     Raises:
         InvalidPlanError: they would run on the script model and have no script.

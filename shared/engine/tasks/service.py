@@ -61,7 +61,7 @@ class TaskService:
     planner: Planner = field(default_factory=Planner)
     principal: str = "local"
     may_approve: bool = False
-    """Whether the principal carries the right to approve; whoever can open the database does."""
+    """Whether the principal carries the right to approve; everyone who can open the database has it."""
 
     async def create(
         self,
@@ -148,7 +148,7 @@ class TaskService:
         await self.ask(CommandKind.FAIL, task, {"reason": reason}, command_id=command_id)
 
     async def update(self, task: Task, change: JsonObject, *, command_id: str = "") -> None:
-        """Change a task that goes on (:mod:`soong.shared.engine.tasks.growth` says how it is written)."""
+        """Change a running task (:mod:`soong.shared.engine.tasks.growth` says how it is written)."""
         await self.ask(CommandKind.UPDATE, task, change, command_id=command_id)
 
     async def dispatch_worker(

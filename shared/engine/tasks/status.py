@@ -10,7 +10,7 @@ from soong.shared.core.errors import InvalidTransitionError
 
 
 class StepStatus(StrEnum):
-    """Where a step stands (DAG-04)."""
+    """The status of a step (DAG-04)."""
 
     PENDING = "pending"
     """Waits for dependencies (``open_deps`` > 0) or for its retry time."""
@@ -94,7 +94,7 @@ STEP_TRANSITIONS: Mapping[tuple[StepStatus, StepEvent], StepStatus] = {
 
 
 class TaskStatus(StrEnum):
-    """Where a task stands. A paused task starts nothing new and keeps what is done."""
+    """The status of a task. A paused task starts nothing new and keeps what is done."""
 
     RUNNING = "running"
     PAUSED = "paused"

@@ -37,7 +37,7 @@ class FailurePolicy(StrEnum):
     SKIP_DEPENDENTS = "skip_dependents"
     FAIL_TASK = "fail_task"
     KEEP = "keep"
-    """Dependents go on with a null result: for items of a map that tolerates failures."""
+    """Dependents continue with a null result: for items of a map that tolerates failures."""
 
 
 class Outcome(StrEnum):
@@ -155,7 +155,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step as its row stands."""
+    """A step as stored."""
 
     key: str
     task_id: str
@@ -193,7 +193,7 @@ class Step:
     claim_mode: ClaimMode = ClaimMode.ASSIGNED
     is_pull_worker: bool = False
     holder_run_id: str = ""
-    """The run that holds or held it beside its own step; empty when its own run does (DAG-03)."""
+    """The run that holds or held it in addition to its own step; empty when its own run does (DAG-03)."""
     lost_to: str = ""
     """Which worker lost its lease last and how that ended; empty when none did."""
 

@@ -110,7 +110,7 @@ class TaskStore(Protocol):
         ...
 
     async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
-        """Mark a failure as final and apply its policy: skip dependents (all below), fail the task, or let them go on.
+        """Finish a failure by its policy: skip dependents (all below), fail the task, or let them continue.
 
         A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn; its other children go
         on. FAIL_TASK cancels what is not leased and asks for the rest; ``finish_task`` then ends the task as failed.
@@ -121,7 +121,7 @@ class TaskStore(Protocol):
         ...
 
     async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
-        """End the task and its root run if every step has ended and every failure is settled; None when it goes on.
+        """End the task and its root run if every step has ended and every failure is settled; None when it continues.
 
         Completed when all steps completed; otherwise failed, with the failed step ids in ``reason``. A task that had
         ended before is left as it is: its status is returned again.
@@ -140,7 +140,7 @@ class TaskStore(Protocol):
         ...
 
     async def mark_recorded(self, task_id: str) -> None:
-        """Say that the run folders of a task that is over are written; nothing when it goes on again."""
+        """Say that the run folders of a task that is over are written; nothing when it runs again."""
         ...
 
     async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:
@@ -151,7 +151,7 @@ class TaskStore(Protocol):
         ...
 
     async def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None:
-        """Let a paused task go on; a running one just does. Raises: InvalidTransitionError when it has ended."""
+        """Continue a paused task; a running one is unchanged. Raises: InvalidTransitionError when it has ended."""
         ...
 
     async def cancel_task(
@@ -170,7 +170,7 @@ class TaskStore(Protocol):
     async def update_task(
         self, ownership: Ownership, task_id: str, change: TaskChange, *, now_us: int, command_id: str = ""
     ) -> frozenset[str]:
-        """Change a task that goes on, all or nothing; return the workers that hold a step which is to be cancelled.
+        """Change a running task, all or nothing; return the workers that hold a step which is to be cancelled.
 
         A new step waits for those of its dependencies that have not completed (or failed and are kept). What is skipped
         or cancelled takes everything below it with it, a map step its children too; a failed step that is skipped is
@@ -201,7 +201,7 @@ class TaskStore(Protocol):
         now_us: int,
         command_id: str = "",
     ) -> frozenset[str]:
-        """End a task as whoever plans it says; return the workers that hold steps of it.
+        """End a task as its planner decides; return the workers that hold steps of it.
 
         COMPLETE needs every step to have ended, whatever as; its failures are final. FAIL cancels what has not ended,
         as ``cancel_task`` does.

@@ -49,7 +49,7 @@ def projects_among(needs: Iterable[str]) -> tuple[str, ...]:
 
 
 def catalogue_of(schemas: JsonObject) -> str:
-    """Return the word for a whole catalogue, tools with their schemas: the same in two workers that have the same."""
+    """Return the word for a full catalogue, tools with their schemas: the same in two workers that have the same."""
     return f"{CATALOGUE}{digest(schemas)[:16]}"
 
 
@@ -64,7 +64,7 @@ def labels(capabilities: Iterable[str]) -> tuple[str, ...]:
 
 
 def in_words(need: str) -> str:
-    """Return a need as it is told to people."""
+    """Return a need in words for people."""
     kind, separator, name = need.partition(":")
     if not separator or f"{kind}:" not in ANNOUNCED:
         return f"the label {need!r}"

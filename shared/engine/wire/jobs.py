@@ -6,7 +6,7 @@ A message is a hint: "look at the rows now". It holds no secret and names no ste
 from typing import Final
 
 PROTOCOL: Final = 1
-"""Version of everything under soong.shared.engine.wire and of what a step's row says; N reads N-1.
+"""Version of everything under soong.shared.engine.wire and of a step's row; N reads N-1.
 
 A step needs the version that it was written in, a worker announces those that it reads: as ``protocol:<n>``.
 """

@@ -20,7 +20,7 @@ class Notifier(Protocol):
     async def notify_session(self, session_id: str) -> None: ...
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
-        """Tell whoever follows these runs that their logs have grown."""
+        """Notify the followers of these runs that their logs have grown."""
         ...
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:

@@ -149,8 +149,9 @@ class RemoteResponder:
             return len(self._waiting)
 
     async def _questions(self) -> Sequence[Question]:
-        """Return what is pending and this responder's to answer, oldest first."""
-        questions = await self.store.consent.questions(session_id=self.session_id)
+        """Return what is pending and this responder's to answer, oldest first; the owner closes what is not proven."""
+        found = await self.store.consent.questions(session_id=self.session_id)
+        questions = [question for question in found if question.is_proven]
         if self.session_id:
             return questions
         return [question for question in questions if await self._is_ours(question.request)]

@@ -148,13 +148,14 @@ class Question:
     """A request and its state: the entry of lists of questions.
 
     ``answer`` is what a responder said, ``decision`` what the owner made of it; a question that was withdrawn, or that
-    waits, has no decision.
+    waits, has no decision. ``is_proven`` says that the request carries its run's proof; one without is shown to nobody.
     """
 
     request: PermissionRequest
     state: RequestState
     answer: Answer | None = None
     decision: Decision | None = None
+    is_proven: bool = False
 
     @property
     def is_pending(self) -> bool:

@@ -386,7 +386,7 @@ async def test_failure_that_fails_the_task_ends_its_parked_runs(scene: ContractH
 
     await scene.store.tasks.settle_failure(scene.own, fails.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
 
-    assert (await scene.statuses(task))["permissions"] is StepStatus.CANCELLED
+    assert (await scene.statuses(task))["asks"] is StepStatus.CANCELLED
     assert (await scene.store.consent.request(request.id))[1] is RequestState.WITHDRAWN
     assert await scene.store.tasks.finish_task(scene.own, task, now_us=scene.now_us) is TaskStatus.FAILED
 

@@ -70,8 +70,8 @@ async def test_the_slot_of_a_run_that_waits_goes_to_others_and_nothing_of_it_is_
         told = await site.story()
         assert (told["run_parked"], told["run_resumed"], told["permission_requested"]) == (1, 1, 1)
         assert told["aborted_tools"] == told["permission_withdrawn"] == told["step_handed_back"] == 0
-        assert (again["permissions"].fence, again["permissions"].attempt) == (steps["permissions"].fence + 1, 1)
-        kinds = [node.kind for node in await site.store.runs.nodes(again["permissions"].run_id)]
+        assert (again["asks"].fence, again["asks"].attempt) == (steps["asks"].fence + 1, 1)
+        kinds = [node.kind for node in await site.store.runs.nodes(again["asks"].run_id)]
         assert kinds.count(NodeKind.ASSISTANT) == 2
         assert kinds.count(NodeKind.TOOL_RESULT) == 1
 
@@ -84,7 +84,7 @@ async def test_a_run_parks_only_when_every_call_under_way_waits(open_here: OpenS
         await site.pending(2)
         await until(lambda: "slow one" in opened)
         await until(lambda: _time_has_passed(site))
-        assert (await site.steps())["permissions"].status is RUNNING
+        assert (await site.steps())["asks"].status is RUNNING
 
         opened["slow one"].set()
 
@@ -158,7 +158,7 @@ async def test_a_limit_of_none_keeps_every_slot(open_here: OpenSite) -> None:
         (request,) = await site.pending()
         await until(lambda: _time_has_passed(site))
 
-        assert (await site.steps())["permissions"].status is RUNNING
+        assert (await site.steps())["asks"].status is RUNNING
         await site.answer(request)
         await site.until_stands(asks=COMPLETED)
 
@@ -231,7 +231,7 @@ async def test_an_answer_that_comes_while_parking_lets_the_call_go_on_at_once(tm
 
         steps = await site.until_stands(asks=COMPLETED)
         assert True not in store.outcomes
-        assert steps["permissions"].fence == 1
+        assert steps["asks"].fence == 1
         assert (await site.story())["run_parked"] == 0
 
 
@@ -269,5 +269,5 @@ async def test_a_worker_that_stops_while_a_run_parks_leaves_it_parked(tmp_path: 
         store.may_go_on.set()
 
         steps = await site.until_stands(asks=BLOCKED)
-        assert steps["permissions"].lost_leases == 0
+        assert steps["asks"].lost_leases == 0
         assert (await site.story())["step_handed_back"] == 0

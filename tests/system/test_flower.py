@@ -224,7 +224,7 @@ async def test_a_run_that_waits_for_a_person_is_shown_as_waiting_also_while_it_i
         return str(json.loads(page)["state"]) if page else ""
 
     async def is_parked() -> bool:
-        return (await service.steps(task))["permissions"].status is StepStatus.BLOCKED
+        return (await service.steps(task))["asks"].status is StepStatus.BLOCKED
 
     async def waits() -> bool:
         return await state() == "AGENT-APPROVAL-WAITING"
@@ -257,7 +257,7 @@ async def test_a_parked_run_that_is_cancelled_is_no_longer_shown_as_waiting(
     task = await service.submit({"title": "Ask", "steps": [asks]}, project=project, approval_mode=ApprovalMode.INBOX)
 
     async def is_parked() -> bool:
-        return (await service.steps(task))["permissions"].status is StepStatus.BLOCKED
+        return (await service.steps(task))["asks"].status is StepStatus.BLOCKED
 
     async def shown(state: str) -> bool:
         (step,) = (await service.steps(task)).values()

@@ -64,7 +64,7 @@ def lines(file: Path) -> str:
 
 
 async def stands(service: Deployment, task: Task, status: StepStatus) -> bool:
-    return (await service.steps(task))["permissions"].status is status
+    return (await service.steps(task))["asks"].status is status
 
 
 async def answer(service: Deployment, request: PermissionRequest) -> None:
@@ -98,7 +98,7 @@ async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_pr
     ended = await service.finished(task)
 
     told = await story(service, request)
-    asks = (await service.steps(task))["permissions"]
+    asks = (await service.steps(task))["asks"]
     assert (ended.status, asks.outcome) == (TaskStatus.COMPLETED, Outcome.CLEAN)
     assert lines(file) == "line\n"
     assert (told["run_parked"], told["step_unparked"], told["run_resumed"]) == (1, 1, 1)

@@ -39,7 +39,7 @@ from soong import Soong, TaskStatus
 
 
 async def main() -> None:
-    async with Soong.embedded(workers=1, functions="hello") as client:
+    async with Soong.embedded(workers=1, functions=("hello",)) as client:
         outcome = await client.run("hello.yaml", {"name": "Grace"})
         assert outcome.status is TaskStatus.COMPLETED
         print(outcome.outputs["greet"])
@@ -87,7 +87,7 @@ async def answer(request: PermissionRequest) -> PermissionDecision:
 
 
 async def main() -> None:
-    async with Soong.embedded(workers=1, functions="hello") as client:
+    async with Soong.embedded(workers=1, functions=("hello",)) as client:
         outcome = await client.run("hello.yaml", permission_callback=answer)
         reveal_type(outcome.status)
         reveal_type(outcome.outputs)

@@ -16,6 +16,7 @@ from soong.shared.permissions.audit_log.notes import (
     of_withdrawn,
 )
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
+from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from tests.model.memory.auditing import add_notes, add_reports
 from tests.model.memory.keys import check_signs
@@ -104,7 +105,13 @@ class MemoryConsent:
             place = keys.index(beyond) if beyond in rows.requests else None
             keys = [] if place is None else keys[:place] if include_closed else keys[place + 1 :]
         found = [
-            Question(rows.requests[key], self._state(key), rows.answers.get(key), rows.decisions.get(key))
+            Question(
+                rows.requests[key],
+                self._state(key),
+                rows.answers.get(key),
+                rows.decisions.get(key),
+                check_proof(rows.run(rows.requests[key].identity.run_id).token, rows.requests[key]),
+            )
             for key in keys
             if session_id in ("", rows.requests[key].identity.session_id)
             and (include_closed or self._state(key) is RequestState.PENDING)

@@ -15,6 +15,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
 from soong.shared.permissions.request import Answer, Choice, PermissionRequest, Question, RequestState
+from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, OpenQuestions
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
@@ -235,7 +236,13 @@ def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond:
     decided = {row.request_id: decision_of(row.body) for row in ruled}
     read = [(row, _read(row)) for row in rows]
     return [
-        Question(request, _state_of(row), said.get(row.request_id), decided.get(row.request_id))
+        Question(
+            request,
+            _state_of(row),
+            said.get(row.request_id),
+            decided.get(row.request_id),
+            check_proof(row.token, request),
+        )
         for row, request in read
         if request is not None
     ]
@@ -246,11 +253,11 @@ def _pending_questions(tx: Transaction, session_id: str, limit: int) -> list[Que
     with tx.pipeline():
         asked = tx.send(PENDING, session_id=session_id, most=limit)
         said = tx.send(ANSWERED, session_id=session_id, most=limit)
-    read = {row.request_id: _read(row) for row in _rows(asked) if _state_of(row) is RequestState.PENDING}
-    answered = _answers(said, read)
+    read = [(row, _read(row)) for row in _rows(asked) if _state_of(row) is RequestState.PENDING]
+    answered = _answers(said, {row.request_id for row, _ in read})
     return [
-        Question(request, RequestState.PENDING, answered.get(request.id), None)
-        for request in read.values()
+        Question(request, RequestState.PENDING, answered.get(request.id), None, check_proof(row.token, request))
+        for row, request in read
         if request is not None
     ]
 

@@ -65,14 +65,14 @@ def plan_of(number: int, folder: Path, items: int, *, is_chain: bool = False) ->
 
 
 def _step(path: str, item: int) -> dict[str, Json]:
-    write: Json = {"call": "code.write_file", "with": {"path": path, "content": f"{item}\n"}, "save": "writing"}
-    finish: Json = {"finish": {"error": '${writing.error.message | default("")}'}}
+    write: Json = {"call": "code.write_file", "with": {"path": path, "content": f"{item}\n"}}
     return {
         "id": f"i{item}",
         "kind": "agent",
         "instructions": "Write one file.",
         "allowed_tools": ["code.write_file"],
-        "script": [write, finish],
+        "script": "builtin.calls",
+        "inputs": {"calls": [write]},
     }
 
 

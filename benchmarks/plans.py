@@ -31,6 +31,12 @@ def _step(work: Work, step_id: str, depends_on: Sequence[str]) -> dict[str, Json
         case Work.PYTHON:
             return {**step, "kind": "python", "call": "builtin.echo"}
         case Work.SCRIPT:
-            return {**step, "kind": "agent", "instructions": "Return the value.", "script": [{"finish": {"value": 1}}]}
+            return {
+                **step,
+                "kind": "agent",
+                "instructions": "Return the value.",
+                "script": "builtin.echo",
+                "inputs": {"value": 1},
+            }
         case other:
             assert_never(other)

@@ -35,7 +35,7 @@ TRICKLE: Final = 20
 CROWD: Final = 1000
 WORKS: Final[Mapping[str, Mapping[str, Json]]] = {
     "python": {"kind": "python", "call": "builtin.echo", "inputs": {"value": 1}},
-    "script": {"kind": "agent", "instructions": "Return the value.", "script": [{"finish": {"value": 1}}]},
+    "script": {"kind": "agent", "instructions": "Return the value.", "script": "builtin.echo", "inputs": {"value": 1}},
     "wait-50ms": {"kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 0.05}},
 }
 _HELD_BACK: Final = """

@@ -187,17 +187,13 @@ steps:
   - id: key
     instructions: deliver
     allowed_tools: [code.write_file]
-    script:
-      - call: code.write_file
-        with: {path: /projects/demo/signing.key, content: not a key}
-      - finish: done
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: /projects/demo/signing.key, content: not a key}}]}
   - id: note
     instructions: deliver
     allowed_tools: [code.write_file]
-    script:
-      - call: code.write_file
-        with: {path: /projects/demo/note.md, content: what was written}
-      - finish: done
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: /projects/demo/note.md, content: what was written}}]}
   - {id: wait, kind: python, call: builtin.sleep, inputs: {seconds: 600}, depends_on: [key, note]}
 PLAN
 key_of() { compose exec -T orchestrator sha256sum /var/lib/soong/keys/signing.key; }

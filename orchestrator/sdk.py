@@ -204,7 +204,7 @@ class Soong:
         model: str = "",
         instructions: str = "",
         allowed_tools: Sequence[str] | None = None,
-        script: Sequence[Json] | None = None,
+        script: str = "",
         pool: str = "",
     ) -> None:
         """Let ``count`` more runs take the task's ready steps one by one, each at most ``max_steps``.

@@ -17,7 +17,6 @@ from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
-from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.status import EndReason
@@ -118,7 +117,7 @@ class AgentStepRunner:
             if not is_warm(name):
                 # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
                 await asyncio.to_thread(warm_up, name)
-            model = resolve_model(name, _script(claim.spec))
+            model = resolve_model(name, str(claim.spec.get("script") or ""))
             policy = policy_for(Policy.from_json(claim.policy), claim.identity).narrowed_by(self._policy)
             run_dirs = self._workplace(claim, policy)
             task = self._task(claim, bound, tools, run_dirs)
@@ -269,8 +268,3 @@ def _step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:
         nodes=end.nodes,
         events=(*kept, *end.events),
     )
-
-
-def _script(spec: JsonObject) -> Sequence[Json] | str | None:
-    script = spec.get("script")
-    return script if isinstance(script, list | str) else None

@@ -135,15 +135,10 @@ def add_workers(
     tools: list[str] = typer.Option(
         [], "--tool", help="A tool that they have in addition to those for steps; repeatable."
     ),
-    script: Path | None = typer.Option(
-        None, "--script", help="What they play on the model `script`, a YAML or JSON list."
-    ),
+    script: str = typer.Option("", "--script", help="Scripted agent that they run when no model is chosen."),
     pool: str = typer.Option("", "--pool", help="Queue that they wait in."),
 ) -> None:
     """Dispatch pull workers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for."""
-    from soong.orchestrator.cli.pull_workers import read_script
-
-    played = None if script is None else read_script(script)
 
     def ask(service: "TaskService", found: "Task") -> Awaitable[None]:
         return service.dispatch_worker(
@@ -154,7 +149,7 @@ def add_workers(
             model=model,
             instructions=instructions,
             allowed_tools=tools or None,
-            script=played,
+            script=script,
             pool=pool,
         )
 

@@ -1,4 +1,4 @@
-"""What a plan may name, as clients know it: tools, agent definitions, scripts; and the surface of a step's run.
+"""What a plan may name, as clients know it: tools and agent definitions; and the surface of a step's run.
 
 The tools are those that workers with the same settings register, under the user's configuration. A step's functions
 are known where they run.
@@ -9,7 +9,6 @@ from typing import Self
 
 from soong.orchestrator.client.tool_registry import registry_of
 from soong.shared.agents.definition import AgentDefinitionRegistry, builtin_definitions
-from soong.shared.agents.script import check_script
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import Role
@@ -82,7 +81,6 @@ class Catalogue:
         return PlanNames(
             tools=self.names,
             definitions=self.definitions.ids,
-            check_script=check_script,
         )
 
     def planner(self, default_model: str, max_children: int = 0) -> Planner:

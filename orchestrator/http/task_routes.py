@@ -4,7 +4,7 @@ import asyncio
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
-from pydantic import Field, JsonValue
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -80,7 +80,7 @@ class DispatchAsked(Body):
     allowed_tools: list[str] | None = Field(
         default=None, description="Tools that they have in addition to those for steps."
     )
-    script: list[JsonValue] | None = Field(default=None, description="What they play on the model `script`.")
+    script: str = Field(default="", max_length=200, description="Scripted agent that they run without a model.")
     pool: str = Field(default="", max_length=64, description="Queue that they wait in.")
 
     @property

@@ -33,7 +33,7 @@ from soong.shared.agents.turn import (
     usage_of,
 )
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import BudgetExceededError, ScriptFailedError, TemplateError
+from soong.shared.core.errors import ScriptFailedError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.record import Usage
@@ -126,8 +126,9 @@ class _Loop:
                     response = await self._ask(parameters)
                 except ProviderFailedError as error:
                     return self._failed(EndReason.PROVIDER_FAILED, str(error), is_retryable=error.is_retryable)
-                except (ScriptFailedError, TemplateError) as error:
-                    return self._script_failed(error)
+                except ScriptFailedError as error:
+                    words = f"the script failed: {error}"
+                    return self._failed(EndReason.FAILED, words, type=error.type, is_retryable=error.is_retryable)
             end = await self._follow(judge(response, self.task.output_schema), names)
             if end is not None:
                 return end
@@ -289,13 +290,6 @@ class _Loop:
     def _failed(self, reason: EndReason, message: str, *, type: str = "", is_retryable: bool = False) -> AgentEnd:
         error = StepError(type or str(reason), message[:2000], is_retryable)
         return self._end(reason, None, Outcome.CLEAN, error)
-
-    def _script_failed(self, error: ScriptFailedError | TemplateError) -> AgentEnd:
-        words = f"the script failed: {error}"
-        if isinstance(error, ScriptFailedError):
-            return self._failed(EndReason.FAILED, words, type=error.type, is_retryable=error.is_retryable)
-        kind = error.code if isinstance(error, BudgetExceededError) else "invalid_script"
-        return self._failed(EndReason.FAILED, words, type=kind)
 
     def _end(self, reason: EndReason, output: Json, outcome: Outcome, error: StepError | None) -> AgentEnd:
         payload: Mapping[str, Json] = {

@@ -2,13 +2,11 @@
 
 import importlib
 import re
-from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.scripted import resolve_script
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def check_name(name: str) -> None:
         raise InvalidConfigError(f"the model {name!r} is not known; {_suggestion(name)}")
 
 
-def resolve_model(name: str, script: Sequence[Json] | str | None = None) -> "Model[Any]":
+def resolve_model(name: str, script: str = "") -> "Model[Any]":
     """Return the model of that name for one run. ``script`` is what the model ``script`` runs; others ignore it.
 
     Raises:
@@ -72,15 +70,11 @@ def resolve_model(name: str, script: Sequence[Json] | str | None = None) -> "Mod
         InvalidConfigError: no such model, its package is not installed, or its key is missing; says what to do.
     """
     if name == SCRIPT:
-        if script is None:
-            raise InvalidConfigError("the model 'script' has no script to play; add `script:` or choose a model")
-        if isinstance(script, str):
-            from soong.shared.agents.scripted_model import ScriptedModel  # the library costs half a second
+        if not script:
+            raise InvalidConfigError("the model 'script' has no scripted agent to run; add `script:` or choose a model")
+        from soong.shared.agents.scripted_model import ScriptedModel  # the library costs half a second
 
-            return ScriptedModel(resolve_script(script))
-        from soong.shared.agents.scripted import script_model
-
-        return script_model(script)
+        return ScriptedModel(resolve_script(script))
     return _provider_model(name)
 
 

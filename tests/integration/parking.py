@@ -36,29 +36,29 @@ from soong.worker.run import StepRunner
 from tests.integration.consent import BothPorts, until
 from tests.integration.waiting_tools import opened
 from tests.model.builders import make_answer, make_owner
+from tests.scripted import calls as made
 
 SECRETS = ("a.pem", "b.pem")
 """Files that may be read by a person's leave only: neighbouring calls of one turn that ask at the same time."""
 
 
-def ask(name: str = "a.pem", save: str = "read") -> JsonObject:
+def ask(name: str = "a.pem") -> JsonObject:
     """Return a script's call that asks: it reads a sensitive file."""
-    return {"call": "code.read_file", "with": {"path": "${workplace.project}/" + name}, "save": save}
+    return {"call": "code.read_file", "with": {"path": name}}
 
 
 def wait_for(name: str) -> JsonObject:
     """Return a script's call that asks nobody, and takes until the test opens that name."""
-    return {"call": "test.wait_for", "with": {"name": name}, "save": name}
+    return {"call": "test.wait_for", "with": {"name": name}}
 
 
 def asking(id: str = "asks", *calls: JsonObject, **more: Json) -> JsonObject:
     """Return a step that makes these calls in one turn (by default one that asks) and then ends."""
-    turn: list[Json] = [dict(call) for call in calls or (ask(),)]
     return {
         "id": id,
         "instructions": "x",
         "allowed_tools": ["code.read_file", "test.wait_for"],
-        "script": [{"together": turn}, {"finish": "done"}],
+        **made(*(calls or (ask(),)), at_once=True, output="done"),
         **more,
     }
 
@@ -104,6 +104,7 @@ class Site:
             plan_from_json({"title": "t", "steps": list(steps)}, "plan", catalogue.known()),
             {},
             project=self.project,
+            cwd=self.project,
             approval_mode=mode,
             model="script",
             allow=allow,

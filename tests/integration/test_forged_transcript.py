@@ -36,7 +36,8 @@ HARMLESS: JsonObject = {
     "id": "a",
     "instructions": "x",
     "allowed_tools": ["code.write_file"],
-    "script": [{"finish": "I did nothing"}],
+    "script": "builtin.calls",
+    "inputs": {"output": "I did nothing"},
 }
 NODE = (
     "INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)"

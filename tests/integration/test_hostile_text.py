@@ -37,7 +37,7 @@ CALLS: dict[str, Callable[[Soong, str, str], Awaitable[object]]] = {
     "cancel": lambda sdk, _task, text: sdk.cancel(text),
     "reason": lambda sdk, task, text: sdk.cancel(task, reason=text),
     "agent": lambda sdk, task, text: sdk.dispatch_worker(task, agent=text),
-    "script": lambda sdk, task, text: sdk.dispatch_worker(task, script=[{"finish": text}]),
+    "script": lambda sdk, task, text: sdk.dispatch_worker(task, script=text),
     "change": lambda sdk, task, text: sdk.update(task, {"title": text}),
 }
 

@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 
+from soong import AgentHandle, ToolCallError, scripted_agent
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
 from soong.orchestrator.owner.run_archive import RunArchive
@@ -49,23 +51,26 @@ CONFIG = f'[commands]\nsecret_env = ["DEPLOY_TOKEN"]\n{DENY}'
 SLOW = '[[hooks.pre]]\nname = "slow"\ncommand = ["/bin/sleep", "600"]\ntools = "code.search"\n'
 
 TOOLS = ["code.read_file", "code.search", "code.write_file", "agent.task_update_step"]
-SCRIPT: list[JsonObject] = [
-    {"call": "code.read_file", "with": {"path": "${workplace.project}/secret.txt"}, "save": "read"},
-    {
-        "together": [
-            {"call": "code.search", "with": {"query": "${inputs.token}"}, "save": "found"},
-            {"call": "code.read_file", "with": {"path": "${inputs.token}"}, "save": "missing"},
-        ]
-    },
-    {"call": "agent.task_update_step", "with": {"progress": "using ${inputs.token}"}, "save": "told"},
-    {
-        "call": "code.write_file",
-        "with": {"path": "${workplace.project}/out.txt", "content": "token=${inputs.token}"},
-        "save": "written",
-    },
-    {"call": "code.write_file", "with": {"path": "/elsewhere/x", "content": "${inputs.token}"}, "save": "denied"},
-    {"finish": {"said": "the token is ${inputs.token}", "ok": "${written.is_error}"}},
-]
+
+
+@scripted_agent("tests.secrets")
+async def use_token(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    """Put the token wherever a call can put it."""
+
+    async def tried(tool: str, **arguments: Any) -> bool:
+        try:
+            await agent.call(tool, **arguments)
+        except ToolCallError:
+            return False
+        return True
+
+    token = inputs["token"]
+    await tried("code.read_file", path=f"{agent.project}/secret.txt")
+    await asyncio.gather(tried("code.search", query=token), tried("code.read_file", path=token))
+    await tried("agent.task_update_step", progress=f"using {token}")
+    is_written = await tried("code.write_file", path=f"{agent.project}/out.txt", content=f"token={token}")
+    await tried("code.write_file", path="/elsewhere/x", content=token)
+    return {"said": f"the token is {token}", "ok": not is_written}
 
 
 @dataclass
@@ -93,7 +98,7 @@ class Site:
             "instructions": "use ${inputs.token}",
             "inputs": {"token": "${inputs.token}"},
             "allowed_tools": TOOLS,
-            "script": SCRIPT,
+            "script": "tests.secrets",
         }
         plan: JsonObject = {"title": "t", "inputs": {"token": {}}, "steps": [step]}
         prepared = submission(

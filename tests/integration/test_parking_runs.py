@@ -79,7 +79,7 @@ async def test_the_slot_of_a_run_that_waits_goes_to_others_and_nothing_of_it_is_
 @pytest.mark.spec("PER-13")
 async def test_a_run_parks_only_when_every_call_under_way_waits(open_here: OpenSite) -> None:
     async with open_here() as site:
-        await site.submit(asking("asks", ask("a.pem", "a"), wait_for("slow one"), ask("b.pem", "b")))
+        await site.submit(asking("asks", ask("a.pem"), wait_for("slow one"), ask("b.pem")))
         await site.start_worker()
         await site.pending(2)
         await until(lambda: "slow one" in opened)
@@ -108,7 +108,7 @@ async def test_calls_that_ask_at_the_same_time_are_parked_together_and_taken_up_
     pydantic/pydantic-ai#4302, #3274, #3527.
     """
     async with open_here() as site:
-        await site.submit(asking("asks", ask("a.pem", "a"), ask("b.pem", "b")))
+        await site.submit(asking("asks", ask("a.pem"), ask("b.pem")))
         await site.start_worker()
         first, second = await site.pending(2)
         await site.until_stands(asks=BLOCKED)

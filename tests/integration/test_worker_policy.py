@@ -15,7 +15,7 @@ from soong.orchestrator.client.submission import submission
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.status import EndReason
@@ -34,13 +34,14 @@ from tests.integration.consent import until
 from tests.model.builders import make_owner
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
+from tests.scripted import calls as made
+from tests.scripted import error_of as last_error
 
 WRITE: JsonObject = {
     "call": "code.write_file",
-    "with": {"path": "${workplace.project}/out/a.md", "content": "x"},
-    "save": "done",
+    "with": {"path": "out/a.md", "content": "x"},
 }
-READ: JsonObject = {"call": "code.read_file", "with": {"path": "${workplace.project}/notes.md"}, "save": "done"}
+READ: JsonObject = {"call": "code.read_file", "with": {"path": "notes.md"}}
 
 
 @dataclass
@@ -67,12 +68,12 @@ class Site:
         (self.project / "notes.md").write_text("notes", encoding="utf-8")
         (self.root / "client" / "config.toml").write_text(self.client_config, encoding="utf-8")
         catalogue = Catalogue.of(load_settings(agent_home=self.root / "client"))
-        finish: Json = {"finish": {"error": '${done.error.type | default("")}'}}
-        step: JsonObject = {"id": "a", "instructions": "x", "allowed_tools": list(tools), "script": [*calls, finish]}
+        step: JsonObject = {"id": "a", "instructions": "x", "allowed_tools": list(tools), **made(*calls)}
         prepared = submission(
             plan_from_json({"title": "t", "steps": [step]}, "plan", catalogue.known()),
             {},
             project=self.project,
+            cwd=self.project,
             approval_mode=ApprovalMode.DENY,
             model="script",
             allow=self.allow,
@@ -126,8 +127,7 @@ REFUSED = EventType.TOOL_DENIED
 
 
 def error_of(end: StepEnd) -> str:
-    assert isinstance(end.output, Mapping)
-    return str(end.output["error"])
+    return last_error(end.output)
 
 
 def rule(effect: str, scope: str, tools: str = "code.*") -> str:
@@ -152,7 +152,7 @@ async def test_an_allow_rule_of_the_clients_configuration_lets_a_worker_write(tm
 async def test_a_tool_that_has_vanished_is_an_error_of_its_call_and_the_run_goes_on(tmp_path: Path) -> None:
     """The run's stored set has it, and the worker that took the run up has it no more."""
     site = Site(tmp_path, worker_config='[tools]\nhidden = ["code.list_dir"]')
-    vanished: JsonObject = {"call": "code.list_dir", "with": {}, "save": "gone"}
+    vanished: JsonObject = {"call": "code.list_dir", "with": {}}
 
     end, events = await site.run(vanished, READ, tools=["code.read_file", "code.list_dir"])
 
@@ -292,7 +292,7 @@ async def test_loading_a_skill_adds_its_text_and_no_tool(tmp_path: Path) -> None
     skill = site.project / ".soong" / "skills" / "writing" / "SKILL.md"
     skill.parent.mkdir(parents=True)
     skill.write_text("---\nname: writing\ndescription: d\nallowed-tools: [code.write_file]\n---\nWrite it.\n")
-    load: JsonObject = {"call": "internal.load_skill", "with": {"name": "writing"}, "save": "loaded"}
+    load: JsonObject = {"call": "internal.load_skill", "with": {"name": "writing"}}
 
     end, events = await site.run(load, WRITE, tools=["internal.load_skill"])
 
@@ -310,7 +310,7 @@ async def test_a_loaded_skill_that_allows_itself_a_tool_grants_nothing(tmp_path:
     skill = site.project / ".soong" / "skills" / "writing" / "SKILL.md"
     skill.parent.mkdir(parents=True)
     skill.write_text("---\nname: writing\ndescription: d\nallowed-tools: [code.write_file]\n---\nWrite it.\n")
-    load: JsonObject = {"call": "internal.load_skill", "with": {"name": "writing"}, "save": "loaded"}
+    load: JsonObject = {"call": "internal.load_skill", "with": {"name": "writing"}}
 
     running = asyncio.create_task(site.run(load, WRITE, tools=["internal.load_skill", "code.write_file"]))
     await until(lambda: running.done() or bool(site.store.rows.requests))
@@ -330,7 +330,7 @@ async def test_no_rule_of_anybody_opens_a_protected_name(tmp_path: Path, path: s
     everything = rule("allow", f"{tmp_path}/project")
     site = Site(tmp_path, client_config=everything, worker_config=everything)
     site.allow = (f"code.write_file:{tmp_path}/project",)
-    call: JsonObject = {**WRITE, "with": {"path": "${workplace.project}/" + path, "content": "x"}}
+    call: JsonObject = {**WRITE, "with": {"path": path, "content": "x"}}
 
     end, events = await site.run(call, tools=["code.write_file"])
 
@@ -340,7 +340,7 @@ async def test_no_rule_of_anybody_opens_a_protected_name(tmp_path: Path, path: s
 
 
 # -- settings of the worker that every run of it is under
-LOOK: JsonObject = {"call": "code.list_dir", "with": {"path": "${workplace.project}"}, "save": "done"}
+LOOK: JsonObject = {"call": "code.list_dir", "with": {"path": "."}}
 
 
 @pytest.mark.spec("DIS-07.a")
@@ -374,7 +374,7 @@ async def test_a_tool_has_the_time_that_its_workers_settings_give_it(tmp_path: P
     site = Site(tmp_path, worker_settings={limit: 200})
     site.allow = ("team.wait",)
 
-    end, _ = await site.run({"call": "team.wait", "with": {}, "save": "done"}, tools=["team.wait"])
+    end, _ = await site.run({"call": "team.wait", "with": {}}, tools=["team.wait"])
 
     assert error_of(end) == "timeout"
 

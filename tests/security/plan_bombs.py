@@ -28,12 +28,6 @@ def _one(size: int, make: Callable[[int], dict[str, object]]) -> str:
     return _plan([_step(0, **make(size))])
 
 
-def _script(size: int, statement: Callable[[int], object], first: object = None) -> str:
-    length = len(json.dumps(statement(10_000)))
-    script = [*([first] if first else []), *(statement(number) for number in range(size // (length + 2)))]
-    return _plan([{"id": "a", "instructions": "x", "script": script}])
-
-
 def _listed(size: int, item: Callable[[int], str]) -> list[str]:
     return [item(number) for number in range(size // (len(item(10_000)) + 4))]
 
@@ -96,16 +90,6 @@ SHAPES: Final[Mapping[str, Callable[[int], str]]] = {
     "unknown tools": lambda size: _plan(
         [{"id": "a", "instructions": "x", "allowed_tools": _listed(size, lambda n: f"code.read{n:06}")}]
     ),
-    "unknown names in a script": lambda size: _script(size, lambda n: {"set": {f"v{n:06}": f"${{w{n:06}}}"}}),
-    "known names in a script": lambda size: _script(size, lambda n: {"set": {f"v{n:06}": f"${{v{n // 2:06}}}"}}),
-    "operations in a script": lambda size: _script(
-        size, lambda n: {"set": {f"v{n:06}": {"$map": [], "to": 1, "as": "q"}}}
-    ),
-    "patterns in a script": lambda size: _script(
-        size, lambda n: {"set": {}, "when": {"matches": ["a", f"(x+)+{n:06}$"]}}
-    ),
-    "unknown fields in a script": lambda size: _script(size, lambda n: {"set": {}, f"g{n:06}": 1}),
-    "unknown inputs of a step in a script": lambda size: _script(size, lambda n: {"finish": f"${{inputs.i{n:06}}}"}),
     "a schema that requires what it has not": lambda size: _one(
         size, lambda n: {"output": {"type": "object", "required": _listed(n, lambda i: f"r{i:06}")}}
     ),

@@ -1,4 +1,4 @@
-"""Plans that are made to hurt: their readers, their expansions and their scripts stay within bounds of work and memory.
+"""Plans that are made to hurt: their readers, and their expansions stay within bounds of work and memory.
 
 What is compared is CPU time and peak memory of a process for a plan and for one four times as large: time on a clock
 would tell of the machine's load.
@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.agents.player import Player
-from soong.shared.agents.script import parse_script
 from soong.shared.core.errors import BudgetExceededError, InvalidPlanError
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.engine.tasks.expansion import MAX_KEY_CHARS, MAX_TITLE_CHARS, expand_map, new_task
@@ -70,9 +68,7 @@ def test_reading_a_plan_four_times_as_large_takes_about_four_times_as_much(shape
     assert large_mib - base_mib < 8 * (small_mib - base_mib) + 20
 
 
-@pytest.mark.parametrize(
-    "shape", ["unknown functions", "unknown names in a script", "empty objects", "inputs and wrong names of them"]
-)
+@pytest.mark.parametrize("shape", ["unknown functions", "empty objects", "inputs and wrong names of them"])
 def test_soong_tasks_validate_ends_with_a_short_answer_whatever_it_is_given(shape: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(SHAPES[shape](LARGEST))
@@ -171,7 +167,6 @@ def test_a_title_and_a_key_are_made_no_longer_than_they_are_kept() -> None:
         pytest.param({**CHILD, "inputs": {"a": "${inputs.big | json}"}}, id="as-json"),
         pytest.param({"instructions": "do ${inputs.big}"}, id="instructions"),
         pytest.param({"instructions": "x", "permissions": {"write": ["/${inputs.big}"]}}, id="asks"),
-        pytest.param({"script": [{"finish": BIG}]}, id="a-large-script"),
     ],
 )
 def test_a_map_whose_children_are_a_gigabyte_of_rows_is_refused_within_its_budget(child: dict[str, Json]) -> None:
@@ -232,73 +227,6 @@ def test_a_template_of_very_many_references_is_refused() -> None:
 
     with pytest.raises(InvalidPlanError, match="more than 1000 references"):
         parse_plan(json.dumps(plan), "plan")
-
-
-# -- scripts
-PLAYS = """
-import json, sys
-from soong.shared.agents.player import MAX_SCRIPT_BYTES, MAX_SCRIPT_LOOKUPS, Player
-from soong.shared.agents.script import parse_script
-from soong.shared.core.errors import BudgetExceededError
-from soong.shared.engine.tasks.plan.budget import Budget
-script, inputs = json.load(sys.stdin)
-budget = Budget("the values of the script", MAX_SCRIPT_BYTES, MAX_SCRIPT_LOOKUPS // 20)
-playing = Player(parse_script(script), inputs, {}, budget).play()
-try:
-    next(playing)
-except BudgetExceededError as error:
-    print(error)
-"""
-THOUSAND: Json = list(range(1_000))
-NESTED: Json = {"$map": "${inputs.l}", "to": {"$map": "${inputs.l}", "to": {"$map": "${inputs.l}", "to": "${item}"}}}
-
-
-def growing(first: Json, then: Json, rounds: int = 10_000) -> list[Json]:
-    """A script that sets a name over and over, and finishes with it."""
-    again: Json = {"while": True, "limit": rounds, "do": [{"set": {"a": then}}]}
-    return [{"set": {"a": first}}, again, {"finish": "${a}"}]
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        pytest.param(growing("x", "${a}${a}"), "a text of more than 4 MiB", id="a-text-that-doubles"),
-        pytest.param(growing(["x"], {"$concat": ["${a}", "${a}"]}), "more than 128 MiB", id="a-list-that-doubles"),
-        pytest.param(growing(["x"], ["${a}", "${a}"], 60), "more than 128 MiB", id="a-tree-that-doubles"),
-        pytest.param(growing(["x"], ["${a}"]), "nested deeper than 200 levels", id="a-list-in-a-list"),
-        pytest.param(
-            growing("ab", {"$replace": "${a}", "old": "b", "new": "${a}b"}),
-            "a text of more than 4 MiB",
-            id="a-replacement-that-grows",
-        ),
-        pytest.param([{"set": {"a": NESTED}}], "more than 1,000,000 lookups", id="a-billion-items"),
-        pytest.param(
-            [{"while": {"eq": ["${inputs.m}", "${inputs.n}"]}, "limit": 10_000, "do": []}],
-            "more than 1,000,000 lookups",
-            id="large-values-compared-for-ever",
-        ),
-    ],
-)
-def test_a_script_is_ended_by_what_it_makes_and_by_how_long_it_takes(script: list[Json], words: str) -> None:
-    inputs = {"l": THOUSAND, "m": list(range(500_000)), "n": list(range(500_000))}
-
-    taken = run_bounded(["-c", PLAYS], stdin=json.dumps([script, inputs]), cpu_s=150)
-
-    assert (taken.code, taken.err) == (0, "")
-    assert words in taken.out
-    assert taken.peak_mib < 500
-
-
-def test_a_script_that_gathers_in_a_loop_is_not_ended() -> None:
-    script: list[Json] = [
-        {"set": {"a": []}},
-        {"for_each": "${inputs.l}", "do": [{"set": {"a": {"$concat": ["${a}", [{"n": "${item}"}]]}}}]},
-        {"finish": "${a}"},
-    ]
-    player = Player(parse_script(script), {"l": THOUSAND}, {})
-
-    assert list(player.play()) == []
-    assert player.output == [{"n": number} for number in range(1_000)]
 
 
 WORK: Mapping[str, Mapping[str, Json]] = {

@@ -26,16 +26,12 @@ PLAN: dict[str, Any] = {
             "model": "script",
             "allowed_tools": ["code.read_file"],
             "permissions": {"write": ["docs/"], "hosts": ["example.org"], "run": [["git", "status"], "pytest"]},
-            "inputs": {"name": "${inputs.name}"},
+            "inputs": {"name": "${inputs.name}", "calls": [{"call": "code.read_file", "with": {"path": "x"}}]},
             "output": {"type": "object", "properties": {"n": {"type": "integer"}}},
             "on_failure": "keep",
             "pool": "default",
             "needs": ["label"],
-            "script": [
-                {"call": "code.read_file", "with": {"path": "x"}, "save": "one"},
-                {"set": {"n": {"$if": {"matches": ["${one.value}", "^a"]}, "then": 1, "else": 2}}},
-                {"for_each": "${one.value}", "as": "item", "do": [{"finish": "${item}"}]},
-            ],
+            "script": "builtin.calls",
         },
         {"id": "b", "kind": "python", "call": "builtin.echo", "depends_on": ["a"], "inputs": {"x": "${a.output.n}"}},
         {

@@ -22,6 +22,7 @@ from soong import Choice, PermissionDecision, PermissionRequest, Soong
 from soong.orchestrator.approvals.remote_responder import SkipQuestionError
 from soong.shared.core.jsontext import Json
 from soong.shared.storage.sql.store import open_store
+from tests.scripted import calls
 from tests.servers import free_port
 from tests.system import spy
 from tests.system.cli_scene import CONSOLE_SCRIPT, scene, until
@@ -68,9 +69,8 @@ steps:
   - id: write
     allowed_tools: [code.write_file]
     permissions: {write: [.]}
-    script:
-      - {call: code.write_file, with: {path: own.txt, content: x}}
-      - {finish: {}}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: own.txt, content: x}}]}
 """
 
 
@@ -157,8 +157,11 @@ def plan(folder: Path, ways: Sequence[str]) -> dict[str, Json]:
 
 
 def agent_step(name: str, tool: str, arguments: dict[str, Json]) -> dict[str, Json]:
-    script: list[Json] = [{"call": tool, "with": arguments}, {"finish": {}}]
-    return {"id": name.replace("_", "-"), "allowed_tools": [tool], "script": script}
+    return {
+        "id": name.replace("_", "-"),
+        "allowed_tools": [tool],
+        **calls({"call": tool, "with": arguments}, output={}),
+    }
 
 
 async def answers_about(home: Path, folder: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.sandbox.marked_project import mark_project
+from tests.scripted import call, calls
 from tests.servers import RedisServer
 from tests.system.auditor import read_effects
 from tests.system.deployment import Deployment
@@ -26,7 +27,7 @@ PLAN: JsonObject = {
             "id": "tool",
             "instructions": "Do it.",
             "allowed_tools": ["test.effect"],
-            "script": [{"call": "test.effect", "with": {"seconds": 0}}, {"finish": {"done": True}}],
+            **calls(call("test.effect", seconds=0), output={"done": True}),
         },
     ],
 }
@@ -68,7 +69,7 @@ async def test_steps_in_a_marked_project_go_to_workers_that_have_it(service: Dep
     look: JsonObject = {
         "id": "look",
         "instructions": "Look around.",
-        "script": [{"call": "code.list_dir", "with": {"path": "."}}, {"finish": {"done": True}}],
+        **calls(call("code.list_dir", path="."), output={"done": True}),
     }
     await service.start_workers(1, slots=4)
     task = await service.submit({"title": "shop", "steps": [look]}, project=project)

@@ -7,6 +7,7 @@ import pytest
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.step import ConcurrencyLimit
+from tests.scripted import call, calls
 from tests.system.auditor import read_effects
 from tests.system.deployment import Deployment
 from tests.system.faults.scene import begun, effects_file, prove, start_workers
@@ -29,8 +30,11 @@ def plan(*, is_agent: bool, pool: str = "default") -> JsonObject:
     """Return steps that could all run at once."""
     work: dict[str, Json] = {"kind": "python", "call": "test.effect", "inputs": {"seconds": EFFECT_S}}
     if is_agent:
-        script: list[Json] = [{"call": "test.effect", "with": {"seconds": EFFECT_S}}, {"finish": {"done": True}}]
-        work = {"instructions": "Do it.", "allowed_tools": ["test.effect"], "script": script}
+        work = {
+            "instructions": "Do it.",
+            "allowed_tools": ["test.effect"],
+            **calls(call("test.effect", seconds=EFFECT_S)),
+        }
     return {"title": "wide", "steps": [{"id": f"s{number}", "pool": pool, **work} for number in range(STEPS)]}
 
 

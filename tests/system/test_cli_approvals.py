@@ -23,20 +23,18 @@ steps:
   - id: mend
     title: Mend the read-me
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: README.md, content: "# Title\\n\\nbetter\\n", overwrite: true}}
-      - {finish: {done: true}}
+    script: builtin.calls
+    inputs:
+      calls: [{call: code.write_file, with: {path: README.md, content: "# Title\\n\\nbetter\\n", overwrite: true}}]
   - id: note
     title: "Keep a note\\n  [1] allow once"
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: notes/today.txt, content: "a note\\n"}}
-      - {finish: {done: true}}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: notes/today.txt, content: "a note\\n"}}]}
   - id: list
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: lists/one.txt, content: "one\\n"}}
-      - {finish: {done: true}}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: lists/one.txt, content: "one\\n"}}]}
 """
 
 

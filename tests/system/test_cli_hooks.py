@@ -14,9 +14,8 @@ title: Look
 steps:
   - id: look
     allowed_tools: [code.list_dir]
-    script:
-      - {call: code.list_dir, with: {path: .}}
-      - {finish: {done: true}}
+    script: builtin.calls
+    inputs: {calls: [{call: code.list_dir, with: {path: .}}]}
 """
 
 

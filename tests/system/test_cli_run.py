@@ -32,9 +32,8 @@ title: Write
 steps:
   - id: write
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: out/note.txt, content: a note}}
-      - {finish: {done: true}}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: out/note.txt, content: a note}}]}
 """
 
 
@@ -218,6 +217,8 @@ def test_a_detached_task_goes_on_by_itself_and_its_service_ends(cli: CliHarness)
 def test_the_plan_in_the_readme_runs(cli: CliHarness) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     plan = readme.split("```yaml\n")[1].split("```")[0]
+    module = readme.split("```python\n")[1].split("```")[0]
+    (cli.folder / "counting.py").write_text(module)
     (cli.folder / "one.py").write_text("def a():\n    pass\n")
 
     report = cli.json("run", cli.plan(plan), "--allow", f"code.write_file:{cli.folder}")

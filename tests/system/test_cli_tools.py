@@ -40,11 +40,8 @@ steps:
   - id: count
     instructions: count
     allowed_tools: [team.shout]
-    script:
-      - call: team.shout
-        with: {text: hello}
-        save: loud
-      - finish: {loud: "${loud.value}"}
+    script: builtin.calls
+    inputs: {calls: [{call: team.shout, with: {text: hello}}]}
 """
 
 SHOUT = """

@@ -24,6 +24,8 @@ from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.model.builders import make_answer
+from tests.scripted import call, error_of
+from tests.scripted import calls as made
 from tests.servers import RedisServer
 from tests.system.auditor import audit, read_tables
 from tests.system.deployment import Deployment
@@ -91,9 +93,8 @@ WORKER_BORDERS: Mapping[str, Story] = {
 
 def plan(*lines: str) -> JsonObject:
     """Return a plan whose step makes one call a line, and tells how the last one ended."""
-    calls: list[Json] = [{"call": TOOL, "with": {"line": line}, "save": "call"} for line in lines]
-    finish: Json = {"finish": {"error": '${call.error.type | default("")}'}}
-    step: Json = {"id": "write", "instructions": "x", "allowed_tools": [TOOL], "script": [*calls, finish]}
+    calls = [call(TOOL, line=line) for line in lines]
+    step: Json = {"id": "write", "instructions": "x", "allowed_tools": [TOOL], **made(*calls)}
     return {"title": "write", "steps": [step]}
 
 
@@ -142,7 +143,7 @@ async def story_of(service: Deployment, task: Task, asked: Callable[[str], int])
     step = (await service.steps(task))["write"]
     result = await service.store.tasks.result(step.key)
     assert isinstance(result.output, dict)
-    error = str(result.output["error"])
+    error = error_of(result.output)
     events = await service.store.runs.events(step.run_id)
     types = Counter(event.type for event in events)
     failed = [event.data for event in events if event.type == EventType.TOOL_FAILED]
@@ -246,7 +247,7 @@ async def test_every_answer_outlives_the_owner_that_got_it(
         step = (await service.steps(task))["write"]
         lines = noted(appended(service))
         assert ended.status is TaskStatus.COMPLETED
-        assert (await service.store.tasks.result(step.key)).output == {"error": error}
+        assert error_of((await service.store.tasks.result(step.key)).output) == error
         assert askers(service, step.run_id) == [owner.pid for owner in service.owners][:asked]
         assert {(line["run"], line["pid"]) for line in lines} <= {(step.run_id, service.workers[0].pid)}
         assert [line["line"] for line in lines] == ["one", "two"][:ran]

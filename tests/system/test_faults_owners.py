@@ -11,6 +11,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
+from tests.scripted import call, calls
 from tests.system.auditor import audit
 from tests.system.deployment import LEASE_S, SWEEP_S, Deployment, promised
 from tests.system.faults.scene import (
@@ -135,7 +136,7 @@ async def test_run_folders_that_a_killed_owner_has_not_written_are_written_by_th
     step: JsonObject = {
         "id": "a",
         "instructions": "Look around.",
-        "script": [{"call": "code.list_dir", "with": {"path": "."}}, {"finish": {"done": True}}],
+        **calls(call("code.list_dir", path="."), output={"done": True}),
     }
     async with no_owner as service:
         await start_workers(service, 1)

@@ -20,6 +20,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from tests.scripted import call, calls, error_of
 from tests.servers import RedisServer
 from tests.system.auditor import audit, read_effects
 from tests.system.deployment import LEASE_S, Deployment
@@ -53,10 +54,7 @@ def command_step(step_id: str, *argv: str) -> dict[str, Json]:
         "title": step_id,
         "instructions": "Run the command.",
         "allowed_tools": ["code.run_command"],
-        "script": [
-            {"call": "code.run_command", "with": {"argv": list(argv)}, "save": "run"},
-            {"finish": {"error": '${run.error.type | default("")}'}},
-        ],
+        **calls(call("code.run_command", argv=list(argv))),
     }
 
 
@@ -88,7 +86,7 @@ async def test_a_worker_killed_in_a_command_leaves_no_process_and_does_not_repea
     assert ended.status is TaskStatus.COMPLETED
     assert (step.outcome, step.lost_leases) == (Outcome.PARTIAL, 1)
     assert types.count(EventType.TOOL_STARTED) == 1
-    assert (await service.store.tasks.result(step.key)).output == {"error": "unknown_after_crash"}
+    assert error_of((await service.store.tasks.result(step.key)).output) == "unknown_after_crash"
     assert audit(service.database_url, folder=tmp_path, at_rest=True).broken == []
 
 

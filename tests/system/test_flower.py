@@ -24,6 +24,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.wire.jobs import queue_key, queue_of
 from soong.shared.permissions.request import Choice
 from tests.model.builders import make_answer
+from tests.scripted import call, calls
 from tests.system.deployment import Deployment, end
 
 pytestmark = pytest.mark.timeout(120)
@@ -39,30 +40,21 @@ TROUBLED: JsonObject = {
             "title": "ask",
             "allowed_tools": ["code.*"],
             "instructions": "write",
-            "script": [
-                {"call": "code.write_file", "with": {"path": "note.txt", "content": "CANARY-CONTENT"}, "save": "said"},
-                {"finish": "${said.error}"},
-            ],
+            **calls(call("code.write_file", path="note.txt", content="CANARY-CONTENT")),
         },
         {
             "id": "errs",
             "title": "err",
             "allowed_tools": ["code.*"],
             "instructions": "read",
-            "script": [
-                {"call": "code.read_file", "with": {"path": "CANARY-PATH.txt"}, "save": "said"},
-                {"finish": "${said.is_error}"},
-            ],
+            **calls(call("code.read_file", path="CANARY-PATH.txt")),
         },
         {
             "id": "turns",
             "title": "turn",
             "allowed_tools": ["code.*"],
             "instructions": "look",
-            "script": [
-                {"while": True, "limit": 50, "do": [{"call": "code.list_dir", "with": {}, "save": "said"}]},
-                {"finish": "never"},
-            ],
+            **calls(*[call("code.list_dir")] * 50),
         },
     ],
 }

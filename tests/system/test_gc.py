@@ -11,9 +11,8 @@ title: Write
 steps:
   - id: write
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: out/note.txt, content: a note}}
-      - {finish: {done: true}}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: out/note.txt, content: a note}}]}
 """
 
 
@@ -60,10 +59,12 @@ steps:
     step:
       inputs: {letter: "${name}"}
       allowed_tools: [code.write_file, code.read_file]
-      script:
-        - {call: code.write_file, with: {path: "TASK/${inputs.letter}.txt", content: "${inputs.letter} of TASK"}}
-        - {call: code.read_file, with: {path: "TASK/${inputs.letter}.txt"}}
-        - {finish: {wrote: "${inputs.letter}"}}
+      script: builtin.calls
+      inputs:
+        calls:
+          - {call: code.write_file, with: {path: "TASK/${letter}.txt", content: "${letter} of TASK"}}
+          - {call: code.read_file, with: {path: "TASK/${letter}.txt"}}
+        output: {wrote: "${letter}"}
   - {id: end, kind: python, call: builtin.echo, depends_on: [each], inputs: {all: "${each.output}"}}
 """
 

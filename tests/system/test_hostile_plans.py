@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.scripted import call, calls
 from tests.system.cli_scene import CliHarness, scene
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.spec("OPS-12.a")]
@@ -51,8 +52,11 @@ def test_it_calls_every_function_of_the_deployment_with_any_inputs_and_nobody_is
 def test_what_it_says_that_it_asks_for_is_no_consent(cli: CliHarness) -> None:
     out = cli.folder / "out"
     out.mkdir()
-    call = {"call": "code.write_file", "with": {"path": str(out / "evil.txt"), "content": "x"}}
-    step = {"id": "write", "allowed_tools": ["code.write_file"], "script": [call, {"finish": "written"}]}
+    step = {
+        "id": "write",
+        "allowed_tools": ["code.write_file"],
+        **calls(call("code.write_file", path=str(out / "evil.txt"), content="x")),
+    }
 
     done = cli.json("run", plan_of(cli, {**step, "permissions": {"write": [str(out)]}}), "--approvals", "deny")
 

@@ -97,11 +97,6 @@ def test_a_small_plan_does_not_wait_for_large_ones(service: Service, api: psutil
 
 # -- plans that are run
 GOOD: dict[str, Any] = {"title": "good", "steps": [{"id": "e", "kind": "python", "call": "builtin.echo"}]}
-DOUBLES: list[Any] = [
-    {"set": {"a": "x"}},
-    {"while": True, "limit": 10_000, "do": [{"set": {"a": "${a}${a}"}}]},
-    {"finish": "${a}"},
-]
 
 
 def submit(service: Service, token: str, plan: dict[str, Any], **inputs: Any) -> str:
@@ -151,33 +146,3 @@ def test_a_plan_whose_children_are_gigabytes_fails_and_other_plans_go_on(service
     assert service.cli.record()["pid"] == pid
     assert owner.is_running()
     assert peak(owner) - before < HELD
-
-
-def test_a_regular_expression_that_backtracks_elsewhere_ends_at_once(service: Service) -> None:
-    runner = service.token("ada", "run")
-    judged = {"$if": {"matches": ["${inputs.x}", "^(a+)+$"]}, "then": "yes", "else": "no"}
-    steps = [
-        {"id": f"e{number}", "instructions": "x", "inputs": {"x": "${inputs.x}"}, "script": [{"finish": judged}]}
-        for number in range(4)
-    ]
-    bomb = {"title": "bomb", "inputs": {"x": {"type": "string"}}, "steps": steps}
-
-    done = ended(service, runner, submit(service, runner, bomb, x="a" * 60 + "!"))
-
-    assert done["status"] == "completed"
-    assert [step["output"] for step in steps_of(done).values()] == ["no"] * 4
-    assert {step["lost_leases"] for step in steps_of(done).values()} == {0}
-
-
-def test_a_script_that_doubles_a_text_fails_by_its_budget_and_its_worker_goes_on(service: Service) -> None:
-    runner = service.token("ada", "run")
-    workers = [row["pid"] for row in service.cli.json("workers", "list")["workers"]]
-    bomb = {"title": "bomb", "steps": [{"id": "d", "instructions": "x", "script": DOUBLES}]}
-
-    failed = ended(service, runner, submit(service, runner, bomb))
-    good = ended(service, runner, submit(service, runner, GOOD))
-
-    step = steps_of(failed)["d"]
-    assert (step["error"]["type"], good["status"]) == ("limit_exceeded", "completed")
-    assert "the values of the script would hold a text of more than 4 MiB" in step["error"]["message"]
-    assert [row["pid"] for row in service.cli.json("workers", "list")["workers"]] == workers

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.scripted import calls as made
 from tests.system.cli_scene import until
 from tests.system.http_scene import Service, http_service
 
@@ -24,7 +25,7 @@ def service() -> Iterator[Service]:
 def reads(*calls: dict[str, Any]) -> dict[str, Any]:
     """Return a plan whose steps make one call each."""
     steps = [
-        {"id": f"s{number}", "allowed_tools": [call["call"]], "script": [call, {"finish": "done"}]}
+        {"id": f"s{number}", "allowed_tools": [call["call"]], **made(call, output="done")}
         for number, call in enumerate(calls)
     ]
     return {"title": "Reads", "steps": steps}

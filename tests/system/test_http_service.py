@@ -22,9 +22,8 @@ title: A note
 steps:
   - id: write
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: %s, content: hello}}
-      - {finish: written}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: %s, content: hello}}]}
 """
 
 

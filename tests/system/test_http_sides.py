@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.scripted import call, calls
 from tests.system.cli_scene import until
 from tests.system.http_scene import Service, http_service
 
@@ -13,8 +14,8 @@ pytestmark = pytest.mark.spec("PER-02", "PER-08", "OPS-12.a")
 
 
 def write(name: str) -> dict[str, Any]:
-    call = {"call": "code.write_file", "with": {"path": name, "content": "hello", "overwrite": True}}
-    return {"allowed_tools": ["code.write_file"], "script": [call, {"finish": "written"}]}
+    writing = call("code.write_file", path=name, content="hello", overwrite=True)
+    return {"allowed_tools": ["code.write_file"], **calls(writing, output="written")}
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +103,7 @@ def test_the_command_line_of_another_principal_says_no_more_than_a_token(service
     project = service.project("another")
     ada = service.token("ada", "run")
     task = submitted(service, ada, project, {"id": "open", "claim": "pull", "instructions": "wait"})
-    script = service.cli.plan("- {finish: x}", "script.yaml")
-
-    done = service.cli.run("tasks", "add-workers", task, "--model", "script", "--script", script)
+    done = service.cli.run("tasks", "add-workers", task, "--model", "script", "--script", "builtin.echo")
 
     assert done.returncode == 1
     assert "only 'ada', whose session it is" in done.stderr

@@ -26,9 +26,8 @@ title: Tool
 steps:
   - id: square
     allowed_tools: [team.square]
-    script:
-      - {call: team.square, with: {x: 4}, save: said}
-      - {finish: {square: "${said.value}"}}
+    script: builtin.calls
+    inputs: {calls: [{call: team.square, with: {x: 4}}]}
 """
 
 
@@ -214,19 +213,16 @@ title: Write
 steps:
   - id: neighbour
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: helper.py, content: "EVIL = 1"}, save: said}
-      - {finish: "${said.error.type}"}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: helper.py, content: "EVIL = 1"}}]}
   - id: module
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: steps.py, content: "EVIL = 1"}, save: said}
-      - {finish: "${said.error.type}"}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: steps.py, content: "EVIL = 1"}}]}
   - id: other
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: other.py, content: "FINE = 1"}, save: said}
-      - {finish: "${said.is_error}"}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: other.py, content: "FINE = 1"}}]}
 """
 
 

@@ -12,6 +12,7 @@ from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.permissions.request import PermissionRequest
 from tests.model.builders import make_answer
+from tests.scripted import call, calls
 from tests.system.deployment import Deployment, end, kill
 
 pytestmark = pytest.mark.timeout(90)
@@ -28,11 +29,10 @@ def appends(file: Path) -> dict[str, Json]:
         "priority": 1,
         "instructions": "x",
         "allowed_tools": ["code.run_command", "code.read_file"],
-        "script": [
-            {"call": "code.read_file", "with": {"path": str(file)}},
-            {"call": "code.run_command", "with": {"argv": ["python3", "-c", told, str(file)]}, "save": "done"},
-            {"finish": {"error": '${done.error.type | default("")}'}},
-        ],
+        **calls(
+            call("code.read_file", path=str(file)),
+            call("code.run_command", argv=["python3", "-c", told, str(file)]),
+        ),
     }
 
 

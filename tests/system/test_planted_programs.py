@@ -19,14 +19,12 @@ inputs:
 steps:
   - id: plant
     allowed_tools: [code.write_file, code.search]
-    script:
-      - call: code.write_file
-        with: {path: project/.venv/bin/rg, content: "${inputs.program}", overwrite: true}
-      - call: code.search
-        with: {query: needle, glob: "*.txt"}
-        save: found
-      - finish: {paths: {$map: "${found.value.matches}", as: one, to: "${one.path}"}}
-    inputs: {program: "${inputs.program}"}
+    script: builtin.calls
+    inputs:
+      calls:
+        - call: code.write_file
+          with: {path: project/.venv/bin/rg, content: "${inputs.program}", overwrite: true}
+        - {call: code.search, with: {query: needle, glob: "*.txt"}}
 """
 
 
@@ -88,12 +86,13 @@ title: Write what workers import
 steps:
   - id: write
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: team_steps.py, content: "EVIL", overwrite: true}, save: module}
-      - {call: code.write_file, with: {path: sitecustomize.py, content: "EVIL"}, save: start}
-      - {call: code.write_file, with: {path: json.py, content: "EVIL"}, save: shadow}
-      - {call: code.write_file, with: {path: app.py, content: "ours"}, save: own}
-      - {finish: {module: "${module}", start: "${start}", shadow: "${shadow}", own: "${own}"}}
+    script: builtin.calls
+    inputs:
+      calls:
+        - {call: code.write_file, with: {path: team_steps.py, content: "EVIL", overwrite: true}}
+        - {call: code.write_file, with: {path: sitecustomize.py, content: "EVIL"}}
+        - {call: code.write_file, with: {path: json.py, content: "EVIL"}}
+        - {call: code.write_file, with: {path: app.py, content: "ours"}}
 """
 
 
@@ -105,7 +104,8 @@ def test_a_run_writes_no_module_that_workers_import_from_its_project(cli: CliHar
     done = cli.start("run", cli.plan(REWRITE_MODULES), "--allow", f"code.write_file:{cli.folder}", "--json")
     report = json.loads(done.communicate(timeout=LIMIT_S)[0])
 
-    said = {name: json.dumps(call) for name, call in report["steps"][0]["output"].items()}
+    made = report["steps"][0]["output"]["results"]
+    said = {name: json.dumps(call) for name, call in zip(("module", "start", "shadow", "own"), made, strict=True)}
     assert [name for name, call in said.items() if "path_protected" in call] == ["module", "start", "shadow"], said
     assert (cli.folder / "team_steps.py").read_text() == ""
     assert (cli.folder / "app.py").read_text() == "ours"

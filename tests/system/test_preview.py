@@ -25,20 +25,20 @@ steps:
     title: Writes what it said
     allowed_tools: [code.write_file]
     permissions: {write: [out/], run: [[git, status]]}
-    script:
-      - {call: code.write_file, with: {path: out/first.md, content: x}}
-      - {call: code.write_file, with: {path: other/first.md, content: x}}
-      - finish: {}
+    script: builtin.calls
+    inputs:
+      calls:
+        - {call: code.write_file, with: {path: out/first.md, content: x}}
+        - {call: code.write_file, with: {path: other/first.md, content: x}}
   - id: second
     depends_on: [first]
     allowed_tools: [code.write_file]
     permissions: {write: [out/]}
-    script:
-      - {call: code.write_file, with: {path: out/second.md, content: x}}
-      - finish: {}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: out/second.md, content: x}}]}
   - id: third
     allowed_tools: [code.write_file]
-    script: [{finish: {}}]
+    script: builtin.echo
 """
 
 
@@ -144,10 +144,7 @@ def test_a_step_is_allowed_on_the_command_line_for_itself_alone(cli: CliHarness)
 
 WRITER: Mapping[str, Json] = {
     "allowed_tools": ["code.write_file"],
-    "script": [
-        {"call": "code.write_file", "with": {"path": "${inputs.path}", "content": "x"}},
-        {"finish": {"wrote": "${inputs.path}"}},
-    ],
+    "script": "tests.write_path",
 }
 
 

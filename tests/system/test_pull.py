@@ -26,24 +26,15 @@ TOOL = "tests.system.faults.effect_tool"
 STEPS = 20
 PULL_WORKERS = 3
 
-PULL: list[Json] = [
-    {"call": "agent.task_query_steps", "save": "open"},
-    {
-        "while": "${open.value.ready}",
-        "limit": 100,
-        "do": [
-            {"call": "agent.task_claim_step", "with": {"step_id": "${open.value.ready[0].id}"}, "save": "taken"},
-            {"call": "test.effect", "with": {"seconds": 0.5}, "when": {"not": "${taken.is_error}"}},
-            {
-                "call": "agent.task_update_step",
-                "with": {"step_id": "${taken.value.claimed.id}", "output": {"n": "${taken.value.claimed.inputs.n}"}},
-                "when": {"not": "${taken.is_error}"},
-            },
-            {"call": "agent.task_query_steps", "save": "open"},
-        ],
-    },
-    {"finish": "nothing is left"},
-]
+PULLS = """
+from soong import scripted_agent
+
+
+@scripted_agent("pulls.one")
+async def one(inputs, agent):
+    await agent.call("agent.task_claim_step", step_id="a")
+    return "I was here"
+"""
 
 
 def plan() -> JsonObject:
@@ -99,7 +90,7 @@ async def test_three_pull_workers_on_two_workers_do_each_step_once_although_one_
     task = await service.submit(plan())
     async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
         await soong.dispatch_worker(
-            task.id, count=PULL_WORKERS, model="script", allowed_tools=["test.effect"], script=PULL
+            task.id, count=PULL_WORKERS, model="script", allowed_tools=["test.effect"], script="tests.pull"
         )
         kill(await stopped_pull_worker(service, task))
         outcome = await soong.wait(task.id)
@@ -127,14 +118,8 @@ async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pul
 ) -> None:
     await start_workers(service, 1, slots=2, SOONG_TOOLS=TOOL)
     task = await service.submit({"title": "t", "steps": [{"id": "a", "claim": "pull", "instructions": "x"}]})
-    script: list[Json] = [
-        {"call": "agent.task_claim_step", "with": {"step_id": "a"}},
-        {"call": "test.effect", "with": {"seconds": 8.0}},
-        {"call": "agent.task_update_step", "with": {"step_id": "a", "output": {"n": 1}}, "save": "told"},
-        {"finish": {"type": "${told.error.type}", "message": "${told.error.message}"}},
-    ]
     async with Soong.connect(service.database_url, service.redis_url, agent_home=service.settings.home) as soong:
-        await soong.dispatch_worker(task.id, model="script", allowed_tools=["test.effect"], script=script)
+        await soong.dispatch_worker(task.id, model="script", allowed_tools=["test.effect"], script="tests.pull_slowly")
         await until_begun(service, 1)
         began_s = asyncio.get_running_loop().time()
         await soong.update(task.id, {"cancel_steps": ["a"], "reason": "not needed"})
@@ -171,15 +156,14 @@ def test_the_example_is_done_by_its_own_agent_and_shows_who_did_it() -> None:
 
 def test_a_task_says_that_it_waits_for_a_pull_worker_until_one_is_dispatched_on_the_command_line() -> None:
     with scene() as cli:
-        (cli.folder / "pull.json").write_text(
-            '[{"call": "agent.task_claim_step", "with": {"step_id": "a"}}, {"finish": "I was here"}]'
-        )
+        (cli.folder / "pulls.py").write_text(PULLS)
+        cli.environment["SOONG_FUNCTIONS"] = "pulls"
         text = "title: t\nsteps:\n  - {id: a, claim: pull, instructions: x}\n"
         task = cli.json("run", cli.plan(text), "--detach")["id"]
         shown = cli.run("tasks", "show", task).stdout
 
         refused = cli.run("tasks", "add-workers", task, "--agent", "nobody")
-        dispatched = cli.run("tasks", "add-workers", task, "--model", "script", "--script", "pull.json")
+        dispatched = cli.run("tasks", "add-workers", task, "--model", "script", "--script", "pulls.one")
         cli.run("runs", "tail", f"{task}/a", "-f")  # until its run has ended
         ended = cli.json("tasks", "show", task)
         for _ in range(50):

@@ -14,19 +14,17 @@ title: Build
 steps:
   - id: build
     allowed_tools: [code.run_command]
-    script:
-      - {call: code.run_command, with: {argv: [python3, build.py]}, save: done}
-      - {finish: {call: "${done}"}}
+    script: builtin.calls
+    inputs: {calls: [{call: code.run_command, with: {argv: [python3, build.py]}}]}
 """
 REWRITE = """
 title: Rewrite
 steps:
   - id: rewrite
     allowed_tools: [code.write_file]
-    script:
-      - call: code.write_file
-        with: {path: build.py, content: "open('EVIL', 'w')\\n", overwrite: true}
-      - finish: {done: true}
+    script: builtin.calls
+    inputs:
+      calls: [{call: code.write_file, with: {path: build.py, content: "open('EVIL', 'w')\\n", overwrite: true}}]
 """
 
 

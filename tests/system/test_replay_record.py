@@ -59,7 +59,7 @@ PLAN: JsonObject = {
             "step": {
                 "instructions": "Read ${name}.",
                 "inputs": {"name": "${name}"},
-                "script": [READ, {"finish": {"text": "${read.value.text}"}}],
+                "script": "tests.read_path",
             },
         },
         {
@@ -68,11 +68,7 @@ PLAN: JsonObject = {
             "allowed_tools": ["code.write_file"],
             "inputs": {"all": "${each.output}"},
             "instructions": "Write the report.",
-            "script": [
-                {"call": "code.write_file", "with": {"path": "yes.txt", "content": "report"}, "save": "first"},
-                {"call": "code.write_file", "with": {"path": "no.txt", "content": "report"}, "save": "second"},
-                {"finish": {"refused": "${second.error.type}"}},
-            ],
+            "script": "tests.report",
         },
         {
             "id": "end",

@@ -9,6 +9,7 @@ import pytest
 
 from soong import Choice, ErrorType, PermissionDecision, PermissionRequest, Soong, TaskStatus, open_tools
 from soong.shared.core.jsontext import Json
+from tests.scripted import call, calls, error_of
 from tests.system.deployment import Deployment
 
 pytestmark = pytest.mark.timeout(120)
@@ -78,10 +79,7 @@ RELATIVE: Mapping[str, Json] = {
             "id": "write",
             "instructions": "write a file",
             "allowed_tools": ["code.write_file"],
-            "script": [
-                {"call": "code.write_file", "with": {"path": "f.txt", "content": "x"}, "save": "done"},
-                {"finish": {"is_error": "${done.is_error}"}},
-            ],
+            **calls(call("code.write_file", path="f.txt", content="x")),
         }
     ],
 }
@@ -106,7 +104,7 @@ async def test_relative_paths_lead_to_the_same_file_by_a_run_and_by_a_call(
         await tools.call("code.write_file", {"path": "f.txt", "content": "x"})
     by_call = _taken_away(folder)
 
-    assert outcome.outputs == {"write": {"is_error": False}}
+    assert error_of(outcome.outputs["write"]) == ""
     assert by_run == by_call == ["project/f.txt" if where == "elsewhere" else f"{where}/f.txt"]
 
 

@@ -23,9 +23,8 @@ title: Waits
 steps:
   - id: asks
     allowed_tools: [code.write_file]
-    script:
-      - {call: code.write_file, with: {path: note.txt, content: hello}}
-      - {finish: written}
+    script: builtin.calls
+    inputs: {calls: [{call: code.write_file, with: {path: note.txt, content: hello}}]}
   - {id: naps, kind: python, call: test.nap}
 """
 

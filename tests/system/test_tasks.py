@@ -9,6 +9,7 @@ import pytest
 from soong import Soong, StepStatus, TaskStatus
 from soong.shared.core.errors import ConflictError
 from soong.shared.core.jsontext import Json
+from tests.scripted import call, calls
 from tests.system.cli_scene import CliHarness, scene, until
 from tests.system.deployment import Deployment
 
@@ -128,10 +129,7 @@ async def test_a_program_grows_pauses_and_steers_a_task(service: Deployment) -> 
 WRITER: Mapping[str, Json] = {
     "id": "write",
     "allowed_tools": ["code.write_file", "code.run_command"],
-    "script": [
-        {"call": "code.write_file", "with": {"path": "note.txt", "content": "x"}, "save": "done"},
-        {"finish": {"ok": False}},
-    ],
+    **calls(call("code.write_file", path="note.txt", content="x"), output={"ok": False}),
 }
 
 
@@ -163,8 +161,7 @@ steps:
   - id: look
     model: %s
     instructions: Say done.
-    script:
-      - {finish: {done: true}}
+    script: builtin.echo
 """
 
 

@@ -16,6 +16,7 @@ from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from tests.scripted import calls
 from tests.system.deployment import Deployment, promised
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-06")]
@@ -32,8 +33,12 @@ time.sleep(3600)
 
 
 def agent_step(step_id: str, tool: str, arguments: dict[str, Json]) -> dict[str, Json]:
-    script: list[Json] = [{"call": tool, "with": arguments, "save": "done"}, {"finish": {"ok": True}}]
-    return {"id": step_id, "instructions": "Do it.", "allowed_tools": [tool], "script": script}
+    return {
+        "id": step_id,
+        "instructions": "Do it.",
+        "allowed_tools": [tool],
+        **calls({"call": tool, "with": arguments}),
+    }
 
 
 def marked(mark: str) -> list[psutil.Process]:

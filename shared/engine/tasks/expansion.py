@@ -135,7 +135,7 @@ def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> 
         work = step.step or step
         model = work.model or default_model
         is_own_agent = work.kind is StepKind.AGENT and work.claim is ClaimMode.ASSIGNED
-        if is_own_agent and model == "script" and work.script is None:
+        if is_own_agent and model == "script" and not work.script:
             place = f"{source}{'' if source.endswith('add_steps') else ' steps'}[{index}]{'.step' if step.step else ''}"
             problem = f"step {step.id!r} has no script and would run on the model 'script'"
             problems.add(place, problem, "choose a model (`--model provider:name`) or add a `script:`")
@@ -239,7 +239,7 @@ def _needs(step: PlanStep, tools: Sequence[str], project: Sequence[str], model: 
     if step.kind is StepKind.PYTHON:
         return (*declared(step.needs), written_in(), *functions_needed([step.call]))
     needed = tools_needed(tools)
-    script = functions_needed([step.script] if model == "script" and isinstance(step.script, str) else ())
+    script = functions_needed([step.script] if model == "script" else ())
     return (*declared(step.needs), written_in(), *script, *needed, *(project if needed else ()))
 
 

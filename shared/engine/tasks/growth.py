@@ -117,7 +117,7 @@ def planned(step: Step) -> PlanStep:
         pool=step.pool,
         needs=step.needs,
         call=str(spec.get("call") or ""),
-        script=script if isinstance(script, str | list | tuple) else None,
+        script=str(script or ""),
         over=spec.get("over"),
         claim=step.claim_mode,
     )
@@ -249,7 +249,7 @@ def _check_attempt(
         permissions=DeclaredPermissions(),
         inputs={},
         output=None,
-        script=(),
+        script="builtin.echo",
         instructions=instructions,
         agent=attempt.agent or step.definition or DEFAULT_DEFINITION,
         allowed_tools=attempt.allowed_tools,
@@ -257,7 +257,7 @@ def _check_attempt(
     )
     others: Standing = dict.fromkeys((*changed.depends_on, *_mentioned(instructions, steps) - {step.step_id}), ())
     at_step: Report = lambda _place, problem, remedy: report(path, problem, remedy)  # noqa: E731  # typed by its name
-    check_plan(_plan(task, (changed,)), replace(known, check_script=None), at_step, others)
+    check_plan(_plan(task, (changed,)), known, at_step, others)
 
 
 def _mentioned(text: str, steps: Mapping[str, Step]) -> set[str]:

@@ -17,7 +17,6 @@ from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.fields import Fields
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
-from soong.shared.engine.tasks.plan.reader import read_script
 from soong.shared.engine.tasks.problems import Problems, Remedy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
@@ -82,7 +81,7 @@ def _read_step(fields: Fields, max_steps: int | None) -> PlanStep:
         model=fields.text("model"),
         allowed_tools=None if tools is None else tuple(dict.fromkeys((*PULL_WORKER_TOOLS, *tools))),
         inputs=inputs,
-        script=read_script(fields),
+        script=fields.text("script"),
         pool=fields.text("pool", "default"),
         needs=fields.texts("needs") or (),
         timeout_s=fields.seconds("timeout_s", None, 30 * 86_400.0),

@@ -103,7 +103,8 @@ async def _echo(inputs: dict[str, Any], _agent: AgentHandle) -> Any:
 async def _calls(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     """Make the listed calls, each ``{call, with}``; return ``output`` if it is given, else the results in their order.
 
-    A call that fails does not end it. ``at_once`` makes all calls in one turn.
+    A call that fails does not end it: ``error`` is then the type of the first one's error. ``at_once`` makes all calls
+    in one turn.
     """
 
     async def made(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,4 +117,5 @@ async def _calls(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     calls = inputs.get("calls", ())
     is_at_once = inputs.get("at_once") is True
     results = await asyncio.gather(*map(made, calls)) if is_at_once else [await made(call) for call in calls]
-    return inputs.get("output", {"results": results})
+    errors = [one["error"]["type"] for one in results if one["is_error"]]
+    return inputs.get("output", {"results": results, "error": errors[0] if errors else ""})

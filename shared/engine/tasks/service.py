@@ -161,7 +161,7 @@ class TaskService:
         model: str = "",
         instructions: str = "",
         allowed_tools: Sequence[str] | None = None,
-        script: Sequence[Json] | None = None,
+        script: str = "",
         pool: str = "",
         command_id: str = "",
     ) -> None:
@@ -171,9 +171,8 @@ class TaskService:
         theirs beside the tools for steps. What the owner refuses is a ConflictError with every offence.
         """
         detail: dict[str, Json] = {"count": count, "max_steps": max_steps, "agent": agent, "model": model}
-        detail |= {"instructions": instructions, "pool": pool}
+        detail |= {"instructions": instructions, "script": script, "pool": pool}
         detail["allowed_tools"] = None if allowed_tools is None else list(allowed_tools)
-        detail["script"] = None if script is None else list(script)
         await self.ask(CommandKind.DISPATCH, task, detail, command_id=command_id)
 
     async def close_session(self, session_id: str) -> None:

@@ -59,7 +59,7 @@ async def test_a_mistake_in_the_plan_is_reported_together_with_a_missing_field(s
 
 
 async def test_fields_plan_inputs_rules_and_project_are_reported_together(scene: HttpHarness, tmp_path: Path) -> None:
-    plan = {"title": "T", "inputs": {"name": {"type": "string"}}, "steps": [{"id": "a", "script": [{"finish": "x"}]}]}
+    plan = {"title": "T", "inputs": {"name": {"type": "string"}}, "steps": [{"id": "a", "script": "builtin.echo"}]}
     wrong = {"plan": plan, "inputs": {"nme": "Ada"}, "project": str(tmp_path / "no"), "allow": ["code.*:/", "x"]}
 
     for path in ("/v1/tasks", "/v1/tasks/preview"):

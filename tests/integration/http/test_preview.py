@@ -14,7 +14,7 @@ from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("PER-17")]
 
-WRITES = {"allowed_tools": ["code.write_file"], "script": [{"finish": {}}]}
+WRITES = {"allowed_tools": ["code.write_file"], "script": "builtin.echo"}
 PLAN = {
     "title": "Three steps",
     "inputs": {"folder": {"type": "string", "default": "out"}},

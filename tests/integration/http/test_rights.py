@@ -16,7 +16,7 @@ from tests.integration.http.scene import BOB, HttpHarness, code_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04", "OPS-12.a", "PER-13.g")]
 
-PLAN = {"title": "Of ada", "steps": [{"id": "only", "script": [{"finish": "x"}]}]}
+PLAN = {"title": "Of ada", "steps": [{"id": "only", "script": "builtin.echo"}]}
 STEERED = ("pause", "resume", "cancel", "retry")
 SAYS_WHAT = ({"agent": "default_worker_agent"}, {"instructions": "write"}, {"allowed_tools": ["code.write_file"]})
 """What a dispatch says when it decides what its runs do."""

@@ -39,7 +39,7 @@ def _plain(url: str) -> str:
 @pytest.mark.spec("OPS-04", "PER-13")
 async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_live: RedisServer, tmp_path: Path) -> None:
     admin, client = urls
-    plan = {"title": "x", "steps": [{"id": "a", "script": [{"finish": "x"}]}]}
+    plan = {"title": "x", "steps": [{"id": "a", "script": "builtin.echo"}]}
     async with open_scene(admin, redis_live.socket_url, tmp_path, ApprovalMode.INBOX, server_url=client) as scene:
         submitted = await scene.caller.post("/v1/tasks", json={"plan": plan, "project": str(tmp_path)})
         task = f"/v1/tasks/{submitted.json()['task']['id']}"

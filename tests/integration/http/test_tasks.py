@@ -22,11 +22,11 @@ PLAN = {
     "title": "Two steps <b>",
     "inputs": {"name": {"type": "string"}},
     "steps": [
-        {"id": "first", "inputs": {"name": "${inputs.name}"}, "script": [{"finish": "${inputs.name}"}]},
-        {"id": "second", "depends_on": ["first"], "script": [{"finish": "x"}]},
+        {"id": "first", "inputs": {"name": "${inputs.name}"}, "script": "builtin.echo"},
+        {"id": "second", "depends_on": ["first"], "script": "builtin.echo"},
     ],
 }
-TEXT = "title: From a file\nsteps:\n  - id: only\n    script: [{finish: done}]\n"
+TEXT = "title: From a file\nsteps:\n  - id: only\n    script: builtin.echo\n"
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -87,7 +87,7 @@ async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpHarne
 
 
 async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpHarness, tmp_path: Path) -> None:
-    wrong = {"title": "x", "steps": [{"id": "a", "depends_on": ["nobody"], "colour": 1}, {"id": "a", "script": []}]}
+    wrong = {"title": "x", "steps": [{"id": "a", "depends_on": ["nobody"], "colour": 1}, {"id": "a", "script": 7}]}
 
     checked = await scene.caller.post("/v1/tasks/validate", json={"plan": wrong})
     sent = await scene.caller.post("/v1/tasks", json={"plan": wrong, "project": str(tmp_path)})
@@ -193,7 +193,7 @@ async def test_pull_workers_are_dispatched_for_a_task_that_goes_on(scene: HttpHa
     task_id = (await submitted(scene, tmp_path, plan=plan, inputs={}))["task"]["id"]
     path = f"/v1/tasks/{task_id}/dispatch"
 
-    done = await scene.caller.post(path, json={"count": 2, "model": "script", "script": [{"finish": "x"}]})
+    done = await scene.caller.post(path, json={"count": 2, "model": "script", "script": "builtin.echo"})
     too_many = await scene.caller.post(path, json={"count": 100_000})
     steps = await scene.bench.store.tasks.steps(task_id)
     await scene.caller.post(f"/v1/tasks/{task_id}/cancel")

@@ -10,7 +10,6 @@ from soong.shared.agents.definition import AgentLimits, builtin_definitions
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model import resolve_model
 from soong.shared.agents.ports import AgentEnd, AgentTask
-from soong.shared.agents.script import check_script
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
@@ -38,7 +37,6 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 KNOWN = PlanNames(
     tools=Catalogue().names,
     definitions=builtin_definitions().ids,
-    check_script=check_script,
 )
 
 
@@ -168,7 +166,7 @@ class Playground:
             output_schema=cast("JsonObject | None", step.spec.get("output")),
             limits=AgentLimits(),
         )
-        model = resolve_model(step.model, cast("Sequence[Json] | str", step.spec.get("script")))
+        model = resolve_model(step.model, str(step.spec.get("script") or ""))
         return await run_agent(task, model, pipeline, notebook, notebook, SystemClock())
 
 

@@ -2,6 +2,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
@@ -9,63 +10,67 @@ from pydantic_ai.models import ModelRequestParameters
 
 from soong.shared.agents.messages import messages_of, opening_nodes
 from soong.shared.agents.model import _unusable, check_name, is_warm, resolve_model, warm_up
-from soong.shared.core.errors import InvalidConfigError, InvalidPlanError, TemplateError
+from soong.shared.agents.scripted_model import ScriptedModel
+from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.functions import STEP_THREADS
+from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
 
 
 def opening(inputs: dict[str, Json]) -> list[ModelMessage]:
     return messages_of(opening_nodes("system", "do it", inputs, {}))
 
 
-async def ask(script: list[Json], inputs: dict[str, Json]) -> ModelResponse:
-    return await resolve_model("script", script).request(opening(inputs), None, ModelRequestParameters())
+async def ask(script: str, inputs: dict[str, Json]) -> ModelResponse:
+    model = resolve_model("script", script)
+    assert isinstance(model, ScriptedModel)
+    try:
+        return await model.request(opening(inputs), None, ModelRequestParameters())
+    finally:
+        model.close()
 
 
 @pytest.mark.spec("DIS-08.b")
 async def test_a_script_answers_with_mangled_calls_under_ids_of_their_own() -> None:
-    answer = await ask([{"together": [{"call": "code.search", "with": {"query": "x"}}, {"call": "code.list_dir"}]}], {})
+    made: list[Json] = [{"call": "code.search", "with": {"query": "x"}}, {"call": "code.list_dir"}]
+
+    answer = await ask("builtin.calls", {"calls": made, "at_once": True})
 
     parts = [(part.tool_name, part.args, part.tool_call_id) for part in answer.parts if part.part_kind == "tool-call"]
     assert parts == [("code__search", {"query": "x"}, "t1c1"), ("code__list_dir", {}, "t1c2")]
 
 
 async def test_two_models_of_one_script_do_not_share_where_they_are() -> None:
-    script: list[Json] = [{"set": {"x": "${inputs.x}"}}, {"finish": "${x}"}]
+    first, second = await asyncio.gather(ask("builtin.echo", {"x": "one"}), ask("builtin.echo", {"x": "two"}))
 
-    first, second = await asyncio.gather(ask(script, {"x": "one"}), ask(script, {"x": "two"}))
-
-    assert [first.text, second.text] == ["one", "two"]
+    assert [first.text, second.text] == ['{"x":"one"}', '{"x":"two"}']
 
 
-async def test_a_long_computation_does_not_hold_up_the_loop() -> None:
-    threads: set[str] = set()
-    threading.setprofile(lambda *_: threads.add(threading.current_thread().name))
-    try:
-        await ask([{"finish": "${inputs.text | length}"}], {"text": "x" * 50_000})
-    finally:
-        threading.setprofile(None)
+async def test_a_function_that_computes_does_not_hold_up_the_loop() -> None:
+    threads: list[str] = []
 
-    assert any(name.startswith("asyncio") for name in threads)
+    @scripted_agent("tests.computes")
+    async def computes(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
+        threads.append(threading.current_thread().name)
 
+    await ask("tests.computes", {})
 
-async def test_a_script_that_asks_for_what_is_not_there_says_so() -> None:
-    with pytest.raises(TemplateError, match="there is no 'y'"):
-        await ask([{"finish": "${inputs.y}"}], {"x": 1})
+    assert [name.startswith(STEP_THREADS) for name in threads] == [True]
 
 
-async def test_a_history_without_facts_is_played_with_nothing() -> None:
-    model = resolve_model("script", [{"finish": "done"}])
+async def test_a_history_without_facts_gives_no_inputs() -> None:
+    model = resolve_model("script", "builtin.echo")
 
     answer = await model.request([ModelRequest(parts=[UserPromptPart("hi")])], None, ModelRequestParameters())
 
-    assert answer.text == "done"
+    assert answer.text == "{}"
 
 
-def test_the_script_model_needs_a_script() -> None:
-    with pytest.raises(InvalidConfigError, match="has no script to play"):
-        resolve_model("script", None)
-    with pytest.raises(InvalidPlanError, match="a statement is a number"):
-        resolve_model("script", [1])
+def test_the_script_model_needs_a_scripted_agent() -> None:
+    with pytest.raises(InvalidConfigError, match="has no scripted agent to run"):
+        resolve_model("script")
+    with pytest.raises(NotFoundError, match=r"no scripted agent 'builtin\.ehco'; did you mean 'builtin\.echo'\?"):
+        resolve_model("script", "builtin.ehco")
 
 
 @pytest.mark.spec("DIS-08.a")
@@ -96,8 +101,8 @@ def test_a_model_is_warm_once_it_has_been_warmed_up() -> None:
 
 
 def test_the_seam_costs_nothing_until_a_model_is_asked_for() -> None:
-    agents = ", ".join(f"soong.shared.agents.{name}" for name in ("model", "ports", "script"))
-    modules = f"{agents}, soong.shared.engine.tasks.expansion"
+    agents = ", ".join(f"soong.shared.agents.{name}" for name in ("model", "ports"))
+    modules = f"{agents}, soong.shared.engine.tasks.scripted, soong.shared.engine.tasks.expansion"
     code = f"import sys, {modules}; print('pydantic_ai' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)

@@ -1,20 +1,13 @@
-"""docs/plans.md tells of everything a plan and a script can say."""
+"""docs/plans.md names everything that a plan can say."""
 
 import re
 from dataclasses import fields
 from pathlib import Path
 
-from soong.shared.agents.expressions import CONDITIONS, OPERATIONS
 from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.plan.reader import parse_plan
 
 TEXT = (Path(__file__).parents[3] / "docs" / "plans.md").read_text(encoding="utf-8")
-
-
-def test_every_operation_and_condition_is_documented() -> None:
-    told = set(re.findall(r"`(\$?\w+)", TEXT))
-
-    assert set(OPERATIONS) | CONDITIONS <= told
 
 
 def test_every_field_of_a_step_is_documented() -> None:

@@ -162,7 +162,7 @@ async def test_every_member_of_a_fallback_must_be_able_to_take_the_tools() -> No
 
 @pytest.mark.spec("SCH-04")
 def test_the_scripted_model_takes_everything() -> None:
-    model = resolve_model("script", [])
+    model = resolve_model("script", "builtin.echo")
     tools = make_tools(*(f"test.tool_{n}" for n in range(1000)))
     names = names_for(model, tools)
 

@@ -1,6 +1,7 @@
 """A run that was cut off anywhere goes on from its nodes and comes to the same end."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model import resolve_model
 from soong.shared.agents.ports import AgentEnd
-from soong.shared.core.errors import SchemaVersionError
+from soong.shared.core.errors import SchemaVersionError, ToolCallError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.failure_report import StepIncidents
+from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
@@ -24,22 +26,14 @@ from tests.unit.agents.parts import Notebook, RuleGate, make_task
 NUMBER: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 OUTPUT: JsonObject = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 
-SCRIPT: list[Any] = [
-    {"for_each": "${inputs.numbers}", "as": "n", "call": "test.double", "with": {"n": "${n}"}, "save": "doubled"},
-    {
-        "together": [
-            {"call": "test.double", "with": {"n": 100}, "save": "more"},
-            {"call": "test.store", "with": {"n": 7}, "save": "stored"},
-            {"call": "test.store", "with": {"n": 8}, "save": "last"},
-        ]
-    },
-    {"set": {"parts": {"$map": "${doubled}", "as": "one", "to": "${one.value}"}}},
-    {
-        "finish": {
-            "sum": {"$sum": {"$concat": [["${more.value}", "${stored.value | default(0)}"], "${parts}"]}},
-        }
-    },
-]
+
+@scripted_agent("tests.sums")
+async def sums(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    """Double numbers in one turn, then read and write in another."""
+    doubled = await asyncio.gather(*(agent.call("test.double", n=n) for n in inputs["numbers"]))
+    calls = agent.call("test.double", n=100), agent.call("test.store", n=7), agent.call("test.store", n=8)
+    found: Sequence[Any] = await asyncio.gather(*calls, return_exceptions=True)
+    return {"sum": sum(doubled) + sum(one for one in found[:2] if not isinstance(one, ToolCallError))}
 
 
 class World:
@@ -68,7 +62,7 @@ async def play(
     task = make_task(tools=tools, inputs={"numbers": [1, 2, 3]}, output_schema=OUTPUT, is_resumed=is_resumed)
     place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
     pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
-    model = resolve_model("script", SCRIPT)
+    model = resolve_model("script", "tests.sums")
     return await run_agent(task, model, pipeline, notebook, notebook, FakeClock(), suffered=suffered)
 
 

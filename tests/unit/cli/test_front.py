@@ -16,9 +16,8 @@ SCRIPT = """
 title: Script
 steps:
   - id: a
-    script:
-      - {call: code.raed_file, with: {path: x}}
-      - {finish: {done: true}}
+    script: builtin.echo
+    allowed_tools: [code.raed_file]
 """
 
 

@@ -17,10 +17,10 @@ from soong.shared.engine.wire.capabilities import projects_among
 from soong.shared.sandbox.marked_project import mark_project
 
 STEPS: list[Json] = [
-    {"id": "agent", "instructions": "x", "script": []},
-    {"id": "bare", "instructions": "x", "script": [], "allowed_tools": []},
+    {"id": "agent", "instructions": "x", "script": "builtin.echo"},
+    {"id": "bare", "instructions": "x", "script": "builtin.echo", "allowed_tools": []},
     {"id": "function", "kind": "python", "call": "builtin.echo"},
-    {"id": "map", "kind": "map", "over": [1], "step": {"instructions": "x", "script": []}},
+    {"id": "map", "kind": "map", "over": [1], "step": {"instructions": "x", "script": "builtin.echo"}},
 ]
 
 

@@ -42,7 +42,7 @@ async def waiting(service: OneLoop) -> Task:
 @pytest.mark.parametrize(
     "given",
     [
-        {"script": [{"finish": "x"}]},
+        {"script": "builtin.echo"},
         {"allowed_tools": ["code.write_file"]},
         {"instructions": "write a file"},
         {"agent": "default_worker_agent"},
@@ -68,7 +68,7 @@ async def test_pull_workers_are_told_what_to_do_by_the_sessions_principal_alone(
 async def test_steps_are_added_and_changed_by_the_sessions_principal_alone(
     service: OneLoop, change: JsonObject
 ) -> None:
-    agent: JsonObject = {"id": "f", "script": [{"finish": "x"}], "on_failure": "keep"}  # nobody here runs agents
+    agent: JsonObject = {"id": "f", "script": "builtin.echo", "on_failure": "keep"}  # nobody here runs agents
     _, task = await service.submit({"title": "t", "steps": [agent, WAITS]})
     async with asyncio.timeout(20):
         while (await service.store.tasks.counts(task.id)).by_status.get(StepStatus.FAILED) != 1:  # noqa: ASYNC110  # rows have no event

@@ -114,7 +114,7 @@ steps:
     depends_on: [find]
     over: ${find.output}
     as: pkg
-    step: {instructions: Write., script: [], permissions: {write: ["${pkg}/out"]}}
+    step: {instructions: Write., script: builtin.echo, permissions: {write: ["${pkg}/out"]}}
 """
     made = new_task(parse_plan(text, "p"), {}, SESSION, surface_of=lambda _step: {}, default_model="script", now_us=0)
     done = {"find": StepResult("find", StepStatus.COMPLETED, ["left", "right"])}

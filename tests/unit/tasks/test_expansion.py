@@ -45,7 +45,11 @@ steps:
       instructions: "${inputs.greeting} ${one.name}"
       inputs: {one: "${one}", all: "${a.output.items | length}"}
       output: {type: object}
-  - {id: z, instructions: "join ${inputs.greeting}", script: [], depends_on: [m, a], inputs: {all: "${m.output}"}}
+  - id: z
+    instructions: "join ${inputs.greeting}"
+    script: builtin.echo
+    depends_on: [m, a]
+    inputs: {all: "${m.output}"}
 """
 
 
@@ -219,9 +223,9 @@ def test_steps_that_ask_for_the_same_share_one_surface_and_others_have_their_own
     text = """
 title: Many
 steps:
-  - {id: a, instructions: x, script: []}
-  - {id: b, instructions: y, script: []}
-  - {id: c, instructions: x, script: [], allowed_tools: [code.read_file]}
+  - {id: a, instructions: x, script: builtin.echo}
+  - {id: b, instructions: y, script: builtin.echo}
+  - {id: c, instructions: x, script: builtin.echo, allowed_tools: [code.read_file]}
 """
     first, same, other = (step.run.surface for step in make(parse_plan(text, "p.yaml")).steps if step.run is not None)
 
@@ -230,7 +234,7 @@ steps:
 
 
 def test_a_further_attempt_needs_the_tools_of_its_new_surface() -> None:
-    made = make(parse_plan("title: t\nsteps: [{id: a, instructions: x, script: []}]", "p.yaml"))
+    made = make(parse_plan("title: t\nsteps: [{id: a, instructions: x, script: builtin.echo}]", "p.yaml"))
     step, run = row_of(made.steps[0]), made.steps[0].run
     assert run is not None
     last = run_of(run)
@@ -238,7 +242,7 @@ def test_a_further_attempt_needs_the_tools_of_its_new_surface() -> None:
     again = further_attempt(
         replace(step, attempt=1, run_id=last.id),
         last,
-        PlanStep("a", instructions="x", script=[]),
+        PlanStep("a", instructions="x", script="builtin.echo"),
         lambda _: {"v": 1, "decisions": [["code.search", True, "asked"], ["code.edit_file", False, "not asked"]]},
     )
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from soong.shared.agents.script import check_script
 from soong.shared.core.errors import InvalidPlanError, LimitExceededError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject
@@ -24,7 +23,6 @@ pytestmark = pytest.mark.spec("DAG-03")
 KNOWN = PlanNames(
     tools=frozenset({*PULL_WORKER_TOOLS, "code.read_file"}),
     definitions=frozenset({"default_worker_agent", "reviewer"}),
-    check_script=check_script,
 )
 ROOT = RunIdentity("sess_1", "run_root", "agent_root", Role.ORCHESTRATOR, "orchestrator")
 PLAN = """\
@@ -96,7 +94,7 @@ def test_the_tools_for_steps_are_always_among_a_pull_workers() -> None:
         pytest.param({"agent": "revewer"}, "reviewer", id="unknown-agent"),
         pytest.param({"allowed_tools": ["code.raed_file"]}, "code.read_file", id="unknown-tool"),
         pytest.param({"instructions": "${p.output}"}, "not a dependency|no step|not known", id="reference"),
-        pytest.param({"script": [{"cal": "x"}]}, "script", id="script"),
+        pytest.param({"script": "builtin.ehco"}, "did you mean 'builtin.echo'", id="script"),
         pytest.param({"colour": "red"}, "colour", id="unknown-field"),
     ],
 )
@@ -110,7 +108,7 @@ def test_what_cannot_be_dispatched_is_refused_by_name(document: JsonObject, said
 def test_pull_workers_on_the_script_model_need_a_script() -> None:
     with pytest.raises(InvalidPlanError, match="no script"):
         pull_workers({}, planner=Planner(KNOWN, default_model="script"))
-    assert pull_workers({"script": []}, planner=Planner(KNOWN, default_model="script"))
+    assert pull_workers({"script": "builtin.echo"}, planner=Planner(KNOWN, default_model="script"))
 
 
 @pytest.mark.spec("DIS-10")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.agents.script import check_script
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.engine.tasks.plan.plan import Plan, PlanInput, PlanNames
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan, plan_from_json
@@ -13,7 +12,6 @@ from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
 KNOWN = PlanNames(
     tools=frozenset({"code.read_file", "code.search"}),
     definitions=frozenset({"default_worker_agent", "reviewer"}),
-    check_script=check_script,
 )
 
 
@@ -247,17 +245,17 @@ def test_a_map_step_holds_the_shape_of_its_children() -> None:
             id="child-with-id",
         ),
         pytest.param(
-            "- {id: a, script: [{cal: code.search}]}",
-            "p.yaml:3 steps[0].script[0]",
-            "none of its fields says what to do",
-            "call",
-            id="script-statement",
+            "- {id: a, script: [{call: code.search}]}",
+            "p.yaml:3 steps[0].script",
+            "a list",
+            "text",
+            id="script-list",
         ),
         pytest.param(
-            "- {id: a, script: [{finish: {x: '${hits.value}'}}]}",
-            "p.yaml:3 steps[0].script[0].finish.x",
-            "names what nothing sets",
-            "inputs",
+            "- {id: a, script: builtin.ehco}",
+            "p.yaml:3 steps[0].script",
+            "there is no scripted agent 'builtin.ehco'",
+            "did you mean 'builtin.echo'?",
             id="script-name",
         ),
     ],
@@ -384,7 +382,9 @@ def test_a_step_says_that_it_is_to_be_pulled() -> None:
         pytest.param(
             "{id: a, instructions: x, claim: pull, permissions: {write: [x]}}", "has no permissions", id="asks"
         ),
-        pytest.param("{id: a, instructions: x, claim: pull, script: []}", "has no script of its own", id="script"),
+        pytest.param(
+            "{id: a, instructions: x, claim: pull, script: builtin.echo}", "has no script of its own", id="script"
+        ),
         pytest.param("{id: a, claim: pull}", "does not say what to do", id="no-instructions"),
     ],
 )

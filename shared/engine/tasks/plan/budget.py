@@ -1,4 +1,4 @@
-"""Bounds for what is made of a plan's references: one text, and all that a step, an expansion or a script makes.
+"""Bounds for what is made of a plan's references: one text, and all that a step or an expansion makes.
 
 A plan of a few kilobytes can name a value a thousand times over, and write the result into a thousand steps. What that
 costs is counted while it is made, so that it is refused before it is there.
@@ -16,7 +16,7 @@ MIB: Final = 1024 * 1024
 MAX_TEXT_BYTES: Final = 4 * MIB
 """Of one text that references are written into, and of one value that is written as JSON."""
 MAX_TOTAL_BYTES: Final = 64 * MIB
-"""Of all that is made with one budget, such as the inputs of a step or the values of a script."""
+"""Of all that is made with one budget, such as the inputs of a step."""
 MAX_EXPANSION_BYTES: Final = 128 * MIB
 """Of all children of one map step: 10,000 of 13 KiB each."""
 MAX_LOOKUPS: Final = 1_000_000
@@ -28,7 +28,7 @@ _encoded: Final = json.JSONEncoder().encode
 
 @dataclass(slots=True)
 class Budget:
-    """What may still be made; one object for each step, expansion or script, used by one thread at a time.
+    """What may still be made; one object for each step or expansion, used by one thread at a time.
 
     Sizes are those of values as ASCII JSON text, which is how they are stored and sent. Work is counted in lookups: a
     reference, an expression, or what takes as long. ``what`` is what is made, for the message.
@@ -39,7 +39,6 @@ class Budget:
     work: int = MAX_LOOKUPS
     left: int = field(init=False)
     work_left: int = field(init=False)
-    _is_stopped: bool = field(default=False, init=False)
     _sizes: dict[int, tuple[Json, int, int]] = field(default_factory=dict, repr=False)
     """Size and depth of large values, by identity; each entry keeps its value, so that the identity stays its own."""
 
@@ -54,20 +53,8 @@ class Budget:
     def step(self, lookups: int = 1) -> None:
         """Count work, whatever comes out of it. Raises: BudgetExceededError."""
         self.work_left -= lookups
-        if self._is_stopped:
-            raise BudgetExceededError(f"{self.what} are not needed any more")
         if self.work_left < 0:
             raise BudgetExceededError(f"{self.what} would take more than {self.work:,} lookups; refer to less")
-
-    def widen(self, total: int, work: int) -> None:
-        """Raise both bounds; what is counted already stays counted."""
-        self.left += total - self.total
-        self.work_left += work - self.work
-        self.total, self.work = total, work
-
-    def stop(self) -> None:
-        """Let the next count of work fail: the result is not needed any more. Safe from another thread."""
-        self._is_stopped = True
 
     def spend(self, size: int) -> None:
         """Count something that is made. Raises: BudgetExceededError."""

@@ -133,18 +133,15 @@ def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
 
 
 def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNames, report: Report) -> None:
-    if not step.instructions.strip() and step.script is None:
+    if not step.instructions.strip() and not step.script:
         report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
     if known.definitions is not None and step.agent not in known.definitions:
         remedy = Unknown(step.agent, known.definitions, names_all=True)
         report((*path, "agent"), f"there is no agent definition {step.agent!r}", remedy)
     if known.tools is not None:
         _check_tools(step, known.tools, names.patterns, path, report)
-    if isinstance(step.script, str):
+    if step.script:
         _check_script(step.script, (*path, "script"), known, report)
-    elif step.script is not None and known.check_script is not None:
-        at_script: Report = lambda place, *words: report((*path, "script", *place), *words)  # noqa: E731  # typed
-        known.check_script(step.script, frozenset(step.inputs), known.tools, at_script)
 
 
 def _check_tools(step: PlanStep, tools: frozenset[str], patterns: dict[str, bool], path: Path, report: Report) -> None:

@@ -5,7 +5,7 @@ Owns the values. Reading one is :mod:`soong.shared.engine.tasks.plan.reader`, it
 Whatever a plan says is checked before anything is written.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -54,9 +54,9 @@ class PlanStep:
     """A step as planned. Durations in seconds: this is the form that is stored and shown.
 
     ``instructions``, ``title`` of a map's child, ``inputs`` and ``permissions`` are templates
-    (:mod:`soong.shared.engine.tasks.plan.template`); ``script`` is not: it has templates of its own, over the step's
-    inputs (:mod:`soong.shared.agents.script`). ``allowed_tools`` None takes the definition's. ``permissions`` says
-    what the step will ask people for. ``output`` is the schema that the result must hold to. ``over``, ``item_name``,
+    (:mod:`soong.shared.engine.tasks.plan.template`). ``script`` names the scripted agent that runs without a model
+    (:mod:`soong.shared.engine.tasks.scripted`). ``allowed_tools`` None takes the definition's. ``permissions`` says what the
+    step will ask people for. ``output`` is the schema that the result must hold to. ``over``, ``item_name``,
     ``item_key``, ``step``, ``max_items`` and ``on_item_failure`` belong to a map step; ``call`` to a python step.
     ``claim``: PULL leaves an agent step to a run that asks for it, whose agent, model and tools then do it.
     A failure policy of None is the default (:class:`OnFailure`).
@@ -81,7 +81,7 @@ class PlanStep:
     needs: tuple[str, ...] = ()
     on_failure: FailurePolicy | None = None
     call: str = ""
-    script: Sequence[Json] | str | None = None
+    script: str = ""
     over: Json = None
     item_name: str = "item"
     item_key: str = ""
@@ -111,8 +111,6 @@ class Plan:
 Report: TypeAlias = Callable[[Path, str, Remedy], None]
 """Takes the place, the problem and the remedy of one problem."""
 
-ScriptCheck: TypeAlias = Callable[[Json, frozenset[str], frozenset[str] | None, Report], None]
-"""Checks a script against the step's input names and the tools (None: not known); reports by places in the script."""
 
 ModuleLoader: TypeAlias = Callable[[str], bool]
 """Makes a module of a plan known; says whether its scripted agents are registered now. Raises: InvalidConfigError."""
@@ -131,7 +129,6 @@ class PlanNames:
     functions: frozenset[str] | None = None
     scripts: frozenset[str] | None = None
     load_module: ModuleLoader | None = None
-    check_script: ScriptCheck | None = None
 
 
 def has_type(value: Json, type_name: InputType) -> bool:

@@ -223,16 +223,10 @@ def _read_work(fields: Fields, common: Mapping[str, object], *, retries: int = 0
         model=fields.text("model") if is_agent else "",
         allowed_tools=fields.texts("allowed_tools") if is_agent else None,
         permissions=_read_permissions(fields) if is_agent else DeclaredPermissions(),
-        script=read_script(fields) if is_agent else None,
+        script=fields.text("script") if is_agent else "",
         claim=fields.word("claim", ClaimMode, ClaimMode.ASSIGNED) if is_agent else ClaimMode.ASSIGNED,
         call="" if is_agent else fields.text("call", is_required=True),
     )
-
-
-def read_script(fields: Fields) -> Sequence[Json] | str | None:
-    """Read what the model `script` runs: the name of a scripted agent."""
-    value = fields.anything("script")
-    return value if isinstance(value, str) else fields.items("script")
 
 
 def _read_permissions(fields: Fields) -> DeclaredPermissions:

@@ -129,7 +129,7 @@ class TemplateError(UsageError):
 
 
 class BudgetExceededError(TemplateError):
-    """What a plan's references or a script's expressions would make is larger, or more work, than it may be."""
+    """What a plan's references would make is larger, or more work, than it may be."""
 
     code = "limit_exceeded"
 

@@ -76,3 +76,8 @@ async def pull_slowly(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
     except ToolCallError as error:
         return {"type": error.type, "message": error.text}
     return {}
+
+
+@scripted_agent("tests.write_own")
+async def write_own(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    return await agent.call("code.write_file", path="own.txt", content="hello", overwrite=True)

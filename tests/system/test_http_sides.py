@@ -10,6 +10,7 @@ from tests.scripted import call, calls
 from tests.system.cli_scene import until
 from tests.system.http_scene import Service, http_service
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.spec("PER-02", "PER-08", "OPS-12.a")
 
 
@@ -20,7 +21,7 @@ def write(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with http_service() as one:
+    with http_service(SOONG_FUNCTIONS="tests.system.scripts", SOONG_IMPORT_PATH=str(ROOT)) as one:
         yield one
 
 
@@ -52,14 +53,15 @@ def test_a_grant_is_used_by_no_dispatch_of_a_token_that_may_not_give_it(service:
     task = submitted(service, ada, project, {"id": "open", "claim": "pull", "instructions": "wait"})
     answered(service, approver, "allow_for_session")
     until(lambda: status_of(service, ada, task, "write") == "completed", "the grant is given", service.cli.logs)
-    path, evil = f"/v1/tasks/{task}/dispatch", {"model": "script", **write("evil.txt")}
+    path = f"/v1/tasks/{task}/dispatch"
+    works = {"script": "tests.write_own", "allowed_tools": ["code.write_file"]}
 
     refused = {
         (name, field): service.call(token, path, {"model": "script", field: value})
         for name, token in (("ada", ada), ("root", admin), ("root, who may approve", both))
-        for field, value in {**write("evil.txt"), "instructions": "write", "agent": "default_worker_agent"}.items()
+        for field, value in {**works, "instructions": "write", "agent": "default_worker_agent"}.items()
     }
-    whole = [service.call(token, path, evil) for token in (ada, admin, both)]
+    whole = [service.call(token, path, {"model": "script", **works}) for token in (ada, admin, both)]
     steps = service.call(ada, f"/v1/tasks/{task}")[1]["step_list"]
 
     assert {name: (status, told["code"]) for (name, _), (status, told) in refused.items()} == {
@@ -69,10 +71,10 @@ def test_a_grant_is_used_by_no_dispatch_of_a_token_that_may_not_give_it(service:
     }
     assert [told["code"] for _, told in whole] == ["forbidden", "forbidden", "not_yours"]
     assert [step["id"] for step in steps] == ["write", "open"]
-    assert not (project / "evil.txt").exists()
+    assert not (project / "own.txt").exists()
 
     may_approve = service.token("ada", "run", "approve")
-    assert service.call(may_approve, path, {"model": "script", **write("own.txt")})[0] == 200
+    assert service.call(may_approve, path, {"model": "script", **works})[0] == 200
     until((project / "own.txt").exists, "its own side uses the grant", service.cli.logs)
     assert service.call(approver, "/v1/approvals")[1]["items"] == []
     assert service.call(ada, f"/v1/tasks/{task}/cancel", {})[0] == 200

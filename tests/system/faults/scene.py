@@ -64,7 +64,7 @@ def effects_file(service: Deployment) -> Path:
 
 async def start_workers(service: Deployment, count: int, *, slots: int = 8, **environment: str) -> None:
     """Start workers that know the functions of the fault tests."""
-    known = {"SOONG_FUNCTIONS": PLUGIN, "FAULT_EFFECTS": str(effects_file(service))}
+    known = {"SOONG_FUNCTIONS": f"{PLUGIN},tests.system.scripts", "FAULT_EFFECTS": str(effects_file(service))}
     await service.start_workers(count, slots=slots, **{**known, **environment})
 
 

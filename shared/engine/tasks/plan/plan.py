@@ -55,8 +55,8 @@ class PlanStep:
 
     ``instructions``, ``title`` of a map's child, ``inputs`` and ``permissions`` are templates
     (:mod:`soong.shared.engine.tasks.plan.template`). ``script`` names the scripted agent that runs without a model
-    (:mod:`soong.shared.engine.tasks.scripted`). ``allowed_tools`` None takes the definition's. ``permissions`` says what the
-    step will ask people for. ``output`` is the schema that the result must hold to. ``over``, ``item_name``,
+    (:mod:`soong.shared.engine.tasks.scripted`). ``allowed_tools`` None takes the definition's. ``permissions``
+    says what the step will ask people for. ``output`` is the schema of the result. ``over``, ``item_name``,
     ``item_key``, ``step``, ``max_items`` and ``on_item_failure`` belong to a map step; ``call`` to a python step.
     ``claim``: PULL leaves an agent step to a run that asks for it, whose agent, model and tools then do it.
     A failure policy of None is the default (:class:`OnFailure`).

@@ -17,8 +17,8 @@ async def check_answers(settings: Settings) -> Finding:
     if is_run_here():
         limit = resource.getrlimit(RLIMIT_LOCKS)[1] if HAS_MARK else resource.RLIM_INFINITY
         why = "a run started this process" if limit == resource.RLIM_INFINITY else f"`ulimit -H -x` is {limit} here"
-        remedy = "answer from a terminal that no run started; if a login sets that limit, remove it"
-        return Finding("answers", Level.FAIL, f"{why}: answers from here are refused", remedy)
+        hint = "answer from a terminal that no run started; if a login sets that limit, remove it"
+        return Finding("answers", Level.FAIL, f"{why}: answers from here are refused", hint)
     if not HAS_MARK:
         says = (
             "a program of a run is recognised only while its worker lives above it: this system has no limit to mark it"

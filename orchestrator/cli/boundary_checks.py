@@ -26,12 +26,12 @@ async def check_data(settings: Settings) -> Finding:
     if not place.is_dir():
         return Finding("data", Level.FAIL, f"{place} is a file", "set SOONG_DATA_DIR to a folder")
     if not _may(place, os.W_OK | os.X_OK):
-        remedy = f"correct the permissions of {place}, or set SOONG_DATA_DIR to a folder that can be written"
-        return Finding("data", Level.FAIL, f"{settings.data} cannot be written", remedy)
+        hint = f"correct the permissions of {place}, or set SOONG_DATA_DIR to a folder that can be written"
+        return Finding("data", Level.FAIL, f"{settings.data} cannot be written", hint)
     free = shutil.disk_usage(place).free
     if free < MIN_FREE_BYTES:
-        remedy = "make room on its disk (soong gc)"
-        return Finding("data", Level.WARN, f"{settings.data} has {free // 1024 // 1024} MiB left", remedy)
+        hint = "make room on its disk (soong gc)"
+        return Finding("data", Level.WARN, f"{settings.data} has {free // 1024 // 1024} MiB left", hint)
     where = "in the home" if settings.data == settings.home else "apart from the home"
     return Finding("data", Level.OK, f"{settings.data} ({where})")
 
@@ -48,14 +48,14 @@ async def check_configuration(settings: Settings) -> Finding:
     try:
         role = await _standing(settings)
     except SoongError as error:
-        remedy = "see the check of the database"
-        return Finding("configuration", Level.WARN, f"{says}; whether a worker runs here is unknown: {error}", remedy)
+        hint = "see the check of the database"
+        return Finding("configuration", Level.WARN, f"{says}; whether a worker runs here is unknown: {error}", hint)
     if role is not None and not role.decides:
-        remedy = "mount the home read-only where workers run, and set SOONG_DATA_DIR to another folder"
-        return Finding("configuration", Level.FAIL, f"{says}, and {role.role} is a worker's or a client's role", remedy)
+        hint = "mount the home read-only where workers run, and set SOONG_DATA_DIR to another folder"
+        return Finding("configuration", Level.FAIL, f"{says}, and {role.role} is a worker's or a client's role", hint)
     if settings.data.is_relative_to(settings.home):
-        remedy = "set SOONG_DATA_DIR to another folder, and let workers only read the home"
-        return Finding("configuration", Level.WARN, f"{says}; workers write their data there, too", remedy)
+        hint = "set SOONG_DATA_DIR to another folder, and let workers only read the home"
+        return Finding("configuration", Level.WARN, f"{says}; workers write their data there, too", hint)
     return Finding("configuration", Level.OK, f"{says}; run no worker as that user")
 
 
@@ -76,9 +76,9 @@ async def check_boundary(settings: Settings) -> Finding:
     if role.decides:
         return Finding("boundary", Level.OK, f"database roles; {role.role} decides, so no worker may run here")
     if _reads_key(settings.key_file):
-        remedy = "keep the key where orchestrators run, and nowhere else"
+        hint = "keep the key where orchestrators run, and nowhere else"
         says = f"undone: the role {role.role} decides nothing, but the signing key {settings.key_file} is readable here"
-        return Finding("boundary", Level.FAIL, says, remedy)
+        return Finding("boundary", Level.FAIL, says, hint)
     return Finding("boundary", Level.OK, f"database roles; {role.role} decides nothing, and no signing key is here")
 
 

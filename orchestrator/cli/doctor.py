@@ -30,8 +30,8 @@ def report(findings: list[Finding]) -> str:
     lines = []
     for finding in findings:
         lines.append(f"{MARKS[finding.level]}  {finding.check:<{width}}  {inert(finding.says)}")
-        if finding.remedy:
-            lines.append(f"{' ' * (width + 8)}-> {inert(finding.remedy)}")
+        if finding.hint:
+            lines.append(f"{' ' * (width + 8)}-> {inert(finding.hint)}")
     failed, warned = _failed(findings), sum(finding.level is Level.WARN for finding in findings)
     lines.append("")
     lines.append(f"{failed} to fix, {warned} to know" if failed or warned else "everything is in order")

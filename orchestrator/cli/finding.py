@@ -14,12 +14,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check says. ``remedy`` is empty when there is nothing to do."""
+    """What one check says. ``hint`` is empty when there is nothing to do."""
 
     check: str
     level: Level
     says: str
-    remedy: str = ""
+    hint: str = ""
 
     def as_json(self) -> dict[str, Json]:
-        return {"check": self.check, "level": str(self.level), "says": self.says, "remedy": self.remedy}
+        return {"check": self.check, "level": str(self.level), "says": self.says, "hint": self.hint}

@@ -64,8 +64,8 @@ def checked_scope(text: str) -> str:
     """Return a scope as it is stored. Raises: UsageError."""
     kind, separator, name = text.partition(":")
     if kind not in LIMIT_KINDS or not separator or not name.strip():
-        remedy = suggestion(kind, frozenset(LIMIT_KINDS)) if kind not in LIMIT_KINDS else f"name one: {kind}:NAME"
-        raise UsageError(f"{text!r} is not a scope of a concurrency limit; {remedy}; a scope is {SCOPE_HELP}")
+        hint = suggestion(kind, frozenset(LIMIT_KINDS)) if kind not in LIMIT_KINDS else f"name one: {kind}:NAME"
+        raise UsageError(f"{text!r} is not a scope of a concurrency limit; {hint}; a scope is {SCOPE_HELP}")
     return f"{kind}:{name.strip()}"
 
 

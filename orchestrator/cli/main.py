@@ -73,7 +73,7 @@ def _run(arguments: list[str]) -> int:
 
 def _failed(error: SoongError, arguments: Sequence[str]) -> int:
     code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
-    problems = error.offences if isinstance(error, InvalidPlanError) else ()
+    problems = error.problems if isinstance(error, InvalidPlanError) else ()
     for line in error.lines if isinstance(error, InvalidPlanError) else (error,):
         complain(str(line))
     if "--json" in arguments:

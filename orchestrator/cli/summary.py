@@ -80,8 +80,8 @@ def _denials(outcome: TaskOutcome) -> list[str]:
     ]
     if all(one.author == "person" for one in outcome.denials):
         return ["", f"denied: {len(outcome.denials)}", *lines]
-    remedy = "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
-    return ["", f"denied: {len(outcome.denials)}", *lines, remedy]
+    hint = "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
+    return ["", f"denied: {len(outcome.denials)}", *lines, hint]
 
 
 def _undone(outcome: TaskOutcome) -> list[str]:

@@ -62,7 +62,7 @@ def validate(
     *,
     is_json: bool = _JSON,
 ) -> None:
-    """Check a plan and name every problem with its place and remedy. Nothing is written."""
+    """Check a plan and name every problem with its place and hint. Nothing is written."""
     from soong.orchestrator.cli.plan_file import read_plan
 
     read = read_plan(plan, _names_of(plan))

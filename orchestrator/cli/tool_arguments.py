@@ -40,8 +40,8 @@ def _part(tool: str, schema: JsonObject, name: str) -> JsonObject:
     if schema.get("additionalProperties", True) is not False:
         return {}
     close = get_close_matches(name, list(known), 1)
-    remedy = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known) or 'none'}"
-    raise UsageError(f"{tool} has no argument {name!r}; {remedy}")
+    hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known) or 'none'}"
+    raise UsageError(f"{tool} has no argument {name!r}; {hint}")
 
 
 def _read_value(name: str, value: str, part: JsonObject) -> Json:

@@ -211,6 +211,6 @@ def _rule(tool: str, rule: str) -> str:
     pattern, _, scope = rule.partition(":")
     if not name_matches(pattern, tool):
         place = Path.cwd() / rule
-        remedy = f"write {place}, host:NAME or exact:TEXT, or {tool}:SCOPE" if not scope else f"call {pattern}"
-        raise UsageError(f"--allow {rule!r} says nothing of {tool}; {remedy}")
+        hint = f"write {place}, host:NAME or exact:TEXT, or {tool}:SCOPE" if not scope else f"call {pattern}"
+        raise UsageError(f"--allow {rule!r} says nothing of {tool}; {hint}")
     return rule

@@ -40,8 +40,8 @@ async def check_workers(settings: Settings) -> Finding:
         return Finding("workers", Level.OK, "not looked at: the database does not answer")
     if silent:
         says = f"no heartbeat within {_patience_s(settings):g} s: {_named(silent)}"
-        remedy = "its process is stopped, or a step keeps its interpreter busy; end it by its pid: its steps run again"
-        return Finding("workers", Level.WARN, says, remedy)
+        hint = "its process is stopped, or a step keeps its interpreter busy; end it by its pid: its steps run again"
+        return Finding("workers", Level.WARN, says, hint)
     return Finding("workers", Level.OK, f"{live} live; none has ended by itself" if health else f"{live} live")
 
 
@@ -55,11 +55,11 @@ async def check_steps(settings: Settings) -> Finding:
         return Finding("steps", Level.OK, "not looked at: the database does not answer")
     if late:
         ids = sorted({step.holding.step_key.partition("/")[0] for step in late})
-        remedy = (
+        hint = (
             f"its function or tool does not end when it is cancelled: {program()} tasks cancel {ids[0]}; "
             f"{program()} workers list names the worker, whose process can be ended"
         )
-        return Finding("steps", Level.WARN, _named([step.words for step in late]), remedy)
+        return Finding("steps", Level.WARN, _named([step.words for step in late]), hint)
     return Finding("steps", Level.OK, f"{held} run, none beyond its time limit")
 
 
@@ -74,10 +74,10 @@ def _dying(settings: Settings, health: ServiceHealth) -> Finding | None:
         problem = health.problem or says or "each has failed again and again"
         return Finding("workers", Level.FAIL, f"no worker starts: {problem}", f"correct that, or read why in {log}")
     level = Level.FAIL if any(child.is_dying for child in ended) else Level.WARN
-    return Finding("workers", level, says, f"{_remedy(ended)}; the log is {log}")
+    return Finding("workers", level, says, f"{_hint(ended)}; the log is {log}")
 
 
-def _remedy(ended: Sequence[ChildHealth]) -> str:
+def _hint(ended: Sequence[ChildHealth]) -> str:
     if any("SIGKILL" in child.last_exit for child in ended):
         return "give the machine more memory, or the service fewer slots (SOONG_WORKERS, SOONG_SLOTS)"
     return f"a step's function or library ends the process: {program()} tasks list shows which task lost its worker"

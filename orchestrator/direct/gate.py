@@ -133,8 +133,8 @@ class DirectGate:
 
 def _nobody(request: PermissionRequest) -> UnsignedDecision:
     if request.is_dangerous or request.risk == "critical":
-        remedy = "no rule can say yes to it; call it where a person or a callback can be asked"
+        hint = "no rule can say yes to it; call it where a person or a callback can be asked"
     else:
-        remedy = "no rule allows it; add one, for example --allow, or call it where somebody can be asked"
-    reason = f"{request.risk_summary}; nobody is there to be asked and {remedy}"
+        hint = "no rule allows it; add one, for example --allow, or call it where somebody can be asked"
+    reason = f"{request.risk_summary}; nobody is there to be asked and {hint}"
     return UnsignedDecision(Choice.DENY, "system", reason=reason, error=ErrorType.PERMISSION_NO_CALLBACK)

@@ -121,7 +121,7 @@ class ErrorSchema(BaseModel):
 
     place: str = Field(description="Where: `body.inputs.path`, `query.limit`, a line of the plan.")
     problem: str
-    remedy: str = Field(default="", description="What to do about it.")
+    hint: str = Field(default="", description="What to do about it.")
 
 
 class ProblemSchema(BaseModel):
@@ -174,7 +174,7 @@ def problem_of(error: Exception) -> ProblemError:
             code = _BY_STATUS.get(error.status_code, ProblemCode.INVALID_REQUEST)
             return ProblemError(code, str(error.detail), headers=error.headers)
         case InvalidPlanError():
-            listed = f"; the first {len(error.offences)} are listed" if error.rest else ""
+            listed = f"; the first {len(error.problems)} are listed" if error.rest else ""
             detail = f"the plan has {error.total:,} problems{listed}"
             return ProblemError(ProblemCode.INVALID_PLAN, detail, {"errors": plan_errors(error)})
         case SoongError():
@@ -203,7 +203,7 @@ def _of_ours(error: SoongError) -> ProblemError:
 
 def plan_errors(error: InvalidPlanError) -> list[Json]:
     """Return what is wrong with a plan, as the errors of a problem document."""
-    return [{"place": one.place, "problem": one.problem, "remedy": one.remedy} for one in error.offences[:MAX_ERRORS]]
+    return [{"place": one.place, "problem": one.problem, "hint": one.hint} for one in error.problems[:MAX_ERRORS]]
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from soong.orchestrator.http.context import api_of
+from soong.orchestrator.http.hints import errors_of, models_in
 from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError
-from soong.orchestrator.http.remedies import errors_of, models_in
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, parse_strict
 from soong.shared.core.texts import EXPECTED, fault, faults
@@ -108,11 +108,11 @@ def _check_query(request: Request, known: frozenset[str]) -> None:
         ]
     )
     given = [name for name, _ in pairs]
-    remedy = f"remove it; this path takes {', '.join(sorted(known))}" if known else "remove it; this path takes none"
+    hint = f"remove it; this path takes {', '.join(sorted(known))}" if known else "remove it; this path takes none"
     errors: list[Any] = [
-        {"place": f"query.{name}"[:MAX_PLACE_CHARS], "problem": problem, "remedy": what_to_do}
+        {"place": f"query.{name}"[:MAX_PLACE_CHARS], "problem": problem, "hint": what_to_do}
         for problem, what_to_do, names in (
-            ("unknown query parameter", remedy, set(given) - known),
+            ("unknown query parameter", hint, set(given) - known),
             ("duplicate parameter", "give it once", {name for name in given if given.count(name) > 1}),
         )
         for name in sorted(names)
@@ -122,7 +122,7 @@ def _check_query(request: Request, known: frozenset[str]) -> None:
 
 
 def _fault(place: str, found: str) -> Json:
-    return {"place": place[:MAX_PLACE_CHARS], "problem": found, "remedy": f"send {EXPECTED}"}
+    return {"place": place[:MAX_PLACE_CHARS], "problem": found, "hint": f"send {EXPECTED}"}
 
 
 def _refuse(errors: Sequence[Json]) -> None:

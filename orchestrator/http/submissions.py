@@ -139,8 +139,8 @@ def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _Ch
     return _CheckedPlan(plan, project)
 
 
-def _error(place: str, problem: str, remedy: str) -> Json:
-    return {"place": place, "problem": problem, "remedy": remedy}
+def _error(place: str, problem: str, hint: str) -> Json:
+    return {"place": place, "problem": problem, "hint": hint}
 
 
 def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
@@ -249,13 +249,13 @@ def _read_roots(policy: Policy, projects: tuple[str, ...]) -> tuple[str, ...]:
 
 def _project(text: str, roots: tuple[str, ...]) -> tuple[Path, list[Json]]:
     """Return the folder of a submission and what is wrong with it. Raises: ProblemError (forbidden)."""
-    remedy = "write the absolute path of a folder as the server sees it"
+    hint = "write the absolute path of a folder as the server sees it"
     if not text.startswith("/") or "\0" in text:
-        return Path("/"), [_error("body.project", f"{text[:MAX_PLACE_CHARS]!r} is not an absolute path", remedy)]
+        return Path("/"), [_error("body.project", f"{text[:MAX_PLACE_CHARS]!r} is not an absolute path", hint)]
     folder = Path(os.path.realpath(text))
     allowed = [Path(root).expanduser().resolve() for root in roots]
     if allowed and not any(folder.is_relative_to(root) for root in allowed):
         raise ProblemError(ProblemCode.FORBIDDEN, "`project` lies in none of the folders of SOONG_HTTP_PROJECTS")
     if not os.path.isdir(folder):  # noqa: PTH112  # False for a name that is too long, where pathlib raises
-        return folder, [_error("body.project", f"{text[:MAX_PLACE_CHARS]!r} is not a folder on this server", remedy)]
+        return folder, [_error("body.project", f"{text[:MAX_PLACE_CHARS]!r} is not a folder on this server", hint)]
     return folder, []

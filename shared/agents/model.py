@@ -89,8 +89,8 @@ def _provider_model(name: str) -> "Model[Any]":
         return infer_model(name)
     except ImportError as error:
         extra = _EXTRAS.get(provider)
-        remedy = f"pip install 'soong[{extra}]'" if extra else f"install what it names: {error}"
-        raise InvalidConfigError(f"the model {name!r} needs a package that is not installed; {remedy}") from error
+        hint = f"pip install 'soong[{extra}]'" if extra else f"install what it names: {error}"
+        raise InvalidConfigError(f"the model {name!r} needs a package that is not installed; {hint}") from error
     except UserError as error:
         raise InvalidConfigError(_unusable(name, str(error))) from error
     except (ValueError, KeyError, TypeError) as error:

@@ -56,32 +56,32 @@ class Problem:
 
     place: str
     problem: str
-    remedy: str
+    hint: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.problem}; {self.remedy}"
+        return f"{self.place}: {self.problem}; {self.hint}"
 
 
 class InvalidPlanError(UsageError):
     """A plan that cannot become a task.
 
-    ``offences`` has at least one entry, in document order; ``total`` is their number with those that are not listed.
+    ``problems`` has at least one entry, in document order; ``total`` is their number with those that are not listed.
     """
 
-    def __init__(self, offences: Sequence[Problem], *, total: int = 0) -> None:
-        self.offences = tuple(offences)
-        self.total = max(total, len(self.offences))
+    def __init__(self, problems: Sequence[Problem], *, total: int = 0) -> None:
+        self.problems = tuple(problems)
+        self.total = max(total, len(self.problems))
         super().__init__("\n".join(self.lines))
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The listed problems, and how many more there are."""
-        return (*map(str, self.offences), *([self.rest] if self.rest else ()))
+        return (*map(str, self.problems), *([self.rest] if self.rest else ()))
 
     @property
     def rest(self) -> str:
         """The line that tells of the problems that are not listed; empty when all are."""
-        more = self.total - len(self.offences)
+        more = self.total - len(self.problems)
         return f"and {more:,} more problem{'s' if more > 1 else ''}" if more else ""
 
 
@@ -101,13 +101,13 @@ class InvalidConfigError(UsageError):
 class UnsupportedPoolerError(InvalidConfigError):
     """A connection pooler in front of PostgreSQL that shares server processes between connections.
 
-    ``problem`` is a sentence on what it does, ``remedy`` one on what to do about it.
+    ``problem`` is a sentence on what it does, ``hint`` one on what to do about it.
     """
 
     def __init__(self, does: str) -> None:
         self.problem = f"a connection pooler in front of PostgreSQL {does}, expected one server process per connection"
-        self.remedy = "connect directly, or set the pooler to session mode (PgBouncer: pool_mode = session)"
-        super().__init__(f"{self.problem}; {self.remedy}")
+        self.hint = "connect directly, or set the pooler to session mode (PgBouncer: pool_mode = session)"
+        super().__init__(f"{self.problem}; {self.hint}")
 
 
 class InvalidPatternError(UsageError):
@@ -150,10 +150,10 @@ class LimitExceededError(UsageError):
 class NotFoundError(UsageError):
     """No row of that id."""
 
-    def __init__(self, kind: str, key: str, remedy: str = "") -> None:
+    def __init__(self, kind: str, key: str, hint: str = "") -> None:
         self.kind = kind
         self.key = key
-        super().__init__(f"there is no {kind} {key!r}" + (f"; {remedy}" if remedy else ""))
+        super().__init__(f"there is no {kind} {key!r}" + (f"; {hint}" if hint else ""))
 
 
 class ConflictError(SoongError):

@@ -21,10 +21,10 @@ from soong.shared.engine.tasks.plan.inputs import scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import (
     REFERENCE,
     PermissionProblem,
-    host_offence,
+    host_problem,
     looked_up,
-    run_offence,
-    write_offence,
+    run_problem,
+    write_problem,
 )
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.plan.template import Scope as Names
@@ -101,9 +101,9 @@ class Previewer:
                     kind, given, "", Effect.ASK, _LATER, tools=tuple(t.name for t in _users(kind, tools))
                 )
                 continue
-            offence = _OFFENCES[kind](known)
-            if offence is not None:
-                yield _refused(kind, given, known[0], offence[0])
+            problem = _PROBLEMS[kind](known)
+            if problem is not None:
+                yield _refused(kind, given, known[0], problem[0])
             elif kind is PermissionKind.WRITE:
                 yield self._write(given, known[0], tools)
             elif kind is PermissionKind.HOSTS:
@@ -240,10 +240,10 @@ def _wishes(work: PlanStep) -> Iterator[tuple[PermissionKind, Sequence[str]]]:
     yield from ((PermissionKind.RUN, words) for words in work.permissions.run)
 
 
-_OFFENCES: Final[Mapping[PermissionKind, Callable[[Sequence[str]], PermissionProblem | None]]] = {
-    PermissionKind.WRITE: lambda words: write_offence(words[0]),
-    PermissionKind.HOSTS: lambda words: host_offence(words[0]),
-    PermissionKind.RUN: run_offence,
+_PROBLEMS: Final[Mapping[PermissionKind, Callable[[Sequence[str]], PermissionProblem | None]]] = {
+    PermissionKind.WRITE: lambda words: write_problem(words[0]),
+    PermissionKind.HOSTS: lambda words: host_problem(words[0]),
+    PermissionKind.RUN: run_problem,
 }
 
 

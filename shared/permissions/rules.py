@@ -135,8 +135,8 @@ def parse_allow(
         raise UsageError(f"{source} {text!r}: name a tool, for example code.write_file:/absolute/folder")
     if tools is not None and not any(fnmatchcase(name, pattern) for name in tools):
         near = get_close_matches(pattern, tools, 1)
-        remedy = f"did you mean {near[0]!r}?" if near else "`soong tools list` shows the tools"
-        raise UsageError(f"{source} {text!r}: there is no tool {pattern!r}; {remedy}")
+        hint = f"did you mean {near[0]!r}?" if near else "`soong tools list` shows the tools"
+        raise UsageError(f"{source} {text!r}: there is no tool {pattern!r}; {hint}")
     if not separator and pattern in readonly_tools:
         return Rule(Effect.ALLOW, pattern, source=source)
     if not wanted.strip():
@@ -188,8 +188,8 @@ def read_folder(wanted: str, place: str, *, home: str = "", is_grant: bool, or_e
     own_home = home or str(Path.home())
     expanded = own_home + wanted[1:] if wanted == "~" or wanted.startswith("~/") else wanted
     if not expanded.startswith("/") or "\0" in expanded:
-        remedy = f"write {str(Path.cwd() / wanted)!r}{or_else}"
-        raise UsageError(f"{place}: {wanted!r} is not an absolute path; {remedy}")
+        hint = f"write {str(Path.cwd() / wanted)!r}{or_else}"
+        raise UsageError(f"{place}: {wanted!r} is not an absolute path; {hint}")
     # Targets are resolved, so the rule is too; a link put there later leads out of the rule, not along with it.
     folder = str(Path(os.path.realpath(expanded)))
     if is_grant and (is_too_wide(folder, os.path.realpath(own_home)) or not is_normal(folder)):

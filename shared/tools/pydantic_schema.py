@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.jsontext import Json
-from soong.shared.tools.schema import MAX_SCHEMA_DEPTH, schema_offences
+from soong.shared.tools.schema import MAX_SCHEMA_DEPTH, schema_problems
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -31,9 +31,9 @@ def from_pydantic(model: "type[BaseModel]", *, tool: str = "") -> dict[str, Json
     exported: dict[str, Any] = model.model_json_schema()
     definitions = exported.pop("$defs", {})
     schema = _simplify(exported, definitions, subject, "$", 0)
-    offence = next(schema_offences(schema), None)
-    if offence is not None:
-        raise InvalidToolError(subject, f"the model {model.__name__} cannot be a tool's input: {offence}")
+    problem = next(schema_problems(schema), None)
+    if problem is not None:
+        raise InvalidToolError(subject, f"the model {model.__name__} cannot be a tool's input: {problem}")
     return schema
 
 

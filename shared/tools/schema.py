@@ -55,14 +55,14 @@ def check_schema(schema: JsonObject, *, tool: str, part: str = "input_schema") -
     Raises:
         InvalidToolError: names the place and the keyword; an input schema must describe an object.
     """
-    offence = next(schema_offences(schema), None)
-    if offence is not None:
-        raise InvalidToolError(tool, f"{part} {offence}")
+    problem = next(schema_problems(schema), None)
+    if problem is not None:
+        raise InvalidToolError(tool, f"{part} {problem}")
     if part == "input_schema" and schema.get("type") != "object":
         raise InvalidToolError(tool, "input_schema $: its type is not 'object'; a tool takes named arguments")
 
 
-def schema_offences(schema: Json, path: str = "$", depth: int = 0) -> Iterator[Violation]:
+def schema_problems(schema: Json, path: str = "$", depth: int = 0) -> Iterator[Violation]:
     """Yield what a schema says outside the subset, in document order. No type means any value."""
     if not isinstance(schema, Mapping):
         yield Violation(path, "schema", "is not a schema object")
@@ -79,7 +79,7 @@ def schema_offences(schema: Json, path: str = "$", depth: int = 0) -> Iterator[V
         if keyword not in allowed:
             yield Violation(f"{path}.{keyword}", keyword, _unsupported(keyword, kind))
         else:
-            yield from _keyword_offences(keyword, value, schema, path, depth)
+            yield from _keyword_problems(keyword, value, schema, path, depth)
 
 
 def close(schema: JsonObject) -> dict[str, Json]:
@@ -138,15 +138,15 @@ def _unsupported(keyword: str, kind: Json) -> str:
     return f"is not supported; a schema may use {known}"
 
 
-def _keyword_offences(keyword: str, value: Json, schema: JsonObject, path: str, depth: int) -> Iterator[Violation]:
+def _keyword_problems(keyword: str, value: Json, schema: JsonObject, path: str, depth: int) -> Iterator[Violation]:
     place = f"{path}.{keyword}"
     match keyword:
         case "properties":
-            yield from _properties_offences(value, place, depth)
+            yield from _properties_problems(value, place, depth)
         case "items":
-            yield from schema_offences(value, place, depth + 1)
+            yield from schema_problems(value, place, depth + 1)
         case "required":
-            yield from _required_offences(value, schema, place)
+            yield from _required_problems(value, schema, place)
         case "enum":
             if not _is_list(value) or not value:
                 yield Violation(place, keyword, "is not a list with at least one value")
@@ -160,7 +160,7 @@ def _keyword_offences(keyword: str, value: Json, schema: JsonObject, path: str, 
             yield Violation(place, keyword, "is not an integer from 0 up")
 
 
-def _properties_offences(value: Json, place: str, depth: int) -> Iterator[Violation]:
+def _properties_problems(value: Json, place: str, depth: int) -> Iterator[Violation]:
     if not isinstance(value, Mapping):
         yield Violation(place, "properties", "is not an object of schemas")
         return
@@ -169,10 +169,10 @@ def _properties_offences(value: Json, place: str, depth: int) -> Iterator[Violat
             shown = f"{place}.{name[:MAX_NAME_CHARS]}…"
             yield Violation(shown, "properties", f"has a name of {len(name):,} characters; at most {MAX_NAME_CHARS}")
             continue
-        yield from schema_offences(part, f"{place}.{name}", depth + 1)
+        yield from schema_problems(part, f"{place}.{name}", depth + 1)
 
 
-def _required_offences(value: Json, schema: JsonObject, place: str) -> Iterator[Violation]:
+def _required_problems(value: Json, schema: JsonObject, place: str) -> Iterator[Violation]:
     properties = schema.get("properties")
     known = set(properties) if isinstance(properties, Mapping) else set()
     if not _is_list(value) or not all(isinstance(name, str) for name in value):

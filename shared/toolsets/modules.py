@@ -59,8 +59,8 @@ def import_own(name: str, setting: str, folders: Sequence[str] = ()) -> ModuleTy
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise _failed(name, setting, error) from error
         places = f"neither in {', '.join(folders)} nor installed" if folders else "not installed"
-        remedy = "run from its folder, name that in SOONG_IMPORT_PATH, or install it"
-        raise InvalidConfigError(f"{setting} names {name!r}, which is {places}; {remedy}") from error
+        hint = "run from its folder, name that in SOONG_IMPORT_PATH, or install it"
+        raise InvalidConfigError(f"{setting} names {name!r}, which is {places}; {hint}") from error
     except Exception as error:  # whatever the module does at import, the message says whose fault it is
         raise _failed(name, setting, error) from error
 

@@ -54,5 +54,5 @@ async def refused(scene: ContractHarness, holder: Claim, step_id: str, **where: 
     answer = await further(scene, holder, step_id, **where)
     assert isinstance(answer, ClaimRefusal), answer
     assert answer.problem
-    assert answer.remedy
+    assert answer.hint
     return answer.reason

@@ -70,7 +70,7 @@ async def test_a_data_folder_that_is_a_file_fails(home: Path) -> None:
 
     finding = await check_data(settings_of(home))
 
-    assert (finding.level, finding.remedy) == (Level.FAIL, "set SOONG_DATA_DIR to a folder")
+    assert (finding.level, finding.hint) == (Level.FAIL, "set SOONG_DATA_DIR to a folder")
 
 
 @pytest.mark.spec("OPS-07")
@@ -79,7 +79,7 @@ async def test_a_data_folder_that_cannot_be_written_fails(home: Path) -> None:
         finding = await check_data(settings_of(home))
 
     assert finding.level is Level.FAIL
-    assert "SOONG_DATA_DIR" in finding.remedy
+    assert "SOONG_DATA_DIR" in finding.hint
 
 
 @pytest.mark.spec("OPS-07")
@@ -88,7 +88,7 @@ async def test_a_full_disk_of_data_warns(home: Path, monkeypatch: pytest.MonkeyP
 
     finding = await check_data(settings_of(home))
 
-    assert (finding.level, finding.remedy) == (Level.WARN, "make room on its disk (soong gc)")
+    assert (finding.level, finding.hint) == (Level.WARN, "make room on its disk (soong gc)")
 
 
 async def test_the_data_folder_is_said(home: Path) -> None:
@@ -105,7 +105,7 @@ async def test_a_configuration_that_a_workers_role_can_write_fails(home: Path, u
 
     assert finding.level is Level.FAIL
     assert f"can write {home} (and 6 more), and soong_worker is a worker's or a client's role" in finding.says
-    assert "read-only" in finding.remedy
+    assert "read-only" in finding.hint
 
 
 @pytest.mark.spec("OPS-07", "OPS-12")
@@ -147,7 +147,7 @@ async def test_data_in_the_home_of_a_deployment_warns(home: Path, urls: RoleUrls
     within = await check_configuration(load_settings(agent_home=home, database_url=urls.orchestrator))
 
     assert (apart.level, "run no worker as that user" in apart.says) == (Level.OK, True)
-    assert (within.level, "SOONG_DATA_DIR" in within.remedy) == (Level.WARN, True)
+    assert (within.level, "SOONG_DATA_DIR" in within.hint) == (Level.WARN, True)
 
 
 async def test_a_configuration_that_can_be_written_under_an_unknown_role_warns(home: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_mounted_config_map_is_read_though_all_of_it_is_links(tmp_path: Path) 
     files = read_tool_files(tmp_path, Bounds.of(config))
 
     assert str(config.permission.mode) == "strict"
-    assert files.offences == ()
+    assert files.problems == ()
     assert [found.name for found in files.tools] == ["team.hello"]
 
 

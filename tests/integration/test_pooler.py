@@ -105,7 +105,7 @@ async def test_a_program_with_the_sdk_is_refused(shared_url: str, redis_url: str
 
 
 @pytest.mark.spec("OPS-07")
-def test_doctor_names_the_pooler_and_the_remedy(tmp_path: Path, shared_url: str) -> None:
+def test_doctor_names_the_pooler_and_the_hint(tmp_path: Path, shared_url: str) -> None:
     done = called(tmp_path, shared_url, "doctor")
 
     assert done.returncode == 1, done.stdout + done.stderr

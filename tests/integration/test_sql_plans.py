@@ -149,7 +149,7 @@ def _offending(url: str, does_scan: Callable[[str, str, str], bool] | None = Non
     with connected(url) as connection:
         raw: Any = connection.connection.dbapi_connection
         plans = {name: _plan(raw, each) for name, each in looked_at(is_sqlite=False).items()}
-    found = {name: _offences(plan, does_scan or _scans) for name, plan in plans.items()}
+    found = {name: _problems(plan, does_scan or _scans) for name, plan in plans.items()}
     return {name: lines for name, lines in found.items() if lines}
 
 
@@ -164,7 +164,7 @@ def _plan(connection: psycopg.Connection[Any], statement: Statement) -> list[str
     return [(result.get_value(row, 0) or b"").decode().strip() for row in range(result.ntuples)]
 
 
-def _offences(plan: Sequence[str], does_scan: Callable[[str, str, str], bool]) -> list[str]:
+def _problems(plan: Sequence[str], does_scan: Callable[[str, str, str], bool]) -> list[str]:
     around = list(zip(["", *plan], plan, [*plan[1:], ""], strict=False))
     sorts = [line for before, line, _ in around if before.endswith("Limit") and re.search("-> +.*Sort", line)]
     return [line for before, line, after in around if does_scan(before, line, after)] + sorts
@@ -221,4 +221,4 @@ def test_a_scan_is_seen(full_sqlite: Path, full_postgres: str) -> None:
         assert _sqlite_scans(connection, scanning)
     with connected(full_postgres) as writer:
         raw: Any = writer.connection.dbapi_connection
-        assert _offences(_plan(raw, scanning), _scans)
+        assert _problems(_plan(raw, scanning), _scans)

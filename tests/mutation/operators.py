@@ -24,7 +24,7 @@ _OPERATORS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.NotIn: (r"not\s+in", "in"),
 }
 _SILENT = re.compile(r"(log|logger|structlog)\.")
-_WORDS_FOR_PEOPLE = frozenset({"description", "help", "hint", "remedy", "summary", "title"})
+_WORDS_FOR_PEOPLE = frozenset({"description", "help", "hint", "summary", "title"})
 
 
 @dataclass(frozen=True, slots=True)

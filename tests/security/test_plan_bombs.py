@@ -50,7 +50,7 @@ for text in ("title: t\\nsteps: [{id: a, instructions: x}]", *json.load(sys.stdi
     try:
         parse_plan(text, "plan", known)
     except InvalidPlanError as error:
-        assert len(error.offences) <= 50 and len(str(error)) < 60_000
+        assert len(error.problems) <= 50 and len(str(error)) < 60_000
     taken.append((time.process_time() - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 print(json.dumps(taken))
 """
@@ -100,10 +100,10 @@ def test_the_first_fifty_problems_are_told_and_the_number_of_the_others() -> Non
         plan_from_json({"title": "t", "steps": steps})
 
     error = raised.value
-    assert (len(error.offences), error.total) == (MAX_PROBLEMS, 1_600)
+    assert (len(error.problems), error.total) == (MAX_PROBLEMS, 1_600)
     assert str(error).splitlines()[-1] == "and 1,550 more problems"
-    assert error.offences[0].remedy.startswith("known: s1, s10,")
-    assert error.offences[-1].remedy.endswith(f"… {MAX_NAMED} of 1,600")
+    assert error.problems[0].hint.startswith("known: s1, s10,")
+    assert error.problems[-1].hint.endswith(f"… {MAX_NAMED} of 1,600")
 
 
 def test_words_are_compared_for_the_first_problems_only_and_with_a_bounded_number() -> None:
@@ -123,7 +123,7 @@ def test_words_are_compared_for_the_first_problems_only_and_with_a_bounded_numbe
 
     assert problems.count == 1_000
     assert len(looked) <= 2 * MAX_SUGGESTIONS + (MAX_PROBLEMS - MAX_SUGGESTIONS)
-    suggested = [one.remedy for one in problems.kept if one.remedy.startswith("did you mean")]
+    suggested = [one.hint for one in problems.kept if one.hint.startswith("did you mean")]
     assert len(suggested) <= MAX_SUGGESTIONS
     assert len(known) > MAX_CANDIDATES
 

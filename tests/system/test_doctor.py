@@ -60,7 +60,7 @@ def test_a_worker_that_a_step_ends_again_and_again_is_seen(service: CliHarness) 
     seen = finding(service, "workers")
     assert seen["level"] == "fail"
     assert seen["says"].startswith("worker-1 ended unexpectedly 3 times, last by exit code 7")
-    assert "a step's function or library ends the process" in seen["remedy"]
+    assert "a step's function or library ends the process" in seen["hint"]
     assert "worker-1 ended unexpectedly 3 times, last by exit code 7" in done.stdout
 
 
@@ -73,7 +73,7 @@ def test_a_worker_that_was_killed_is_told_with_its_signal(service: CliHarness) -
 
     seen = finding(service, "workers")
     assert seen["says"].startswith("worker-1 ended unexpectedly once, last by SIGKILL")
-    assert "memory" in seen["remedy"]
+    assert "memory" in seen["hint"]
 
 
 def test_a_step_that_hears_no_cancelling_is_seen_when_its_time_is_over(service: CliHarness) -> None:
@@ -87,7 +87,7 @@ def test_a_step_that_hears_no_cancelling_is_seen_when_its_time_is_over(service: 
     assert seen["level"] == "warn"
     assert seen["says"].startswith(f"{task}/a runs for 9")
     assert seen["says"].endswith(" s; its limit is 1 s")
-    assert f"tasks cancel {task}" in seen["remedy"]
+    assert f"tasks cancel {task}" in seen["hint"]
 
 
 def test_a_stopped_worker_has_no_heartbeat(service: CliHarness) -> None:

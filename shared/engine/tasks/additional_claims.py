@@ -40,7 +40,7 @@ class ClaimRefusal:
 
     reason: Refusal
     problem: str
-    remedy: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 
 def suggestion(word: str, known: Collection[str]) -> str:
-    """Return the remedy for a word that is none of the known ones."""
+    """Return the hint for a word that is none of the known ones."""
     return Unknown(word, known).text()
 
 

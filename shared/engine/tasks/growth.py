@@ -1,7 +1,7 @@
 """Changes to a running task (``agent.task_update``, the SDK), checked as a plan is (DAG-01, DAG-02).
 
 One document names it all: ``add_steps`` as a plan writes them, ``add_dependencies`` of steps that are still pending,
-``retry_steps`` with what is to be different, ``priorities``, ``skip_steps`` and ``cancel_steps``. Every offence is
+``retry_steps`` with what is to be different, ``priorities``, ``skip_steps`` and ``cancel_steps``. Every problem is
 named at once, and nothing of a document with one is carried out.
 """
 
@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.plan.permissions import DeclaredPermissions
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references
-from soong.shared.engine.tasks.problems import Problems, Remedy, Unknown
+from soong.shared.engine.tasks.problems import Hint, Problems, Unknown
 from soong.shared.engine.tasks.step import Step, StepKind, Task
 
 SOURCE = "update"
@@ -68,7 +68,7 @@ def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: 
     """Read the changes to a task with the given steps.
 
     Raises:
-        InvalidPlanError: with every offence; or nothing is asked at all.
+        InvalidPlanError: with every problem; or nothing is asked at all.
     """
     problems = Problems(SOURCE)
     report: Report = problems.report
@@ -256,7 +256,7 @@ def _check_attempt(
         depends_on=tuple(key.partition("/")[2] for key in step.depends_on),
     )
     others: Standing = dict.fromkeys((*changed.depends_on, *_mentioned(instructions, steps) - {step.step_id}), ())
-    at_step: Report = lambda _place, problem, remedy: report(path, problem, remedy)  # noqa: E731  # typed by its name
+    at_step: Report = lambda _place, problem, hint: report(path, problem, hint)  # noqa: E731  # typed by its name
     check_plan(_plan(task, (changed,)), known, at_step, others)
 
 
@@ -278,7 +278,7 @@ def _plan(task: Task, steps: tuple[PlanStep, ...]) -> Plan:
 def _below(name: str, report: Report) -> Report:
     """Report the places of a plan's steps as those of the document's field."""
 
-    def moved(path: Path, problem: str, remedy: Remedy) -> None:
-        report((name, *path[1:]) if path[:1] == ("steps",) else path, problem, remedy)
+    def moved(path: Path, problem: str, hint: Hint) -> None:
+        report((name, *path[1:]) if path[:1] == ("steps",) else path, problem, hint)
 
     return moved

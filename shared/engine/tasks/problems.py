@@ -1,7 +1,7 @@
 """Collects what is wrong with a plan, within bounds that no plan can move.
 
-A plan of 2 MiB can have a hundred thousand problems, each with a remedy that lists a hundred thousand names. What is
-kept is what a person reads: the first problems, remedies that are cut, and the number of the rest. The time that is
+A plan of 2 MiB can have a hundred thousand problems, each with a hint that lists a hundred thousand names. What is
+kept is what a person reads: the first problems, hints that are cut, and the number of the rest. The time that is
 spent for each problem does not depend on how many there are.
 """
 
@@ -23,14 +23,14 @@ MAX_CANDIDATES: Final = 1_000
 MAX_WORD_CHARS: Final = 64
 """Of a word that is compared with others: the comparison costs the product of both lengths."""
 MAX_TEXT_CHARS: Final = 500
-"""Of a problem and of a remedy."""
+"""Of a problem and of a hint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The remedy of a word that is none of the ``known`` ones; written only for problems that are kept.
+    """The hint of a word that is none of the ``known`` ones; written only for problems that are kept.
 
-    ``but`` is a known word that is not meant: a step does not depend on itself. ``after`` is added to the remedy.
+    ``but`` is a known word that is not meant: a step does not depend on itself. ``after`` is added to the hint.
     ``names_all``: the known words are named beside the near one.
     """
 
@@ -41,7 +41,7 @@ class Unknown:
     names_all: bool = False
 
     def text(self, *, is_compared: bool = True) -> str:
-        """Return the remedy: the near word if one is looked for and found, else the known words."""
+        """Return the hint: the near word if one is looked for and found, else the known words."""
         close = near(self.word, self._others()) if is_compared else ""
         parts = [f"did you mean {close!r}?"] if close else []
         if self.names_all or not close:
@@ -52,7 +52,7 @@ class Unknown:
         return (name for name in self.known if name != self.but) if self.but else iter(self.known)
 
 
-Remedy: TypeAlias = str | Unknown
+Hint: TypeAlias = str | Unknown
 
 
 class JoinedNames(Collection[str]):
@@ -83,17 +83,17 @@ class Problems:
     _kept: list[tuple[int, Problem]] = field(default_factory=list)
     _compared: int = 0
 
-    def report(self, path: Path, problem: str, remedy: Remedy) -> None:
+    def report(self, path: Path, problem: str, hint: Hint) -> None:
         """Take a problem by the path of its place."""
         shown = show(path)
         joint = self.joint if self.source and shown else ""
-        self.add(f"{self.source}{joint}{shown}", problem, remedy)
+        self.add(f"{self.source}{joint}{shown}", problem, hint)
 
-    def add(self, place: str, problem: str, remedy: Remedy, *, line: int = 0) -> None:
+    def add(self, place: str, problem: str, hint: Hint, *, line: int = 0) -> None:
         """Take a problem by what its place is called; the kept ones are ordered by ``line``."""
         self.count += 1
         if len(self._kept) < MAX_PROBLEMS:
-            self._kept.append((line, Problem(_cut(place), _cut(problem), _cut(self._text(remedy)))))
+            self._kept.append((line, Problem(_cut(place), _cut(problem), _cut(self._text(hint)))))
 
     @property
     def kept(self) -> tuple[Problem, ...]:
@@ -109,11 +109,11 @@ class Problems:
         if self.count:
             raise self.error()
 
-    def _text(self, remedy: Remedy) -> str:
-        if isinstance(remedy, str):
-            return remedy
+    def _text(self, hint: Hint) -> str:
+        if isinstance(hint, str):
+            return hint
         self._compared += 1
-        return remedy.text(is_compared=self._compared <= MAX_SUGGESTIONS)
+        return hint.text(is_compared=self._compared <= MAX_SUGGESTIONS)
 
 
 def near(word: str, known: Collection[str] | Iterator[str]) -> str:

@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.fields import Fields
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
-from soong.shared.engine.tasks.problems import Problems, Remedy
+from soong.shared.engine.tasks.problems import Hint, Problems
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
 
@@ -92,8 +92,8 @@ def _read_step(fields: Fields, max_steps: int | None) -> PlanStep:
 def _at_dispatch(report: Report) -> Report:
     """Report the places of the one step as those of the document's fields."""
 
-    def moved(path: Path, problem: str, remedy: Remedy) -> None:
-        report(path[2:] if path[:1] == ("steps",) else path, problem, remedy)
+    def moved(path: Path, problem: str, hint: Hint) -> None:
+        report(path[2:] if path[:1] == ("steps",) else path, problem, hint)
 
     return moved
 

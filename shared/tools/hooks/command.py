@@ -153,8 +153,8 @@ def _program(hook: HookConfig, place: str, home: Path, commands: CommandsConfig)
     try:
         program = find_program(name, environment, cwd=home)
     except PathRefusedError as error:
-        remedy = f"; {error.hint}" if error.hint else ""
-        raise InvalidConfigError(f"{place}.command (the hook {hook.name!r}): {error}{remedy}") from error
+        hint = f"; {error.hint}" if error.hint else ""
+        raise InvalidConfigError(f"{place}.command (the hook {hook.name!r}): {error}{hint}") from error
     return _HookFile(hook, program, environment)
 
 

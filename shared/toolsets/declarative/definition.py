@@ -21,7 +21,7 @@ from soong.shared.sandbox.paths import is_below
 from soong.shared.tools.definition import Permission
 from soong.shared.tools.naming import check_name
 from soong.shared.tools.registry import MAX_TIMEOUT
-from soong.shared.tools.schema import schema_offences
+from soong.shared.tools.schema import schema_problems
 from soong.shared.toolsets.code.shell_strings import shell_string
 from soong.shared.toolsets.declarative.template import OPENING, TemplateArgument, field_problems, shell_problems
 from soong.shared.toolsets.modules import RESERVED
@@ -167,8 +167,8 @@ def _naming_problems(file: ToolFile) -> Iterator[Problem]:
 
 
 def _schema_problems(file: ToolFile) -> Iterator[Problem]:
-    for offence in schema_offences(file.input_schema):
-        yield "input_schema", str(offence), "keep to the supported subset of JSON Schema"
+    for problem in schema_problems(file.input_schema):
+        yield "input_schema", str(problem), "keep to the supported subset of JSON Schema"
     if file.input_schema.get("type") != "object":
         yield "input_schema", "$: its type is not 'object'; a tool takes named arguments", 'add "type": "object"'
 
@@ -228,15 +228,13 @@ def _place_problems(file: ToolFile, bounds: Bounds) -> Iterator[Problem]:
 
 
 def _working_dir_problems(working_dir: str, bounds: Bounds) -> Iterator[Problem]:
-    remedy = (
-        "name an absolute folder inside paths.allowed_write_roots of config.toml, or leave it out for the run's own"
-    )
+    hint = "name an absolute folder inside paths.allowed_write_roots of config.toml, or leave it out for the run's own"
     if OPENING in working_dir:
-        yield "working_dir", "holds a field; fields stand in args only", remedy
+        yield "working_dir", "holds a field; fields stand in args only", hint
     elif "\0" in working_dir or not working_dir.startswith("/"):
-        yield "working_dir", f"{working_dir[:100]!r} is not absolute; nothing in it is expanded", remedy
+        yield "working_dir", f"{working_dir[:100]!r} is not absolute; nothing in it is expanded", hint
     elif not is_inside(working_dir, bounds.roots):
-        yield "working_dir", f"{working_dir[:100]!r} lies outside the allowed roots", remedy
+        yield "working_dir", f"{working_dir[:100]!r} lies outside the allowed roots", hint
 
 
 def is_inside(folder: str | Path, roots: tuple[Path, ...]) -> bool:

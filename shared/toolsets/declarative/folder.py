@@ -28,7 +28,7 @@ class ToolFiles:
     """What a folder holds, in the order of file names: the tools, and all that is wrong with the other files."""
 
     tools: tuple[DeclaredTool, ...] = ()
-    offences: tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 def read_tool_files(home: Path, bounds: Bounds) -> ToolFiles:
@@ -39,22 +39,22 @@ def read_tool_files(home: Path, bounds: Bounds) -> ToolFiles:
     except FileNotFoundError:
         return ToolFiles()
     except (UsageError, OSError) as error:
-        return ToolFiles(offences=(_offence(folder, "cannot be used", error),))
+        return ToolFiles(problems=(_problem(folder, "cannot be used", error),))
     tools: dict[str, DeclaredTool] = {}
-    offences: list[Problem] = []
+    problems: list[Problem] = []
     for name in names[:MAX_FILES]:
         path = folder / name
         found = _read(path, bounds)
         if isinstance(found, list):
-            offences += found
+            problems += found
         elif found.name in tools:
             problem = f"{found.name!r} is the name of the tool in {tools[found.name].origin!r}, too"
-            offences.append(Problem(f"{path}: name", problem, "rename one of the two"))
+            problems.append(Problem(f"{path}: name", problem, "rename one of the two"))
         else:
             tools[found.name] = found
     if len(names) > MAX_FILES:
-        offences.append(Problem(str(folder), f"holds {len(names)} files", f"keep at most {MAX_FILES}"))
-    return ToolFiles(tuple(tools.values()), tuple(offences))
+        problems.append(Problem(str(folder), f"holds {len(names)} files", f"keep at most {MAX_FILES}"))
+    return ToolFiles(tuple(tools.values()), tuple(problems))
 
 
 def _names(folder: Path) -> list[str]:
@@ -73,11 +73,11 @@ def _read(path: Path, bounds: Bounds) -> DeclaredTool | list[Problem]:
     except InvalidJsonError as error:
         return [Problem(str(path), f"is not JSON: {error}", "mend it")]
     except (UsageError, OSError) as error:
-        return [_offence(path, "cannot be used", error)]
+        return [_problem(path, "cannot be used", error)]
     read = read_tool(document, str(path), bounds)
     if isinstance(read, DeclaredTool):
         return read
-    return [Problem(f"{path}: {field}", problem, remedy) for field, problem, remedy in read]
+    return [Problem(f"{path}: {field}", problem, hint) for field, problem, hint in read]
 
 
 def _document(path: Path) -> Json:
@@ -121,6 +121,6 @@ def _refuse_foreign(descriptor: int, path: Path) -> None:
         raise UsageError(f"{str(path)!r} can be written by others; chmod go-w {path}")
 
 
-def _offence(path: Path, problem: str, error: Exception) -> Problem:
-    what, _, remedy = str(error).partition("; ")
-    return Problem(str(path), f"{problem}: {what}", remedy or "mend it, or take the file away")
+def _problem(path: Path, problem: str, error: Exception) -> Problem:
+    what, _, hint = str(error).partition("; ")
+    return Problem(str(path), f"{problem}: {what}", hint or "mend it, or take the file away")

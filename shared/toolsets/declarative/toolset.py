@@ -48,8 +48,8 @@ class DeclarativeTools:
         """
         bounds = Bounds.of(self.config)
         files = read_tool_files(self.home, bounds)
-        if files.offences:
-            raise InvalidConfigError("\n".join(map(str, files.offences)))
+        if files.problems:
+            raise InvalidConfigError("\n".join(map(str, files.problems)))
         return tuple(command_tool(tool, bounds, self.config, self.runner, self.paths) for tool in files.tools)
 
     def register(self, registry: ToolRegistry) -> None:

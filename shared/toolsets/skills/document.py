@@ -68,7 +68,7 @@ def _fields(front: str) -> Mapping[str, Json]:
         # Aliases, anchors, tags, doubled keys and deep nesting are refused there, each with its line.
         value = read_document(front, "front matter").value
     except InvalidPlanError as error:
-        first = error.offences[0]
+        first = error.problems[0]
         raise BrokenSkillError(f"{first.place}: {first.problem}") from error
     if not isinstance(value, Mapping):
         raise BrokenSkillError("its front matter is not a mapping of fields")

@@ -115,7 +115,7 @@ class ClaimTools:
         answer = await self.claims.claim(holder, asked)
         if isinstance(answer, ClaimRefusal):
             reason = {"reason": answer.reason.value}
-            raise ToolError(ErrorType.STEP_NOT_CLAIMABLE, answer.problem, hint=answer.remedy, details=reason)
+            raise ToolError(ErrorType.STEP_NOT_CLAIMABLE, answer.problem, hint=answer.hint, details=reason)
         return {"claimed": work_of(answer)}
 
     async def _update(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:

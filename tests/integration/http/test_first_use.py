@@ -41,21 +41,21 @@ async def test_an_unknown_id_is_not_told_to_who_may_not_ask(scene: HttpHarness) 
 
 
 def by_place(problem: dict[str, Any]) -> dict[str, str]:
-    """Return the remedies of a problem by place; every error has both and says what is wrong."""
+    """Return the hints of a problem by place; every error has both and says what is wrong."""
     errors = problem["errors"]
-    assert all(error["place"] and error["problem"] and error["remedy"] for error in errors), errors
+    assert all(error["place"] and error["problem"] and error["hint"] for error in errors), errors
     assert len({error["place"] for error in errors}) == len(errors), errors
-    return {error["place"]: error["remedy"] for error in errors}
+    return {error["place"]: error["hint"] for error in errors}
 
 
 async def test_a_mistake_in_the_plan_is_reported_together_with_a_missing_field(scene: HttpHarness) -> None:
     response = await scene.caller.post("/v1/tasks", json={"plan": TYPO, "projct": "/tmp"})
 
-    remedies = by_place(response.json())
+    hints = by_place(response.json())
     assert code_of(response) == "invalid_input"
-    assert remedies["body.project"].startswith("add `project`: Absolute path")
-    assert "did you mean 'project'?" in remedies["body.projct"]
-    assert any("did you mean 'script'?" in remedy for place, remedy in remedies.items() if place.startswith("plan"))
+    assert hints["body.project"].startswith("add `project`: Absolute path")
+    assert "did you mean 'project'?" in hints["body.projct"]
+    assert any("did you mean 'script'?" in hint for place, hint in hints.items() if place.startswith("plan"))
 
 
 async def test_fields_plan_inputs_rules_and_project_are_reported_together(scene: HttpHarness, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpHarness, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("body", "remedies"),
+    ("body", "hints"),
     [
         ({"plan": 1, "project": "/"}, {"body.plan": "send an object, or send a string"}),
         ({"plan": TYPO, "project": 1}, {"body.project": "send a string"}),
@@ -102,17 +102,17 @@ async def test_a_wrong_plan_alone_is_an_invalid_plan(scene: HttpHarness, tmp_pat
     ids=["plan", "type", "long", "long name", "no list", "long list", "mode", "nested"],
 )
 async def test_every_wrong_field_says_what_to_do(
-    scene: HttpHarness, body: dict[str, Any], remedies: dict[str, str]
+    scene: HttpHarness, body: dict[str, Any], hints: dict[str, str]
 ) -> None:
     response = await scene.caller.post("/v1/tasks", json=body)
 
     told = by_place(response.json())
     assert response.status_code == 422
-    assert {place: told[place][: len(remedy)] for place, remedy in remedies.items()} == remedies
+    assert {place: told[place][: len(hint)] for place, hint in hints.items()} == hints
 
 
 @pytest.mark.parametrize(
-    ("query", "remedy"),
+    ("query", "hint"),
     [
         ("limit=100000", "send a number that is at most 200"),
         ("limit=0", "send a number that is at least 1"),
@@ -121,10 +121,10 @@ async def test_every_wrong_field_says_what_to_do(
         ("sesion=x", "remove it; this path takes cursor, limit, session"),
     ],
 )
-async def test_every_wrong_parameter_says_what_to_do(scene: HttpHarness, query: str, remedy: str) -> None:
+async def test_every_wrong_parameter_says_what_to_do(scene: HttpHarness, query: str, hint: str) -> None:
     response = await scene.caller.get(f"/v1/tasks?{query}")
 
-    assert list(by_place(response.json()).values()) == [remedy]
+    assert list(by_place(response.json()).values()) == [hint]
 
 
 async def test_the_root_leads_somewhere_without_a_token_and_loads_nothing_from_elsewhere(scene: HttpHarness) -> None:

@@ -80,7 +80,7 @@ def refused(response: httpx.Response, place: str, hostile: str) -> bool:
     """Say whether a request was refused for a text at a place."""
     errors = response.json().get("errors", ()) if code_of(response) == "invalid_input" else ()
     found = [one for one in errors if one["place"] == place]
-    return [SAYS[hostile] in one["problem"] and one["remedy"] for one in found] == ["send Unicode text without NUL"]
+    return [SAYS[hostile] in one["problem"] and one["hint"] for one in found] == ["send Unicode text without NUL"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
@@ -152,7 +152,7 @@ async def test_each_text_of_a_body_is_refused(scene: HttpHarness, operation: Ope
         answer = await scene.caller.request(operation.method, operation.address(), content=content, headers=kind)
 
         errors = answer.json()["errors"] if code_of(answer) == "invalid_input" else []
-        assert [(one["place"], one["remedy"]) for one in errors] == [(place, "send Unicode text without NUL")]
+        assert [(one["place"], one["hint"]) for one in errors] == [(place, "send Unicode text without NUL")]
         assert SAYS[NUL] in errors[0]["problem"]
     for _, body in _bodies(schema, HALF):
         content = json.dumps(body).encode()
@@ -173,7 +173,7 @@ async def test_a_plan_as_text_is_refused(scene: HttpHarness, escape: str) -> Non
     (error,) = answer.json()["errors"]
     assert error["place"] == "plan:1 title"
     assert error["problem"] == r"'a\x00b' holds a NUL character"
-    assert error["remedy"] == "write Unicode text without NUL"
+    assert error["hint"] == "write Unicode text without NUL"
 
 
 async def test_half_a_character_in_a_plan_as_text_is_refused(scene: HttpHarness) -> None:

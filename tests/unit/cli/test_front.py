@@ -152,7 +152,7 @@ def test_every_problem_of_a_plan_has_its_place_in_the_document_and_a_prefix_on_i
 
     problems = json.loads(done.stdout)["error"]["problems"]
     assert len(problems) >= 2
-    assert all(one["place"].startswith(f"{plan}:") and one["remedy"] for one in problems)
+    assert all(one["place"].startswith(f"{plan}:") and one["hint"] for one in problems)
     assert [line for line in done.stderr.splitlines() if not line.startswith("soong: ")] == []
 
 

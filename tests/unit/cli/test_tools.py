@@ -295,14 +295,14 @@ def test_a_scope_alone_is_a_rule_for_the_tool_that_is_called(rule: str, read: st
 
 
 @pytest.mark.parametrize(
-    ("rule", "remedy"),
+    ("rule", "hint"),
     [
         pytest.param("nope:/work", "call nope", id="another tool"),
         pytest.param("out/deep", f"write {Path.cwd() / 'out/deep'}, host:NAME or exact:TEXT", id="a relative folder"),
     ],
 )
-def test_a_rule_that_says_nothing_of_the_tool_is_wrong_use(rule: str, remedy: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(f"says nothing of code.x; {remedy}")):
+def test_a_rule_that_says_nothing_of_the_tool_is_wrong_use(rule: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"says nothing of code.x; {hint}")):
         _rule("code.x", rule)
 
 

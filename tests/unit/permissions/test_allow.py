@@ -74,7 +74,7 @@ def test_the_scope_may_be_left_out_for_a_tool_that_only_reads() -> None:
         ("web.fetch:host:*.", "nothing after 'host:'"),
     ],
 )
-def test_what_is_too_wide_or_no_scope_is_refused_with_its_remedy(text: str, words: str) -> None:
+def test_what_is_too_wide_or_no_scope_is_refused_with_its_hint(text: str, words: str) -> None:
     with pytest.raises(UsageError, match="--allow") as caught:
         parse_allow(text, home=HOME)
 

@@ -1,4 +1,4 @@
-"""What config.toml means: rules with their source, limits of the tool set, roots; every offence with its place."""
+"""What config.toml means: rules with their source, limits of the tool set, roots; every problem with its place."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a step says it will ask for: read with every offence, stored, looked up, and a wish all the while (PER-17)."""
+"""What a step says it will ask for: read with every problem, stored, looked up, and a wish all the while (PER-17)."""
 
 import pytest
 
@@ -30,11 +30,11 @@ steps:
 """
 
 
-def offences(asks: str) -> list[str]:
+def problems(asks: str) -> list[str]:
     text = f"title: t\nsteps:\n- id: a\n  instructions: x\n  permissions: {asks}\n"
     with pytest.raises(InvalidPlanError) as caught:
         parse_plan(text, "p.yaml")
-    return [f"{one.place}: {one.problem}; {one.remedy}" for one in caught.value.offences]
+    return [f"{one.place}: {one.problem}; {one.hint}" for one in caught.value.problems]
 
 
 def test_asks_are_read_stored_and_read_back() -> None:
@@ -75,14 +75,14 @@ def test_asks_are_read_stored_and_read_back() -> None:
         ),
     ],
 )
-def test_every_offence_is_named_with_its_place_and_what_to_write(asks: str, message: str) -> None:
-    assert any(message in one for one in offences(asks)), offences(asks)
+def test_every_problem_is_named_with_its_place_and_what_to_write(asks: str, message: str) -> None:
+    assert any(message in one for one in problems(asks)), problems(asks)
 
 
 def test_more_than_a_person_looks_through_is_refused() -> None:
     many = ", ".join(f"f{number}" for number in range(MAX_DECLARED + 1))
 
-    assert f"it has {MAX_DECLARED + 1} entries" in offences(f"{{write: [{many}]}}")[0]
+    assert f"it has {MAX_DECLARED + 1} entries" in problems(f"{{write: [{many}]}}")[0]
 
 
 @pytest.mark.parametrize("kind", ["python", "map"])

@@ -93,12 +93,12 @@ def test_a_number_that_cannot_be_kept_is_refused_and_never_rounded_or_made_text(
     with pytest.raises(InvalidPlanError) as raised:
         read_document(form.format(text), "p.yaml")
 
-    (offence,) = raised.value.offences
-    assert problem in offence.problem
-    assert text[:40] in offence.problem
-    assert len(offence.problem) < 150
-    assert "quote it" in offence.remedy
-    assert offence.place.startswith("p.yaml:1:")
+    (found,) = raised.value.problems
+    assert problem in found.problem
+    assert text[:40] in found.problem
+    assert len(found.problem) < 150
+    assert "quote it" in found.hint
+    assert found.place.startswith("p.yaml:1:")
 
 
 def test_quoted_scalars_are_text_and_blocks_keep_their_lines() -> None:
@@ -144,10 +144,10 @@ def test_what_is_not_plain_data_is_refused_with_its_place(text: str, place: str,
     with pytest.raises(InvalidPlanError) as raised:
         read_document(text, "p.yaml")
 
-    (offence,) = raised.value.offences
-    assert offence.place == place
-    assert problem in offence.problem
-    assert offence.remedy
+    (found,) = raised.value.problems
+    assert found.place == place
+    assert problem in found.problem
+    assert found.hint
 
 
 def test_a_document_nested_beyond_any_stack_is_refused_quickly() -> None:

@@ -179,7 +179,7 @@ def test_a_step_without_script_is_refused_when_the_model_is_the_script_model() -
         make(plan)
 
     assert "step 'a' has no script" in str(raised.value)
-    assert "--model" in raised.value.offences[0].remedy
+    assert "--model" in raised.value.problems[0].hint
     assert make(plan, "test:model").steps[0].model == "test:model"
 
 

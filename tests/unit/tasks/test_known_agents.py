@@ -30,19 +30,19 @@ def step(agent: str) -> dict[str, Json]:
 
 
 @pytest.mark.parametrize(
-    ("agent", "remedy"),
+    ("agent", "hint"),
     [
         ("reviwer", "did you mean 'reviewer'? known: default_worker_agent, reviewer, writer"),
         ("nothing-like-it", "known: default_worker_agent, reviewer, writer"),
     ],
     ids=["a slip", "something else"],
 )
-def test_a_plan_is_told_the_nearest_and_all_that_are_known(agent: str, remedy: str) -> None:
+def test_a_plan_is_told_the_nearest_and_all_that_are_known(agent: str, hint: str) -> None:
     with pytest.raises(InvalidPlanError) as refused:
         plan_from_json({"title": "t", "steps": [step(agent)]}, "plan", catalogue().known())
 
-    assert [(one.problem, one.remedy) for one in refused.value.offences] == [
-        (f"there is no agent definition {agent!r}", remedy)
+    assert [(one.problem, one.hint) for one in refused.value.problems] == [
+        (f"there is no agent definition {agent!r}", hint)
     ]
 
 
@@ -64,10 +64,10 @@ async def test_so_is_a_change_of_a_task_that_goes_on(change: JsonObject, place: 
     with pytest.raises(InvalidPlanError) as refused:
         read_update(change, task, steps, catalogue().known())
 
-    (offence,) = refused.value.offences
-    assert offence.place == place
-    assert "'reviwer'" in offence.problem
-    assert "did you mean 'reviewer'?" in offence.remedy
+    (found,) = refused.value.problems
+    assert found.place == place
+    assert "'reviwer'" in found.problem
+    assert "did you mean 'reviewer'?" in found.hint
     assert read_update({"retry_steps": [{"step": "a", "agent": "writer"}]}, task, steps, catalogue().known()).attempts
 
 

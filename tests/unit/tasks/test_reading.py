@@ -1,4 +1,4 @@
-"""A bad plan is refused with one message that names every place and its remedy."""
+"""A bad plan is refused with one message that names every place and its hint."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_a_map_step_holds_the_shape_of_its_children() -> None:
 
 @pytest.mark.spec("DAG-02.b")
 @pytest.mark.parametrize(
-    ("steps", "place", "problem", "remedy"),
+    ("steps", "place", "problem", "hint"),
     [
         pytest.param(
             "- {id: a, instructions: x}\n- {id: a, instructions: y}",
@@ -260,12 +260,12 @@ def test_a_map_step_holds_the_shape_of_its_children() -> None:
         ),
     ],
 )
-def test_a_bad_plan_is_refused_with_place_and_remedy(steps: str, place: str, problem: str, remedy: str) -> None:
+def test_a_bad_plan_is_refused_with_place_and_hint(steps: str, place: str, problem: str, hint: str) -> None:
     with pytest.raises(InvalidPlanError) as raised:
         parse(steps)
 
-    (offence,) = [one for one in raised.value.offences if one.place == place and problem in one.problem]
-    assert remedy in offence.remedy
+    (found,) = [one for one in raised.value.problems if one.place == place and problem in one.problem]
+    assert hint in found.hint
 
 
 def test_a_function_of_ones_own_is_checked_only_where_the_workers_functions_are_known() -> None:
@@ -281,11 +281,11 @@ def test_a_plan_without_steps_is_refused() -> None:
         parse_plan("title: t\nsteps: []", "p.yaml")
 
 
-def test_all_offences_are_told_at_once_in_document_order() -> None:
+def test_all_problems_are_told_at_once_in_document_order() -> None:
     with pytest.raises(InvalidPlanError) as raised:
         parse("- {id: a, instructions: x, depends_on: [q]}\n- {id: a, instructions: y, retries: -1}\n- {id: b}")
 
-    assert [offence.place for offence in raised.value.offences] == [
+    assert [found.place for found in raised.value.problems] == [
         "p.yaml:3 steps[0].depends_on[0]",
         "p.yaml:4 steps[1].retries",
         "p.yaml:4 steps[1].id",
@@ -323,8 +323,8 @@ def test_a_file_that_holds_no_plan_is_named(tmp_path: Path, name: str, content: 
     with pytest.raises(InvalidPlanError) as raised:
         load_plan(path)
 
-    assert str(path) in raised.value.offences[0].place
-    assert problem in raised.value.offences[0].problem
+    assert str(path) in raised.value.problems[0].place
+    assert problem in raised.value.problems[0].problem
 
 
 def test_a_folder_is_not_a_plan(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_bad_head_is_refused(head: str, problem: str) -> None:
     with pytest.raises(InvalidPlanError) as raised:
         parse("- {id: a, instructions: x}", head)
 
-    assert any(problem in offence.problem for offence in raised.value.offences)
+    assert any(problem in found.problem for found in raised.value.problems)
 
 
 # -- claim modes
@@ -393,7 +393,7 @@ def test_what_a_pulled_step_cannot_say_is_refused(step: str, said: str) -> None:
         parse(f"- {step}\n")
 
 
-def test_an_unquoted_reference_in_a_flow_mapping_is_answered_with_the_remedy() -> None:
+def test_an_unquoted_reference_in_a_flow_mapping_is_answered_with_the_hint() -> None:
     text = "title: T\nsteps:\n- {id: a, kind: python, call: builtin.echo, inputs: {x: ${inputs.a}}}\n"
 
     with pytest.raises(InvalidPlanError, match=r'plan:3:\d+: .*quote the reference: "\$\{…\}"'):

@@ -12,7 +12,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.plan.schema import EVERY_STEP, plan_schema, step_schema
-from soong.shared.tools.schema import schema_offences, validate
+from soong.shared.tools.schema import schema_problems, validate
 from tests.spec_document import ROOT
 
 pytestmark = pytest.mark.spec("DAG-08")
@@ -130,7 +130,7 @@ def test_what_the_schema_refuses_the_reader_refuses_too(document: Json) -> None:
 def test_steps_as_tools_tell_them_stay_within_the_schemas_of_tools() -> None:
     schema = step_schema()
 
-    assert list(schema_offences(schema)) == []
+    assert list(schema_problems(schema)) == []
     for step in (AGENT, PYTHON, MAP):
         assert validate(schema, step) == []
     assert EVERY_STEP.keys() <= cast(Any, schema)["properties"].keys()

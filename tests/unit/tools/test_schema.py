@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.tools.pydantic_schema import from_pydantic
-from soong.shared.tools.schema import MAX_SCHEMA_DEPTH, MAX_VALUE_DEPTH, check_schema, close, schema_offences, validate
+from soong.shared.tools.schema import MAX_SCHEMA_DEPTH, MAX_VALUE_DEPTH, check_schema, close, schema_problems, validate
 
 FULL: JsonObject = {
     "type": "object",
@@ -78,7 +78,7 @@ def test_a_schema_nested_too_deep_is_refused() -> None:
     for _ in range(MAX_SCHEMA_DEPTH + 1):
         schema = {"type": "array", "items": schema}
 
-    assert [offence.rule for offence in schema_offences(schema)] == ["depth"]
+    assert [found.rule for found in schema_problems(schema)] == ["depth"]
 
 
 @pytest.mark.spec("SCH-03.b")

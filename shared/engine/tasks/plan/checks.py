@@ -17,10 +17,10 @@ from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.graph import find_cycle
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.template import Reference, references
-from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, JoinedNames, Remedy, Unknown
+from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Hint, JoinedNames, Unknown
 from soong.shared.engine.tasks.scripted import WHERE, known_scripts
 from soong.shared.engine.tasks.step import ClaimMode, StepKind
-from soong.shared.tools.schema import schema_offences
+from soong.shared.tools.schema import schema_problems
 
 RESERVED = frozenset({"inputs", "steps", "workplace"})
 """Roots of references; no step and no map item may take them."""
@@ -109,8 +109,8 @@ def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNam
     _check_references(step.title, (*path, "title"), names, report)
     _check_references(step.permissions.as_json(), (*path, "permissions"), names, report)
     if step.output is not None:
-        for offence in schema_offences(step.output):
-            report((*path, "output"), f"the schema {offence}", "keep to the supported keywords")
+        for problem in schema_problems(step.output):
+            report((*path, "output"), f"the schema {problem}", "keep to the supported keywords")
         if step.kind is StepKind.AGENT and step.output.get("type") != "object":
             report((*path, "output"), "an agent's output is not an object", "set `type: object`")
     if step.kind is StepKind.PYTHON:
@@ -123,21 +123,21 @@ def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNam
 
 def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
     """Report fields of a pulled step that set its agent: the run that claims it does the work."""
-    remedy = "remove it; `soong tasks add-workers` says it for the runs that pull"
+    hint = "remove it; `soong tasks add-workers` says it for the runs that pull"
     names = ("model", "allowed_tools", "script", "timeout_s")
     said = [name for name in names if getattr(step, name) not in (None, "")]
     said += ["agent"] if step.agent != DEFAULT_DEFINITION else []
     said += ["permissions"] if step.permissions else []
     for name in said:
-        report((*path, name), f"a step of `claim: pull` has no {name} of its own", remedy)
+        report((*path, name), f"a step of `claim: pull` has no {name} of its own", hint)
 
 
 def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNames, report: Report) -> None:
     if not step.instructions.strip() and not step.script:
         report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
     if known.definitions is not None and step.agent not in known.definitions:
-        remedy = Unknown(step.agent, known.definitions, names_all=True)
-        report((*path, "agent"), f"there is no agent definition {step.agent!r}", remedy)
+        hint = Unknown(step.agent, known.definitions, names_all=True)
+        report((*path, "agent"), f"there is no agent definition {step.agent!r}", hint)
     if known.tools is not None:
         _check_tools(step, known.tools, names.patterns, path, report)
     if step.script:
@@ -172,8 +172,8 @@ def _check_function(name: str, place: Path, known: PlanNames, report: Report) ->
 def _scripts(plan: Plan, known: PlanNames, report: Report) -> frozenset[str] | None:
     """Return the scripted agents that are known once the plan's modules are; None where they are not known here."""
     if plan.modules and known.load_module is None:
-        remedy = "remove them; the workers' SOONG_FUNCTIONS names modules, or `soong run FILE` takes the plan's"
-        report(("modules",), "a plan that is submitted in this way cannot name modules", remedy)
+        hint = "remove them; the workers' SOONG_FUNCTIONS names modules, or `soong run FILE` takes the plan's"
+        report(("modules",), "a plan that is submitted in this way cannot name modules", hint)
         return known.scripts
     is_known = bool(plan.modules)
     for index, name in enumerate(plan.modules):
@@ -209,8 +209,8 @@ class _References:
     def with_item(self, item: str) -> "_References":
         return _References(self.inputs, self._step, self._ids, self.patterns, item)
 
-    def problem(self, reference: Reference) -> tuple[str, Remedy] | None:
-        """Return problem and remedy of a reference; None when it is valid."""
+    def problem(self, reference: Reference) -> tuple[str, Hint] | None:
+        """Return problem and hint of a reference; None when it is valid."""
         root = reference.root_in(self._roots)
         if root is None:
             known = JoinedNames(frozenset({"inputs"}), self._items, self.results)
@@ -224,12 +224,12 @@ class _References:
             root, rest = str(rest[0]) if rest else "", rest[1:]
         return self._result_problem(root, rest)
 
-    def _input_problem(self, rest: tuple[str | int, ...]) -> tuple[str, Remedy] | None:
+    def _input_problem(self, rest: tuple[str | int, ...]) -> tuple[str, Hint] | None:
         if not rest or rest[0] in self.inputs:
             return None
         return f"the plan has no input {rest[0]!r}", Unknown(str(rest[0]), self.inputs)
 
-    def _result_problem(self, root: str, rest: tuple[str | int, ...]) -> tuple[str, Remedy] | None:
+    def _result_problem(self, root: str, rest: tuple[str | int, ...]) -> tuple[str, Hint] | None:
         if root not in self.results:
             if root in self._ids:
                 return f"{root!r} is not a dependency of this step", f"add {root!r} to `depends_on`"

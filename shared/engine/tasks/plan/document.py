@@ -126,14 +126,14 @@ def read_document(text: str, source: str) -> Document:
                 return Document(source, parse_strict(text, max_depth=MAX_DEPTH))
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise _refusal(source, mark, f"invalid YAML: {problem}", _syntax_remedy(text, mark)) from error
+        raise _refusal(source, mark, f"invalid YAML: {problem}", _syntax_hint(text, mark)) from error
     except yaml.YAMLError as error:
         raise _refusal(
             source, None, f"invalid YAML: {' '.join(str(error).split())}", "save it as UTF-8 text"
         ) from error
 
 
-def _syntax_remedy(text: str, mark: object) -> str:
+def _syntax_hint(text: str, mark: object) -> str:
     line = text.splitlines()[_position(mark)[0] - 1 :][:1] if mark is not None else []
     if line and re.search(r"[{\[,:]\s*\$\{", line[0]):
         return 'quote the reference: "${…}" (a brace begins a mapping)'
@@ -153,12 +153,12 @@ def _shown(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def _refusal(source: str, mark: object, problem: str, remedy: str) -> InvalidPlanError:
+def _refusal(source: str, mark: object, problem: str, hint: str) -> InvalidPlanError:
     place = source
     if mark is not None:
         line, column = _position(mark)
         place = f"{source}:{line}:{column}"
-    return InvalidPlanError([Problem(place, problem, remedy)])
+    return InvalidPlanError([Problem(place, problem, hint)])
 
 
 @dataclass(slots=True)
@@ -255,14 +255,14 @@ class _Builder:
             return self._number(text, event)
         for reason, pattern in _FOREIGN_NUMBERS.items():
             if pattern.match(text):
-                remedy = "quote it if it is text; write a plain decimal number if it is one"
-                raise self._error(event, f"{_shown(text)} cannot be used: {reason}", remedy)
+                hint = "quote it if it is text; write a plain decimal number if it is one"
+                raise self._error(event, f"{_shown(text)} cannot be used: {reason}", hint)
         return text
 
     def _number(self, text: str, event: yaml.ScalarEvent) -> Json:
         if _LEADING_ZERO.match(text):
-            remedy = "quote it if it is text; write it without leading zeros if it is a number"
-            raise self._error(event, f"the integer {_shown(text)} begins with 0", remedy)
+            hint = "quote it if it is text; write it without leading zeros if it is a number"
+            raise self._error(event, f"the integer {_shown(text)} begins with 0", hint)
         if _INT.match(text):
             # Counted first: the interpreter refuses to read a few thousand digits.
             number = int(text) if len(text.lstrip("+-")) <= _MAX_INT_DIGITS else None
@@ -274,5 +274,5 @@ class _Builder:
             raise self._error(event, f"the number {_shown(text)} is too large for any reader", "quote it if it is text")
         return value
 
-    def _error(self, event: yaml.Event, problem: str, remedy: str) -> InvalidPlanError:
-        return _refusal(self._source, event.start_mark, problem, remedy)
+    def _error(self, event: yaml.Event, problem: str, hint: str) -> InvalidPlanError:
+        return _refusal(self._source, event.start_mark, problem, hint)

@@ -110,8 +110,8 @@ class Fields:
             return None
         known = {word.value: word for word in words}
         if value not in known:
-            remedy = nearest(str(value), known).strip() or "write one of them"
-            self.report((*self.path, name), f"{value!r} is not one of {', '.join(known)}", remedy)
+            hint = nearest(str(value), known).strip() or "write one of them"
+            self.report((*self.path, name), f"{value!r} is not one of {', '.join(known)}", hint)
             return None
         return known[str(value)]
 

@@ -22,7 +22,7 @@ MAX_WORDS: Final = 200
 REFERENCE: Final = "${"
 
 PermissionProblem = tuple[str, str]
-"""Problem and remedy."""
+"""Problem and hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def rendered(value: JsonObject, scope: Scope, budget: Budget) -> dict[str, Json]
     return found.as_json()
 
 
-def write_offence(path: str) -> PermissionProblem | None:
+def write_problem(path: str) -> PermissionProblem | None:
     """Say what is wrong with a folder or file to be written; None when nothing is, or it is not known yet."""
     if REFERENCE in path:
         return None
@@ -100,14 +100,14 @@ def write_offence(path: str) -> PermissionProblem | None:
     return None
 
 
-def host_offence(host: str) -> PermissionProblem | None:
+def host_problem(host: str) -> PermissionProblem | None:
     """Say what is wrong with a host; None when nothing is, or it is not known yet."""
     if REFERENCE in host:
         return None
     if "*" in host:
         return f"{host!r} is a pattern", "name each host"
     if "://" in host:
-        return f"{host!r} is a URL", _host_remedy(host)
+        return f"{host!r} is a URL", _host_hint(host)
     try:
         normal_host(host)
     except HostRefusedError as error:
@@ -115,7 +115,7 @@ def host_offence(host: str) -> PermissionProblem | None:
     return None
 
 
-def run_offence(words: Sequence[str]) -> PermissionProblem | None:
+def run_problem(words: Sequence[str]) -> PermissionProblem | None:
     """Say what is wrong with a program and its arguments; None when nothing is."""
     if not words or not words[0].strip():
         return "it names no program", "write the program first, such as [git, status]"
@@ -128,7 +128,7 @@ def run_offence(words: Sequence[str]) -> PermissionProblem | None:
     return None
 
 
-def _host_remedy(url: str) -> str:
+def _host_hint(url: str) -> str:
     try:
         return f"write {host_of_url(url)}"
     except HostRefusedError:

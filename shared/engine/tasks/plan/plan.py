@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.permissions import DeclaredPermissions
-from soong.shared.engine.tasks.problems import Remedy
+from soong.shared.engine.tasks.problems import Hint
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
@@ -108,8 +108,8 @@ class Plan:
         return {step.id: step for step in self.steps}[step_id]
 
 
-Report: TypeAlias = Callable[[Path, str, Remedy], None]
-"""Takes the place, the problem and the remedy of one problem."""
+Report: TypeAlias = Callable[[Path, str, Hint], None]
+"""Takes the place, the problem and the hint of one problem."""
 
 
 ModuleLoader: TypeAlias = Callable[[str], bool]

@@ -19,9 +19,9 @@ from soong.shared.engine.tasks.plan.permissions import (
     MAX_DECLARED,
     DeclaredPermissions,
     PermissionProblem,
-    host_offence,
-    run_offence,
-    write_offence,
+    host_problem,
+    run_problem,
+    write_problem,
 )
 from soong.shared.engine.tasks.plan.plan import (
     DEFAULT_DEFINITION,
@@ -37,7 +37,7 @@ from soong.shared.engine.tasks.plan.plan import (
     Report,
     has_type,
 )
-from soong.shared.engine.tasks.problems import Problems, Remedy, Unknown
+from soong.shared.engine.tasks.problems import Hint, Problems, Unknown
 from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 _T = TypeVar("_T")
@@ -106,15 +106,15 @@ def plan_from_json(value: Json, source: str = "plan", known: PlanNames | None = 
     return _read(Document(source, value), known or PlanNames())
 
 
-def _unreadable(file: FilePath, problem: str, remedy: str) -> InvalidPlanError:
-    return InvalidPlanError([Problem(str(file), problem, remedy)])
+def _unreadable(file: FilePath, problem: str, hint: str) -> InvalidPlanError:
+    return InvalidPlanError([Problem(str(file), problem, hint)])
 
 
 def _read(document: Document, known: PlanNames) -> Plan:
     problems = Problems()
 
-    def report(path: Path, problem: str, remedy: Remedy) -> None:
-        problems.add(document.place(path), problem, remedy, line=document.line(path))
+    def report(path: Path, problem: str, hint: Hint) -> None:
+        problems.add(document.place(path), problem, hint, line=document.line(path))
 
     found = list(islice(faults(document.value), MOST_FAULTS))
     for path, fault in found:
@@ -239,9 +239,9 @@ def _read_permissions(fields: Fields) -> DeclaredPermissions:
     run = [_words(item, index, inner) for index, item in enumerate(inner.items("run") or ())]
     inner.done()
     permissions = DeclaredPermissions(write, hosts, tuple(words for words in run if words is not None))
-    _hold_to("write", permissions.write, write_offence, inner)
-    _hold_to("hosts", permissions.hosts, host_offence, inner)
-    _hold_to("run", permissions.run, run_offence, inner)
+    _hold_to("write", permissions.write, write_problem, inner)
+    _hold_to("hosts", permissions.hosts, host_problem, inner)
+    _hold_to("run", permissions.run, run_problem, inner)
     return permissions
 
 
@@ -255,11 +255,11 @@ def _words(item: Json, index: int, fields: Fields) -> tuple[str, ...] | None:
     return tuple(map(str, item))
 
 
-def _hold_to(name: str, items: Sequence[_T], offence: Callable[[_T], PermissionProblem | None], fields: Fields) -> None:
+def _hold_to(name: str, items: Sequence[_T], problem: Callable[[_T], PermissionProblem | None], fields: Fields) -> None:
     if len(items) > MAX_DECLARED:
         fields.report((*fields.path, name), f"it has {len(items)} entries", f"write at most {MAX_DECLARED}")
     for index, item in enumerate(items):
-        found = offence(item)
+        found = problem(item)
         if found is not None:
             fields.report((*fields.path, name, index), *found)
 

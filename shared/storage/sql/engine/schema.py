@@ -66,8 +66,8 @@ def _explain(found: str | None) -> str:
     if found is None:
         return "the database has no schema yet; start the service (`soong up`), which makes it"
     what = "newer" if found > HEAD else "older"
-    remedy = "upgrade this program" if found > HEAD else "restart the service (`soong up`), which migrates it"
-    return f"the database has schema {found}, {what} than this program's {HEAD}; {remedy}"
+    hint = "upgrade this program" if found > HEAD else "restart the service (`soong up`), which migrates it"
+    return f"the database has schema {found}, {what} than this program's {HEAD}; {hint}"
 
 
 def _prepare_file(path: Path, *, may_create: bool) -> None:

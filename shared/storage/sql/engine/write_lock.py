@@ -50,10 +50,10 @@ class SideLock:
         if pid == os.getpid():
             return f"a write of this process takes more than {waited_s:g} s; look at the disk of {self._path.parent}"
         if _is_stopped(pid):
-            remedy = f"it is stopped: let it go on (kill -CONT {pid}, or fg in its terminal) or end it"
+            hint = f"it is stopped: let it go on (kill -CONT {pid}, or fg in its terminal) or end it"
         else:
-            remedy = "if it does not go on, end it: what it had not committed is undone"
-        return f"process {pid} holds the database, for more than {waited_s:g} s; {remedy}"
+            hint = "if it does not go on, end it: what it had not committed is undone"
+        return f"process {pid} holds the database, for more than {waited_s:g} s; {hint}"
 
 
 def side_lock(url: URL) -> SideLock | None:

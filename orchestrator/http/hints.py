@@ -34,11 +34,11 @@ def errors_of(found: Sequence[Mapping[str, Any]], body: type[BaseModel] | None) 
     by_place: dict[str, dict[str, Json]] = {}
     for error in found[:MAX_ERRORS]:
         place, fields = _place(error["loc"], body)
-        told = {"place": place[:MAX_PLACE_CHARS], "problem": str(error["msg"]), "remedy": _remedy(error, fields)}
+        told = {"place": place[:MAX_PLACE_CHARS], "problem": str(error["msg"]), "hint": _hint(error, fields)}
         first = by_place.setdefault(place, dict(told))
         if first["problem"] != told["problem"]:  # a field that takes several types fails once for each
             first["problem"] = f"{first['problem']}; or: {told['problem']}"
-            first["remedy"] = f"{first['remedy']}, or {told['remedy']}"
+            first["hint"] = f"{first['hint']}, or {told['hint']}"
     return list(by_place.values())
 
 
@@ -80,7 +80,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from models_in(inner)
 
 
-def _remedy(error: Mapping[str, Any], fields: Fields) -> str:
+def _hint(error: Mapping[str, Any], fields: Fields) -> str:
     """Return what to do about an error: a sentence that begins with a verb."""
     kind, limits, name = str(error["type"]), error.get("ctx", {}), str(error["loc"][-1] if error["loc"] else "")
     match kind:

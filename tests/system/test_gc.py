@@ -57,14 +57,13 @@ steps:
     as: name
     depends_on: [list]
     step:
-      inputs: {letter: "${name}"}
       allowed_tools: [code.write_file, code.read_file]
       script: builtin.calls
       inputs:
         calls:
-          - {call: code.write_file, with: {path: "TASK/${letter}.txt", content: "${letter} of TASK"}}
-          - {call: code.read_file, with: {path: "TASK/${letter}.txt"}}
-        output: {wrote: "${letter}"}
+          - {call: code.write_file, with: {path: "TASK/${name}.txt", content: "${name} of TASK"}}
+          - {call: code.read_file, with: {path: "TASK/${name}.txt"}}
+        output: {wrote: "${name}"}
   - {id: end, kind: python, call: builtin.echo, depends_on: [each], inputs: {all: "${each.output}"}}
 """
 

@@ -67,7 +67,7 @@ def test_a_reader_of_plans_is_answered_and_the_api_lives_on_whatever_it_sends(
     service: Service, api: psutil.Process, is_text: bool
 ) -> None:
     reader, before = service.token("eve", "read"), peak(api)
-    shapes = ("empty objects", "unknown dependencies", "unknown names in a script")
+    shapes = ("empty objects", "unknown dependencies", "unknown references")
     bodies = [body_of(shape, is_text=is_text) for shape in (*shapes, shapes[0], shapes[0])]
 
     with ThreadPoolExecutor(len(bodies)) as senders:

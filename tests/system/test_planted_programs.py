@@ -67,7 +67,8 @@ def test_a_run_that_overwrites_rg_in_the_projects_environment_and_searches_runs_
 
     report = cli.json("run", plan, "--project", str(project), "--allow", rule, "--input", f"program={trap(cli)}")
 
-    assert (report["exit_code"], report["steps"][0]["output"]) == (0, {"paths": ["a.txt"]})
+    _, searched = report["steps"][0]["output"]["results"]
+    assert (report["exit_code"], [one["path"] for one in searched["value"]["matches"]]) == (0, ["a.txt"])
     assert (project / ".venv/bin/rg").read_text() == trap(cli)
     assert caught(cli) == []
 

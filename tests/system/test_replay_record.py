@@ -58,7 +58,7 @@ PLAN: JsonObject = {
             "as": "name",
             "step": {
                 "instructions": "Read ${name}.",
-                "inputs": {"name": "${name}"},
+                "inputs": {"path": "${name}"},
                 "script": "tests.read_path",
             },
         },

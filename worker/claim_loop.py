@@ -17,8 +17,9 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.claims import ClaimStore
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Advance, Claim, Lease, RunFence, StepEnd, StepError, StepKind
+from soong.shared.engine.tasks.step import Advance, Claim, Lease, RunFence, StepEnd, StepError
 from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)

@@ -14,8 +14,9 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.failure_report import with_report
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.inputs import BoundStep, bind_step
-from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind
+from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.sandbox.redact import Redactor
 from soong.worker.function_step import FunctionStepRunner, crashed, malformed
 from soong.worker.stop_signal import StopSignal

@@ -14,9 +14,9 @@ from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, PlanStep
 from soong.shared.engine.tasks.planner import Planner
-from soong.shared.engine.tasks.step import StepKind
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import Policy
 from soong.shared.tools.definition import Permission, ToolDefinition

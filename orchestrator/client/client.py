@@ -16,11 +16,12 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
+from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import COMMAND_LIMIT_S, TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import ClaimMode, NewTask, Step, Task, session_limit
+from soong.shared.engine.tasks.step import NewTask, Step, Task, session_limit
 from soong.shared.engine.tasks.totals import check_total
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.request import PermissionCallback, PermissionRequest

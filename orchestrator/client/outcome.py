@@ -13,8 +13,9 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Outcome, Step, StepKind
+from soong.shared.engine.tasks.step import Outcome, Step
 from soong.shared.storage.store import Store
 from soong.shared.tools.result import ErrorType
 

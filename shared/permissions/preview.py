@@ -16,6 +16,7 @@ from soong.shared.core.errors import BudgetExceededError, TemplateError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.budget import MIB, Budget
 from soong.shared.engine.tasks.plan.inputs import scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import (
@@ -29,7 +30,6 @@ from soong.shared.engine.tasks.plan.permissions import (
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.plan.template import Scope as Names
 from soong.shared.engine.tasks.plan.template import render
-from soong.shared.engine.tasks.step import StepKind
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepPreview, distinct
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule

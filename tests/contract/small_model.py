@@ -7,8 +7,8 @@ each act does to that.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import FailurePolicy
 
 P, S = FailurePolicy, StepStatus
 OPEN = frozenset({S.PENDING, S.READY, S.BLOCKED, S.EXPANDING, S.WAITING})

@@ -30,19 +30,18 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.expansion import further_attempt
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
     Advance,
     Claim,
     ConcurrencyLimit,
-    FailurePolicy,
     Interrupt,
     NewStep,
     NewTask,
     Step,
     StepEnd,
-    StepKind,
     Task,
 )
 from soong.shared.storage.sql.store import open_store

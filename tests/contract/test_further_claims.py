@@ -12,8 +12,9 @@ from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.additional_claims import Refusal
 from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, FailurePolicy, Interrupt
+from soong.shared.engine.tasks.step import Claim, ConcurrencyLimit, Interrupt
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.pulling import further, pull_worker, pulled, refused, taken, work

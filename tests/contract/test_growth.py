@@ -9,9 +9,10 @@ from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.expansion import further_attempt
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
-from soong.shared.engine.tasks.step import FailurePolicy, NewStep, StepKind
+from soong.shared.engine.tasks.step import NewStep
 from tests.contract.scene import ContractHarness
 from tests.model.builders import make_map, make_more, make_step
 

@@ -8,8 +8,8 @@ from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import FailurePolicy
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, held
 

@@ -7,8 +7,9 @@ import pytest
 
 from soong.shared.core.errors import NotFoundError
 from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import FailurePolicy, StepError, StepKind
+from soong.shared.engine.tasks.step import StepError
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, step_ids
 from tests.model.builders import make_children, make_map, make_step, make_task

@@ -9,8 +9,9 @@ import pytest
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Ownership, ProcessState
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, FailurePolicy, StepError
+from soong.shared.engine.tasks.step import Claim, StepError
 from soong.shared.permissions.request import RequestState
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore

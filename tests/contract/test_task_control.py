@@ -7,8 +7,8 @@ import pytest
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import FailurePolicy
 from tests.contract.scene import ContractHarness, cancelled
 from tests.model.builders import make_map, make_owner, make_step
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.engine.tasks.step import StepKind
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.permissions.request import Choice
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed

@@ -22,7 +22,8 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
-from soong.shared.engine.tasks.step import Claim, ClaimMode, FailurePolicy, NewStep, NewTask, Step, StepKind, Task
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
+from soong.shared.engine.tasks.step import Claim, NewStep, NewTask, Step, Task
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
 from soong.shared.sandbox.family import ProcessFacts

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NodeKind
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Step, StepKind
+from soong.shared.engine.tasks.step import Step
 from tests.model.memory.rows import Rows
 from tests.simulation.audit import BrokenPromiseError
 from tests.simulation.work import total

@@ -9,9 +9,10 @@ from typing import Protocol
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, ClaimMode, Lease, Step, StepEnd
+from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.storage.store import Store
 from soong.worker.additional_steps import AdditionalSteps
 

@@ -25,9 +25,10 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.expansion import expand_map, new_task
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Step, StepKind, StepResult, Task
+from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall

@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Final
 
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import StepKind
 
 MAX_STEPS: Final = "max_steps"
 """The field of a pull worker's spec that says how many steps it may take in all; absent: as many as there are."""

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from soong.shared.core.errors import ConflictError
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.plan.graph import find_cycle
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus
-from soong.shared.engine.tasks.step import FailurePolicy, NewStep
+from soong.shared.engine.tasks.step import NewStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,14 @@ from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, Budget
 from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import rendered
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep, spec_of
 from soong.shared.engine.tasks.plan.template import Scope, head_of, json_head, render, render_head
 from soong.shared.engine.tasks.problems import Problems
-from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, Step, StepKind, StepResult, Task
+from soong.shared.engine.tasks.step import NewStep, NewTask, Step, StepResult, Task
 from soong.shared.engine.wire.capabilities import (
     declared,
     functions_needed,

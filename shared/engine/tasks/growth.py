@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan
 from soong.shared.engine.tasks.plan.fields import Fields
@@ -18,7 +19,7 @@ from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanIn
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references
 from soong.shared.engine.tasks.problems import Hint, Problems, Unknown
-from soong.shared.engine.tasks.step import Step, StepKind, Task
+from soong.shared.engine.tasks.step import Step, Task
 
 SOURCE = "update"
 

@@ -13,13 +13,14 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.additional_claims import MAX_STEPS
 from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.fields import Fields
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.problems import Hint, Problems
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
+from soong.shared.engine.tasks.step import NewStep, Step, Task
 
 SOURCE: Final = "dispatch"
 MAX_PULL_WORKERS: Final = 1000

@@ -16,9 +16,9 @@ from soong.shared.core.identity import OWN, Origin
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import (
-    FailurePolicy,
     NewStep,
     NewTask,
     OpenTask,

@@ -11,8 +11,9 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.failure_report import tools_of
 from soong.shared.engine.tasks.functions import suggestion
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, Lease, Step, StepKind
+from soong.shared.engine.tasks.step import Claim, Lease, Step
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.tasks.claiming import ClaimTools, TaskRows, own_step

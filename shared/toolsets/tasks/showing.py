@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.step import Step, StepKind, StepResult, Task, TaskCounts
+from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.step import Step, StepResult, Task, TaskCounts
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import ToolContext, Traits
 from soong.shared.tools.result import ErrorType, ToolError

@@ -18,8 +18,8 @@ from soong.shared.core.errors import InvalidConfigError, NotFoundError, Unavaila
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import FailurePolicy
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.store import open_store

@@ -14,8 +14,9 @@ from soong.shared.engine.tasks.additional_claims import (
     limited,
     refusal,
 )
+from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Claim, ClaimMode, Lease, Step
+from soong.shared.engine.tasks.step import Claim, Lease, Step
 from tests.model.memory.claiming import claim_step, counted_leases, scopes_of
 from tests.model.memory.rows import Rows, transaction
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
-from soong.shared.engine.tasks.step import NewStep, Step, StepKind
+from soong.shared.engine.tasks.step import NewStep, Step
 from tests.model.memory.logs import note_run, note_step, tell_step
 from tests.model.memory.rows import Rows
 

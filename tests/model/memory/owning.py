@@ -11,6 +11,7 @@ from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
     StepEvent,
@@ -20,7 +21,7 @@ from soong.shared.engine.tasks.status import (
     advance_step,
     advance_task,
 )
-from soong.shared.engine.tasks.step import FailurePolicy, NewStep, OpenTask, Step, StepError, StepKind, Task
+from soong.shared.engine.tasks.step import NewStep, OpenTask, Step, StepError, Task
 from tests.model.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
 from tests.model.memory.logs import end_run, note_run, note_step, tell_step
 from tests.model.memory.making import insert_run, insert_steps, open_step

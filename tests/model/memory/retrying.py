@@ -10,6 +10,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunEvent, RunStatus
 from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
     StepEvent,
@@ -19,7 +20,7 @@ from soong.shared.engine.tasks.status import (
     advance_step,
     advance_task,
 )
-from soong.shared.engine.tasks.step import Step, StepKind, Task
+from soong.shared.engine.tasks.step import Step, Task
 from tests.model.memory.ending import complete_map
 from tests.model.memory.logs import move_run, note_run, note_step, tell_step
 from tests.model.memory.making import insert_run, open_step

@@ -9,7 +9,8 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import Appended, CallRow, CallStatus, second_use
-from soong.shared.engine.tasks.step import Step, StepKind
+from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.step import Step
 from tests.model.memory.auditing import add_reports
 from tests.model.memory.logs import held_run, write_events, write_nodes
 from tests.model.memory.rows import Rows, page_before, transaction

@@ -9,13 +9,13 @@ from soong.shared.core.errors import ConflictError, LeaseLostError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.engine.tasks.lost_lease import ABANDONED, WORKER_GONE
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import (
     Advance,
     Backlog,
     BadWorker,
-    ClaimMode,
     ConcurrencyLimit,
     Interrupt,
     Lease,

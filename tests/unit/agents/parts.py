@@ -20,11 +20,12 @@ from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, new_task
 from soong.shared.engine.tasks.functions import StepContext, resolve
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
 from soong.shared.engine.tasks.plan.reader import load_plan
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import NewStep, NewTask, Outcome, Step, StepKind, StepResult, Task
+from soong.shared.engine.tasks.step import NewStep, NewTask, Outcome, Step, StepResult, Task
 from soong.shared.tools.definition import RunDirs, ToolDefinition
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall, Verdict

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import FailurePolicy, Step
+from soong.shared.engine.tasks.step import Step
 from tests.model.builders import make_children, make_map, make_step, open_session, open_task
 from tests.model.clock import START_US
 from tests.model.memory import MemoryStore

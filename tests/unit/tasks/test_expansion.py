@@ -11,12 +11,13 @@ from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, further_attempt, map_items, new_task, next_attempt
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.budget import Budget
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, NewTask, StepKind, StepResult
+from soong.shared.engine.tasks.step import NewStep, NewTask, StepResult
 from tests.unit.agents.parts import row_of, task_of
 
 SESSION = Session("sess_1", "/project", "/cwd", ApprovalMode.PROMPT, 0)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.picture import svg
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import StepKind
 
 pytestmark = pytest.mark.spec("DAG-08")
 

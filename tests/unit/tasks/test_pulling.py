@@ -10,12 +10,13 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.growth import planned_task, standing_of
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.pull_workers import PULL_WORKER_TOOLS, read_dispatch, waiting_for_a_pull_worker
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, NewStep, Step, Task
+from soong.shared.engine.tasks.step import NewStep, Step, Task
 from tests.unit.agents.parts import row_of, task_of
 
 pytestmark = pytest.mark.spec("DAG-03")

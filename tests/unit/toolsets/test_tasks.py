@@ -8,7 +8,8 @@ import pytest
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.step import Claim, StepKind
+from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.step import Claim
 from soong.shared.tools.definition import Permission, RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall

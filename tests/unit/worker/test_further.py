@@ -15,8 +15,9 @@ from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal, Refusal
 from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, ClaimMode, Lease, NewStep, Outcome, Step, StepEnd, StepError, StepKind
+from soong.shared.engine.tasks.step import Claim, Lease, NewStep, Outcome, Step, StepEnd, StepError
 from soong.shared.sandbox.redact import Redactor
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind
+from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.worker.function_step import MAX_OUTPUT_BYTES, FunctionStepRunner
 from tests.model.builders import make_identity
 

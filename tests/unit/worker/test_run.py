@@ -10,9 +10,10 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.failure_report import FailureReport, StepIncidents, with_report
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.inputs import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim, StepEnd, StepKind, StepResult
+from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.run import StepRunner
 from soong.worker.stop_signal import StopSignal

@@ -13,13 +13,13 @@ from typing import TypeAlias
 from soong.shared.core.errors import InvalidConfigError, TemplateError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.functions import known_functions
+from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.graph import find_cycle
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.template import Reference, references
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Hint, JoinedNames, Unknown
 from soong.shared.engine.tasks.scripted import WHERE, known_scripts
-from soong.shared.engine.tasks.step import ClaimMode, StepKind
 from soong.shared.tools.schema import schema_problems
 
 RESERVED = frozenset({"inputs", "steps", "workplace"})

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from soong.shared.core.inert import blanked
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import StepKind
 
 
 def find_cycle(edges: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from html import escape
 from typing import Final
 
 from soong.shared.core.inert import blanked
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import StepKind
 
 CHAR: Final = 7
 """Width of a character of the fonts named below at their size, a little more than it mostly is."""

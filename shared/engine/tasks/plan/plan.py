@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.permissions import DeclaredPermissions
 from soong.shared.engine.tasks.problems import Hint
-from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
 from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document, read_document
@@ -38,7 +39,6 @@ from soong.shared.engine.tasks.plan.plan import (
     has_type,
 )
 from soong.shared.engine.tasks.problems import Hint, Problems, Unknown
-from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 _T = TypeVar("_T")
 

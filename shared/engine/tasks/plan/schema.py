@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, cast
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.plan import (
     DEFAULT_DEFINITION,
     DEFAULT_RETRIES,
@@ -16,7 +17,6 @@ from soong.shared.engine.tasks.plan.plan import (
     OnFailure,
 )
 from soong.shared.engine.tasks.plan.reader import LONGEST_S, NAME, STEP_ID
-from soong.shared.engine.tasks.step import ClaimMode, FailurePolicy, StepKind
 
 SCHEMA_ID: Final = "plan.schema.json"
 MODELINE: Final = "# yaml-language-server: $schema="

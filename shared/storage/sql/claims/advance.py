@@ -5,7 +5,8 @@ from itertools import chain
 from typing import Final, TypeAlias
 
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.step import Advance, Claim, Outcome, StepEnd, StepKind
+from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.step import Advance, Claim, Outcome, StepEnd
 from soong.shared.storage.sql.claims import postgres_hot_path
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
 from soong.shared.storage.sql.claims.claiming import (

@@ -12,8 +12,9 @@ from typing import Final, TypeVar
 from soong.shared.core.identity import Origin, Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepKind, StepResult
+from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
 from soong.shared.storage.sql.engine.rows import output_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError, object_of

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, TypeAlias
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
-from soong.shared.engine.tasks.step import ClaimMode
+from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.engine.rows import unpack
 from soong.shared.storage.sql.engine.statements import Change, Statement

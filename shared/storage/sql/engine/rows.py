@@ -28,8 +28,9 @@ from soong.shared.engine.sessions.session import (
     Worker,
 )
 from soong.shared.engine.tasks.failure_report import error_of
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import MALFORMED, ClaimMode, FailurePolicy, Outcome, Step, StepError, StepKind, Task
+from soong.shared.engine.tasks.step import MALFORMED, Outcome, Step, StepError, Task
 from soong.shared.permissions.provenance import Provenance, provenance_from
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
 from soong.shared.storage.sql.engine.strict import (

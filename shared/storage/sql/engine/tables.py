@@ -29,8 +29,9 @@ from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, ProcessState
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import FailurePolicy, Outcome, StepKind
+from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.request import Choice, RequestState
 
 metadata = MetaData(

@@ -10,8 +10,9 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
-from soong.shared.engine.tasks.step import FailurePolicy, NewStep, Step, StepError
+from soong.shared.engine.tasks.step import NewStep, Step, StepError
 from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, SET_MAP_OUTCOME, tell_opened, unlock_after
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned, owned_step

@@ -5,8 +5,9 @@ from typing import Final
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
-from soong.shared.engine.tasks.step import NewStep, StepKind
+from soong.shared.engine.tasks.step import NewStep
 from soong.shared.storage.sql.engine.rows import lane_of, pack, plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows

@@ -8,7 +8,7 @@ reaches the network: nothing on the way of steps pays for it.
 from typing import Final
 
 from soong.shared.core.errors import NotFoundError
-from soong.shared.engine.tasks.step import StepKind
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 

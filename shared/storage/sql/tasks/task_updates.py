@@ -15,8 +15,9 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange, check_no_circle, check_still_pending, must_wait
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
-from soong.shared.engine.tasks.step import FailurePolicy, NewStep, StepKind
+from soong.shared.engine.tasks.step import NewStep
 from soong.shared.storage.sql.claims.parking import withdraw_of
 from soong.shared.storage.sql.claims.readiness import tell_opened
 from soong.shared.storage.sql.engine.database import Database

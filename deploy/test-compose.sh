@@ -9,7 +9,7 @@ project="soongtest$$"
 lease_s=20
 copy="$(mktemp -d)"
 # A copy, so that secrets that are there already are neither used nor replaced.
-git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy" 2>/dev/null
+git ls-files -z --cached --others --exclude-standard | xargs -0 cp -P --parents -t "$copy"
 cd "$copy"
 
 compose() {
@@ -41,7 +41,9 @@ is_healthy() { [[ "$(soong doctor)" == *'4 workers'* ]]; }
 
 say "four workers come up"
 deploy/make-secrets.sh >/dev/null
-mkdir -p deploy/config/tools deploy/config/skills deploy/config/hooks
+mkdir -p deploy/config/{tools,skills,hooks,modules}
+cp examples/audit/*.py deploy/config/modules/
+export SOONG_FUNCTIONS=audit
 printf '[[permission.rules]]\neffect = "deny"\ntools = "code.run_command"\n' >deploy/config/config.toml
 printf 'raise SystemExit(0)\n' >deploy/config/hooks/check.py
 chmod -R go+rX,go-w deploy/config
@@ -75,12 +77,12 @@ say "a DAG over four workers, one of them killed in the middle"
 compose exec -T worker sh -c 'mkdir -p /projects/demo && cd /opt/soong/lib/python3*/site-packages &&
   cp -r sqlalchemy celery kombu pydantic pydantic_ai redis alembic cryptography flower tornado jsonschema /projects/demo/'
 put() { docker exec -i "$1" sh -c 'cat > "$1"' sh "$2"; } # put CONTAINER PATH <CONTENT
-put "$(compose ps -q worker | head -n 1)" /projects/audit.yaml <examples/audit.yaml
+put "$(compose ps -q worker | head -n 1)" /projects/audit.yaml <examples/audit/audit.yaml
 ( cd "$copy"; compose exec -T --workdir /projects orchestrator soong run audit.yaml --project /projects/demo \
     --input report_dir=/projects/demo --allow code.write_file:/projects/demo >run.log 2>&1; echo $? >run.code ) &
 runner=$!
 task() { soong tasks list --json | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])'; }
-until_true 60 grep -q 'review.*running' run.log || fail "no step is running"
+until_true 60 grep -q 'review.*running' run.log || { tail -25 run.log; fail "no step is running"; }
 victim="$(compose ps -q worker | sed -n 1p)"
 docker kill --signal KILL "$victim" >/dev/null
 killed_at=$SECONDS

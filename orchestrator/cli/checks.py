@@ -222,8 +222,8 @@ async def check_tool_files(settings: Settings) -> Finding:
 async def check_modules(settings: Settings) -> Finding:
     """Whatever a process of ours imports is best kept out of the folders where runs write.
 
-    The folder where the check is called counts as a project. File tools refuse to write such modules; a command that
-    was allowed is not kept from it.
+    The folder where the check is called counts as a project, unless the home lies in it. File tools refuse to write
+    such modules; a command that was allowed is not kept from it.
     """
     from soong.shared.core.config import load_config
     from soong.shared.permissions.configured import configured_write_roots, policy_of
@@ -236,7 +236,8 @@ async def check_modules(settings: Settings) -> Finding:
     try:
         config = load_config(settings.home)
         by_rule = writable_by_rule(policy_of(config), code_tools())
-        folders = (Path.cwd(), *configured_write_roots(config), *by_rule)
+        projects = () if is_below(settings.home, Path.cwd()) else (Path.cwd(),)
+        folders = (*projects, *configured_write_roots(config), *by_rule)
     except InvalidConfigError as error:
         return Finding("modules", Level.FAIL, str(error), "fix config.toml")
     modules = (*settings.functions, *settings.tools)

@@ -87,8 +87,8 @@ class PlanModules:
 
 def keep_modules(settings: Settings, task: NewTask) -> None:
     """Keep which modules a task needs, so that ``soong resume`` starts a service that has them."""
-    if "modules" not in task.plan:
-        return
+    if "modules" not in task.plan or not settings.is_embedded:
+        return  # workers of a deployment have their modules already
     kept = dict(list(_read(settings).items())[1 - MAX_TASKS :])
     kept[task.id] = {"modules": list(settings.functions), "folders": list(settings.import_folders)}
     file = prepare_home(settings) / FILE

@@ -98,6 +98,19 @@ async def test_a_wrong_plan_is_refused_with_every_problem(scene: HttpHarness, tm
     assert await scene.bench.store.tasks.list_tasks() == []
 
 
+@pytest.mark.spec("DIS-13")
+@pytest.mark.parametrize("name", ["os", "soong.worker.main", "../research"])
+async def test_a_plan_over_http_loads_no_module(scene: HttpHarness, tmp_path: Path, name: str) -> None:
+    plan = {"title": "x", "modules": [name], "steps": [{"id": "a", "instructions": "x"}]}
+
+    checked = await scene.caller.post("/v1/tasks/validate", json={"plan": plan})
+    sent = await scene.caller.post("/v1/tasks", json={"plan": plan, "project": str(tmp_path)})
+
+    assert code_of(checked) == code_of(sent) == "invalid_plan"
+    assert [error["place"] for error in sent.json()["errors"]] == ["plan modules"]
+    assert await scene.bench.store.tasks.list_tasks() == []
+
+
 async def test_a_missing_input_writes_nothing(scene: HttpHarness, tmp_path: Path) -> None:
     response = await scene.caller.post("/v1/tasks", json={"plan": PLAN, "project": str(tmp_path)})
 

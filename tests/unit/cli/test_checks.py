@@ -201,6 +201,21 @@ async def test_a_module_that_workers_import_from_where_runs_write_is_warned_of(
     assert str(project / "team_steps.py") in finding.says
 
 
+@pytest.mark.spec("OPS-07.c")
+async def test_modules_in_the_home_are_no_warning_where_the_check_is_called_around_the_home(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = settings.home / "modules"
+    modules.mkdir(parents=True)
+    (modules / "team_agents.py").touch()
+    monkeypatch.syspath_prepend(str(modules))
+    monkeypatch.chdir(settings.home.parent)
+
+    finding = await checks.check_modules(settings.model_copy(update={"functions": ("team_agents",)}))
+
+    assert finding.level is Level.OK, finding.says
+
+
 @pytest.mark.spec("OPS-07.c", "CMD-02")
 async def test_a_broken_tool_definition_fails_and_is_named(settings: Settings) -> None:
     assert (await checks.check_tool_files(settings)).level is Level.OK

@@ -20,10 +20,10 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.functions import known_functions
-from soong.shared.engine.tasks.plan.inputs import BoundStep
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd, Task
 from soong.shared.engine.wire.capabilities import functions_needed
 from soong.shared.permissions.request import PermissionCallback

@@ -126,8 +126,7 @@ def _end_by(claim: Claim, end: StepEnd) -> StepEnd:
         error = end.error or StepError(str(end.end_reason), "")
         message = f"the run that held it failed: {error.message}"
         return claim.failed(error.type, message, retryable=error.retryable, reason=end.end_reason)
-    schema = claim.spec.get("output")
-    violations = validate(schema, end.output) if isinstance(schema, dict) else []
+    violations = [] if claim.spec.output is None else validate(claim.spec.output, end.output)
     if violations:
         problem = "; ".join(map(str, violations))
         message = f"the run that held it ended without a result for it, and its own answer does not fit: {problem}"

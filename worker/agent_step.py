@@ -20,7 +20,7 @@ from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageErr
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.plan.inputs import BoundStep
+from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
@@ -117,7 +117,7 @@ class AgentStepRunner:
             if not is_warm(name):
                 # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
                 await asyncio.to_thread(warm_up, name)
-            model = resolve_model(name, str(claim.spec.get("script") or ""))
+            model = resolve_model(name, claim.spec.script)
             policy = policy_for(Policy.from_json(claim.policy), claim.identity).narrowed_by(self._policy)
             run_dirs = self._workplace(claim, policy)
             task = self._task(claim, bound, tools, run_dirs)
@@ -201,7 +201,6 @@ class AgentStepRunner:
 
     def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], run_dirs: RunDirs) -> AgentTask:
         definition = self.definitions.get(claim.identity.definition)
-        output = claim.spec.get("output")
         return AgentTask(
             identity=claim.identity,
             system=definition.instructions,
@@ -209,7 +208,7 @@ class AgentStepRunner:
             inputs=bound.inputs,
             tools=tools,
             run_dirs={"project": str(run_dirs.project), "cwd": str(run_dirs.cwd)},
-            output_schema=output if isinstance(output, dict) else None,
+            output_schema=claim.spec.output,
             limits=AgentLimits(
                 max_turns=self.settings.max_turns,
                 max_repeated_failures=self.settings.max_repeated_failures,

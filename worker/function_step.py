@@ -29,7 +29,7 @@ class FunctionStepRunner:
 
     async def run(self, claim: Claim, inputs: JsonObject) -> StepEnd:
         try:
-            function = resolve(str(claim.spec.get("call", "")))
+            function = resolve(claim.spec.call)
         except UsageError as error:
             return claim.failed("invalid_input", str(error))
         try:

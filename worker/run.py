@@ -10,12 +10,12 @@ from typing import Protocol, assert_never
 
 from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
 from soong.shared.core.foreign import contained, place_of
-from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.plan.inputs import BoundStep, bind_step
+from soong.shared.engine.tasks.plan.inputs import bind_step
+from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.sandbox.redact import Redactor
 from soong.worker.function_step import FunctionStepRunner, crashed, malformed
@@ -48,7 +48,7 @@ class StepRunner:
     async def _ended(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         if claim.malformed:
             return malformed(claim)
-        limit_s = _seconds(claim.spec.get("timeout_s"))
+        limit_s = claim.spec.timeout_s
         try:
             bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)
             async with TimeLimit(limit_s) as limit:
@@ -77,7 +77,3 @@ class StepRunner:
                 return claim.failed("execution_failed", "a map step is never claimable")
             case other:
                 assert_never(other)
-
-
-def _seconds(value: Json) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

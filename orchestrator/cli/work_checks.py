@@ -139,8 +139,8 @@ async def _late(store: Store, holding: WorkerLoad, now_us: int) -> _LateStep | N
         step = await store.tasks.step(holding.step_key)
     except NotFoundError:
         return None  # removed since
-    limit_s = step.spec.get("timeout_s")
-    if not isinstance(limit_s, int | float) or holding.started_us is None:
+    limit_s = step.spec.timeout_s
+    if limit_s is None or holding.started_us is None:
         return None
     ran_s = (now_us - holding.started_us) / 1_000_000
     if ran_s <= limit_s + GRACE_S:

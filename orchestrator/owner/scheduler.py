@@ -71,7 +71,7 @@ class Scheduler:
         return [step for step in failed if may_retry(step) or not await self._waits_for_its_agent(step)]
 
     async def _waits_for_its_agent(self, step: Step) -> bool:
-        return "on_failure" not in step.spec and await self._is_planned_by_an_agent(step.task_id)
+        return step.spec.on_failure is None and await self._is_planned_by_an_agent(step.task_id)
 
     async def _is_planned_by_an_agent(self, task_id: str) -> bool:
         """Say whether the run of an agent that plans the task is still active."""

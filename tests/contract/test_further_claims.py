@@ -33,7 +33,7 @@ async def test_a_run_takes_a_ready_step_beside_its_own_under_a_fence_of_its_own(
     step = await scene.store.tasks.step(claim.step_key)
     assert (step.status, step.worker_id, step.fence) == (StepStatus.RUNNING, scene.worker, 1)
     assert step.holder_run_id == own.identity.run_id
-    assert claim.spec["instructions"] == "Do it."
+    assert claim.spec.instructions == "Do it."
     assert {lease.step_key for lease in await scene.store.claims.leases(scene.worker)} == {own.step_key, claim.step_key}
 
 

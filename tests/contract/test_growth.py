@@ -212,7 +212,7 @@ async def test_failed_step_is_tried_again_by_another_agent_while_its_dependents_
     assert await scene.store.tasks.failures(scene.own) == []
     again = next(claim for claim in await scene.claim() if claim.step_key == first.step_key)
     assert (again.identity.definition, again.identity.model) == ("strong", "big")
-    assert (again.spec["instructions"], again.spec["allowed_tools"]) == ("Look again.", ["code.search"])
+    assert (again.spec.instructions, again.spec.allowed_tools) == ("Look again.", ("code.search",))
     run = await scene.store.runs.run(again.identity.run_id)
     assert (run.attempt, run.retry_of) == (2, first.identity.run_id)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id, step_key
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import (
@@ -23,6 +23,7 @@ from soong.shared.engine.sessions.session import (
     Worker,
 )
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import Claim, NewStep, NewTask, Step, Task
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
@@ -140,7 +141,7 @@ def make_step(
         step_id=step_id,
         title=f"Step {step_id}",
         kind=kind,
-        spec=spec or {"v": 1, "id": step_id},
+        spec=replace(StepSpec.from_json(spec or {}), id=step_id),
         depends_on=tuple(depends_on),
         priority=priority,
         pool=pool,
@@ -319,13 +320,12 @@ def _homed(step: NewStep, task_id: str, session_id: str, root: RunIdentity) -> N
         step_title=step.title,
         model=step.model,
     )
-    spec: dict[str, Json] = {**step.spec, "id": step.step_id}
     return replace(
         step,
         key=key,
         task_id=task_id,
         session_id=session_id,
-        spec=spec,
+        spec=replace(step.spec, id=step.step_id),
         depends_on=tuple(step_key(task_id, needed) for needed in step.depends_on),
         run=None if step.kind is StepKind.MAP else make_run(identity),
     )

@@ -27,6 +27,7 @@ from soong.shared.engine.tasks.problems import (
     Problems,
     Unknown,
 )
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import NewTask
 from tests.model.builders import make_identity, make_session
 from tests.security.bounded import run_bounded
@@ -190,7 +191,7 @@ def test_a_map_of_a_thousand_items_with_small_inputs_is_far_from_its_budget() ->
 
     children = expand_map(row_of(made.steps[0]), task_of(made), {}, make_identity("sess_1"))
 
-    assert sum(len(dump(child.spec)) for child in children) < MAX_EXPANSION_BYTES // 100
+    assert sum(len(dump(child.spec.to_json())) for child in children) < MAX_EXPANSION_BYTES // 100
 
 
 @pytest.mark.parametrize(
@@ -216,10 +217,10 @@ def test_a_text_up_to_the_bound_is_made() -> None:
 
 
 def test_a_step_that_names_a_value_a_thousand_times_is_not_given_a_gigabyte() -> None:
-    spec: dict[str, Json] = {"inputs": {f"a{number}": "${inputs.big}" for number in range(1_000)}}
+    inputs: dict[str, Json] = {f"a{number}": "${inputs.big}" for number in range(1_000)}
 
     with pytest.raises(BudgetExceededError, match="the inputs of the step would take more than 64 MiB"):
-        bind_step(spec, {"big": BIG}, {})
+        bind_step(StepSpec(inputs=inputs), {"big": BIG}, {})
 
 
 def test_a_template_of_very_many_references_is_refused() -> None:

@@ -14,7 +14,6 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Ownership, ProcessState, Session
-from soong.shared.engine.tasks.additional_claims import limit_of
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, Claim, Lease, Step, StepEnd, Task
@@ -203,7 +202,7 @@ class Auditor:
         step, own = rows.steps[outcome.step_key], rows.steps[holder.step_key]
         had = [one for one in self.seen.steps.values() if one.holder_run_id == holder.run_id]
         open_ones = [one.key for one in had if one.status.is_leased]
-        most = limit_of(own.spec)
+        most = own.spec.max_steps
         _promise(not open_ones, f"{holder} was given {step.key} beside {open_ones}")
         _promise(step.task_id == own.task_id, f"{holder} was given {step.key} of another task")
         _promise(most is None or len(had) < most, f"{holder} was given {step.key}, and had {len(had)} of {most}")

@@ -74,7 +74,7 @@ def _check_failure(step: Step) -> None:
         may = {"poisoned"}
         match _script(step)["does"]:
             case "ok" | "stubborn" | "asks":
-                may |= {"time_limit"} if "timeout_s" in step.spec else set()
+                may |= {"time_limit"} if step.spec.timeout_s is not None else set()
             case _:
                 may |= {"execution_failed", "provider_failed", "time_limit"}
         if step.error.type not in may:
@@ -82,7 +82,4 @@ def _check_failure(step: Step) -> None:
 
 
 def _script(step: Step) -> dict[str, Any]:
-    bound = step.spec.get("bound")
-    inputs = bound["inputs"] if isinstance(bound, dict) else step.spec["inputs"]
-    assert isinstance(inputs, dict)
-    return inputs
+    return dict(step.spec.inputs if step.spec.bound is None else step.spec.bound.inputs)

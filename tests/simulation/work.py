@@ -11,7 +11,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.plan.inputs import BoundStep
+from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 from soong.shared.storage.store import Store

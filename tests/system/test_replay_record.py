@@ -229,7 +229,7 @@ async def replayed(recording: Recording, run: Run, tools: Mapping[str, ToolDefin
         told["inputs"],
         [tools[name] for name in names],
         run_dirs=told["workplace"],
-        output_schema=cast("JsonObject | None", step.spec.get("output")),
+        output_schema=step.spec.output,
     )
     replay = Replay({name: tools[name] for name in names}, {result.tool_call_id: result for result in results})
     end = await run_agent(task, model, replay, replay.notebook, replay.notebook, SystemClock())

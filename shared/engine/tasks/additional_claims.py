@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
-
-MAX_STEPS: Final = "max_steps"
-"""The field of a pull worker's spec that says how many steps it may take in all; absent: as many as there are."""
 
 
 class Refusal(StrEnum):
@@ -71,12 +67,6 @@ class RequestedStep:
     is_pull_worker: bool
     has_begun: bool
     """Its own run has worked on it, and continues where it stopped."""
-
-
-def limit_of(spec: JsonObject) -> int | None:
-    """Return how many steps the run of this step may take in all; None: no limit."""
-    most = spec.get(MAX_STEPS)
-    return most if isinstance(most, int) and not isinstance(most, bool) else None
 
 
 def refusal(

@@ -7,7 +7,7 @@ the task, and never from a worker.
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
@@ -23,6 +23,7 @@ from soong.shared.engine.tasks.plan.permissions import rendered
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep, spec_of
 from soong.shared.engine.tasks.plan.template import Scope, head_of, json_head, render, render_head
 from soong.shared.engine.tasks.problems import Problems
+from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, StepResult, Task
 from soong.shared.engine.wire.capabilities import (
     declared,
@@ -202,13 +203,11 @@ class _Surfaces:
 
 
 def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Surfaces, default_model: str) -> NewStep:
-    spec = spec_of(step)
     work = step.step or step
     surface, tools = surfaces.of(work)
     model = _model(work, default_model)
-    if step.step is not None:
-        # Stored with the map step, so that its expansion needs neither registry nor policy and changes with neither.
-        spec["child_surface"] = surface
+    # Of a map step it is the items' surface: its expansion needs neither registry nor policy and changes with neither.
+    spec = replace(spec_of(step), child_surface=surface) if step.kind is StepKind.MAP else spec_of(step)
     made = NewStep(
         key=step_key(lineage.task_id, step.id),
         task_id=lineage.task_id,
@@ -254,12 +253,12 @@ def map_items(step: Step, scope: Scope, budget: Budget) -> Sequence[Json]:
     Raises:
         TemplateError: what it is over names nothing, is no list, or has more items than ``max_items``.
     """
-    over = step.spec.get("over")
+    over = step.spec.over
     items = render(over, scope, budget)
     name = over[2:-1] if isinstance(over, str) else "over"
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise TemplateError(name, "the map step is over something that is not a list")
-    limit = int(str(step.spec.get("max_items", 1000)))
+    limit = step.spec.max_items
     if len(items) > limit:
         raise TemplateError(name, f"the map step is over {len(items)} items, and max_items is {limit}")
     return items
@@ -276,48 +275,54 @@ def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], r
     """
     lineage = _Lineage(step.session_id, step.task_id, root.run_id, root.agent_id, origin=root.origin)
     scope, budget = scope_of(task.inputs, dependencies), Budget("the children of the map step", MAX_EXPANSION_BYTES)
-    child = cast("Mapping[str, Json]", step.spec["step"])
-    item_name = str(step.spec.get("item_name", "item"))
+    child = step.spec.step
+    assert child is not None, "a map step's spec has the step of its items"
+    template = replace(child, title="", instructions="", inputs={}, permissions=DeclaredPermissions())
+    size = budget.size_of(template.to_json())
     seen: dict[str, int] = {}
     made = []
     for index, item in enumerate(map_items(step, scope, budget)):
-        known = with_item(scope, item_name, item)
-        key = _key(str(step.spec.get("item_key") or ""), item, index, known, budget)
+        known = with_item(scope, step.spec.item_name, item)
+        key = _key(step.spec.item_key, item, index, known, budget)
         if seen.setdefault(key, index) != index:
             raise TemplateError(f"{step.step_id}.key", f"items {seen[key]} and {index} both have the key {key!r}")
-        made.append(_child(step, child, key, index, _Titles(known, budget), lineage))
+        budget.spend(size)  # the template is stored with each child as it is written
+        spec = replace(_bound(child, template, known, budget), id=f"{step.step_id}[{key}]")
+        title = _Titles(known, budget).of(child.title or f"{step.title}: {key}")
+        made.append(_child(step, spec, title, index, lineage))
     return made
 
 
-def _child(step: Step, child: Mapping[str, Json], key: str, index: int, titles: _Titles, lineage: _Lineage) -> NewStep:
-    step_id, scope, budget = f"{step.step_id}[{key}]", titles.scope, titles.budget
+def _bound(child: StepSpec, template: StepSpec, scope: Scope, budget: Budget) -> StepSpec:
+    """Return the spec of one item: its templates are looked up now, and never again."""
     bound = bind(child, scope, budget)
-    spec = {name: value for name, value in child.items() if name not in ("inputs", "instructions", "title")}
-    if isinstance(asks := child.get("permissions"), Mapping):
-        spec["permissions"] = rendered(asks, scope, budget)
-    budget.spend(budget.size_of(spec))  # the rest of it is stored with each child as it is written
-    kind = StepKind(str(child["kind"]))
+    permissions = rendered(child.permissions, scope, budget)
+    budget.spend(budget.size_of(permissions.as_json()))
+    return replace(template, permissions=permissions, bound=bound)
+
+
+def _child(step: Step, spec: StepSpec, title: str, index: int, lineage: _Lineage) -> NewStep:
     made = NewStep(
-        key=step_key(step.task_id, step_id),
+        key=step_key(step.task_id, spec.id),
         task_id=step.task_id,
         session_id=step.session_id,
-        step_id=step_id,
-        title=titles.of(str(child.get("title") or f"{step.title}: {key}")),
-        kind=kind,
-        spec={**spec, "id": step_id, "bound": {"instructions": bound.instructions, "inputs": bound.inputs}},
-        priority=int(str(child.get("priority", 0))) or step.priority,
+        step_id=spec.id,
+        title=title,
+        kind=spec.kind,
+        spec=spec,
+        priority=spec.priority or step.priority,
         pool=step.pool,
         needs=step.needs,
         definition=step.definition,
         model=step.model,
-        max_attempts=1 + int(str(child.get("retries", 0))),
-        backoff_s=float(str(child.get("backoff_s", 1.0))),
-        on_failure=FailurePolicy(str(step.spec.get("on_item_failure", FailurePolicy.SKIP_DEPENDENTS))),
+        max_attempts=1 + spec.retries,
+        backoff_s=spec.backoff_s,
+        on_failure=step.spec.on_item_failure or FailurePolicy.SKIP_DEPENDENTS,
         map_key=step.key,
         item_index=index,
-        claim_mode=ClaimMode(str(child.get("claim", ClaimMode.ASSIGNED))),
+        claim_mode=spec.claim,
     )
-    return replace(made, run=lineage.run(made, cast(JsonObject, step.spec.get("child_surface") or {})))
+    return replace(made, run=lineage.run(made, step.spec.child_surface))
 
 
 def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model: str = "") -> NewRun:
@@ -340,14 +345,14 @@ def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model
         model=(model or step.model) if step.model else "",
         origin=last.identity.origin if asked_by is None else asked_by,
     )
-    further = int(str(step.spec.get("retries", 0))) + 1
+    additional = step.spec.retries + 1
     return NewRun(
         identity,
         last.surface,
         _token(),
         attempt=step.attempt + 1,
         retry_of=last.id,
-        max_attempts=None if asked_by is None else step.attempt + further,
+        max_attempts=None if asked_by is None else step.attempt + additional,
     )
 
 
@@ -355,7 +360,7 @@ def further_attempt(
     step: Step, last: Run, plan: PlanStep | None, surface_of: SurfaceOf, origin: Origin = OWN
 ) -> NewStep:
     """Return a failed step as it is tried again: as it was, or as ``plan`` says now, with the run of that attempt."""
-    spec, run = dict(step.spec), next_attempt(step, last, asked_by=origin)
+    run = next_attempt(step, last, asked_by=origin)
     made = NewStep(
         key=step.key,
         task_id=step.task_id,
@@ -363,7 +368,7 @@ def further_attempt(
         step_id=step.step_id,
         title=step.title,
         kind=step.kind,
-        spec=spec,
+        spec=step.spec,
         depends_on=step.depends_on,
         priority=step.priority,
         pool=step.pool,
@@ -380,22 +385,25 @@ def further_attempt(
     )
     if plan is None:
         return replace(made, run=run)
-    if "bound" in spec:
-        spec["bound"] = {**cast("Mapping[str, Json]", spec["bound"]), "instructions": plan.instructions}
-    else:
-        spec["instructions"] = plan.instructions
-    if plan.allowed_tools is not None:
-        spec["allowed_tools"] = list(plan.allowed_tools)
     surface, tools = _Surfaces(surface_of).of(plan)
     identity = replace(run.identity, definition=_definition(plan), model=plan.model)
     return replace(
         made,
+        spec=_changed(step.spec, plan),
         pool=plan.pool,
         needs=_needs(plan, tools, projects_among(step.needs), plan.model),
         definition=_definition(plan),
         model=plan.model,
         run=replace(run, identity=identity, surface=surface),
     )
+
+
+def _changed(spec: StepSpec, plan: PlanStep) -> StepSpec:
+    """Return the spec with the instructions and tools of ``plan``; those of an item of a map are taken as they are."""
+    tools = spec.allowed_tools if plan.allowed_tools is None else plan.allowed_tools
+    if spec.bound is None:
+        return replace(spec, instructions=plan.instructions, allowed_tools=tools)
+    return replace(spec, bound=replace(spec.bound, instructions=plan.instructions), allowed_tools=tools)
 
 
 def _definition(work: PlanStep) -> str:

@@ -120,6 +120,6 @@ def _text(answer: JsonObject | None) -> str:
 
 def tools_of(step: Step, surface: JsonObject) -> dict[str, Json]:
     """Return the tools that an agent step asked for (None: its definition's) and those that its run was given."""
-    requested = step.spec.get("allowed_tools")
+    requested = step.spec.allowed_tools
     granted = Surface.from_json(surface).tools if surface else ()
-    return {"requested": list(requested) if isinstance(requested, list | tuple) else None, "granted": list(granted)}
+    return {"requested": None if requested is None else list(requested), "granted": list(granted)}

@@ -14,11 +14,11 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan
 from soong.shared.engine.tasks.plan.fields import Fields
-from soong.shared.engine.tasks.plan.permissions import DeclaredPermissions
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references
 from soong.shared.engine.tasks.problems import Hint, Problems, Unknown
+from soong.shared.engine.tasks.spec import DeclaredPermissions
 from soong.shared.engine.tasks.step import Step, Task
 
 SOURCE = "update"
@@ -99,27 +99,24 @@ def standing_of(steps: Sequence[Step]) -> Standing:
 def planned(step: Step) -> PlanStep:
     """Return an existing step as planned: the start of another attempt."""
     spec = step.spec
-    tools = spec.get("allowed_tools")
-    script, output, inputs = spec.get("script"), spec.get("output"), spec.get("inputs")
-    timeout_s = spec.get("timeout_s")
     return PlanStep(
         id=step.step_id,
         kind=step.kind,
         title=step.title,
-        instructions=_instructions(spec),
+        instructions=spec.instructions if spec.bound is None else spec.bound.instructions,
         agent=(step.definition or DEFAULT_DEFINITION) if step.kind is StepKind.AGENT else "",
         model=step.model,
-        allowed_tools=tuple(map(str, tools)) if isinstance(tools, list | tuple) else None,
-        permissions=DeclaredPermissions.from_json(spec.get("permissions")),
-        inputs=inputs if isinstance(inputs, Mapping) else {},
-        output=output if isinstance(output, Mapping) else None,
+        allowed_tools=spec.allowed_tools,
+        permissions=spec.permissions,
+        inputs=spec.inputs,
+        output=spec.output,
         priority=step.priority,
-        timeout_s=float(timeout_s) if isinstance(timeout_s, int | float) else None,
+        timeout_s=spec.timeout_s,
         pool=step.pool,
         needs=step.needs,
-        call=str(spec.get("call") or ""),
-        script=str(script or ""),
-        over=spec.get("over"),
+        call=spec.call,
+        script=spec.script,
+        over=spec.over,
         claim=step.claim_mode,
     )
 
@@ -130,11 +127,6 @@ def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
     own = [step for step in steps if not (step.map_key or step.is_pull_worker)]
     drawn = [replace(planned(step), depends_on=tuple(ids[key] for key in step.depends_on)) for step in own]
     return Plan(task.title, (), tuple(drawn), task.plan)
-
-
-def _instructions(spec: JsonObject) -> str:
-    bound = spec.get("bound")
-    return str((bound if isinstance(bound, Mapping) else spec).get("instructions") or "")
 
 
 def _read(fields: Fields, steps: Sequence[Step], report: Report) -> Update:

@@ -11,7 +11,6 @@ from typing import Final, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.additional_claims import MAX_STEPS
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.paths import Path
@@ -73,7 +72,7 @@ def _read_step(fields: Fields, max_steps: int | None) -> PlanStep:
     limit = "" if max_steps is None else f"Take at most {max_steps} of them. "
     own = fields.text("instructions")
     tools = fields.texts("allowed_tools")
-    inputs: dict[str, Json] = {} if max_steps is None else {MAX_STEPS: max_steps}
+    inputs: dict[str, Json] = {} if max_steps is None else {"max_steps": max_steps}
     return PlanStep(
         id="pull-worker",
         title="Pull worker",
@@ -118,9 +117,9 @@ def pull_workers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: Ru
             ids.append(step_id)
     planned = [replace(dispatch.step, id=step_id, title=f"Pull worker {step_id[12:]}") for step_id in ids]
     made = grow(planned, task, root)
-    limit: dict[str, Json] = {} if dispatch.max_steps is None else {MAX_STEPS: dispatch.max_steps}
+    limited = [replace(step.spec, max_steps=dispatch.max_steps) for step in made]
     return TaskChange(
-        steps=tuple(replace(step, is_pull_worker=True, spec={**step.spec, **limit}) for step in made),
+        steps=tuple(replace(step, is_pull_worker=True, spec=spec) for step, spec in zip(made, limited, strict=True)),
         reason=f"{dispatch.count} pull workers dispatched",
     )
 

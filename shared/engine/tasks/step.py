@@ -14,6 +14,7 @@ from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 
 
@@ -28,10 +29,10 @@ class Outcome(StrEnum):
 class NewStep:
     """A step as it is inserted. ``open_deps`` is the number of edges into it; 0 makes it ready (or expanding) at once.
 
-    ``spec`` is the step as the plan says it, in JSON (instructions, inputs, call, script, over …); the worker and the
-    expander read it, the store does not. ``needs`` are capabilities that a worker must announce. ``map_key`` and
-    ``item_index`` are set for the children of a map step. ``run`` is the first attempt's run; None for a map step.
-    ``is_pull_worker``: it stands for a run that claims other steps of its task; it is no work of the plan itself.
+    ``spec`` is the work as the plan says it; the worker and the expander read it, the store keeps it as JSON.
+    ``needs`` are capabilities that a worker must announce. ``map_key`` and ``item_index`` are set for the children of a
+    map step. ``run`` is the first attempt's run; None for a map step. ``is_pull_worker``: it stands for a run that
+    claims other steps of its task; it is no work of the plan itself.
     """
 
     key: str
@@ -40,7 +41,7 @@ class NewStep:
     step_id: str
     title: str
     kind: StepKind
-    spec: JsonObject
+    spec: StepSpec
     depends_on: tuple[str, ...] = ()
     """Keys of the steps this one waits for. For a map's child: none (its map step is already unlocked)."""
     priority: int = 0
@@ -141,7 +142,7 @@ class Step:
     title: str
     kind: StepKind
     status: StepStatus
-    spec: JsonObject
+    spec: StepSpec
     depends_on: tuple[str, ...]
     open_deps: int
     priority: int
@@ -223,7 +224,7 @@ class Claim:
     fence: int
     identity: RunIdentity
     kind: StepKind
-    spec: JsonObject
+    spec: StepSpec
     task_inputs: JsonObject
     dependencies: Mapping[str, StepResult]
     """By step id."""

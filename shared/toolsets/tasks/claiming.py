@@ -199,8 +199,7 @@ def _one_report(call_input: JsonObject) -> str | None:
 
 def _completed(claim: Claim, output: Json) -> StepEnd:
     """Return the end of a step with its result. Raises: ToolError: it breaks the step's schema."""
-    schema = claim.spec.get("output")
-    violations = validate(schema, output) if isinstance(schema, dict) else []
+    violations = [] if claim.spec.output is None else validate(claim.spec.output, output)
     if violations:
         problem = f"the output of step {step_id_of(claim)!r} breaks its schema: " + "; ".join(map(str, violations))
         raise ToolError(ErrorType.INVALID_OUTPUT, problem, hint="mend it and report again; you still hold the step")

@@ -49,7 +49,6 @@ def work_of(claim: Claim) -> dict[str, Json]:
         "inputs": bound.inputs,
         "attempt": claim.attempt,
     }
-    schema = claim.spec.get("output")
-    if schema is not None:
-        facts["output_schema"] = schema
+    if claim.spec.output is not None:
+        facts["output_schema"] = claim.spec.output
     return facts

@@ -10,7 +10,6 @@ from soong.shared.engine.tasks.additional_claims import (
     ClaimingRun,
     ClaimRefusal,
     RequestedStep,
-    limit_of,
     limited,
     refusal,
 )
@@ -62,7 +61,7 @@ class MemoryFurther:
         worker = self.rows.workers.get(worker_id)
         is_live = worker is not None and worker.state is ProcessState.LIVE
         is_stopping = not is_live or own.key in self.rows.stopping
-        return ClaimingRun(own.step_id, next(iter(open_ids), ""), len(had), limit_of(own.spec), is_stopping)
+        return ClaimingRun(own.step_id, next(iter(open_ids), ""), len(had), own.spec.max_steps, is_stopping)
 
     def _sought(self, step: Step) -> RequestedStep:
         has_run = bool(step.run_id) and self.rows.run(step.run_id).started_us is not None

@@ -141,7 +141,7 @@ class Playground:
         bound = bind_step(step.spec, made.inputs, given)
         assert step.run is not None
         if step.kind is StepKind.PYTHON:
-            output = resolve(str(step.spec["call"])).body(bound.inputs, StepContext(step.run.identity))
+            output = resolve(step.spec.call).body(bound.inputs, StepContext(step.run.identity))
             return StepResult(step.step_id, StepStatus.COMPLETED, cast(Json, output))
         end = await self._agent(step, bound.instructions, bound.inputs)
         self.ends[step.step_id] = end
@@ -164,10 +164,10 @@ class Playground:
             inputs,
             tools,
             run_dirs={"project": str(self.project), "cwd": str(self.cwd)},
-            output_schema=cast("JsonObject | None", step.spec.get("output")),
+            output_schema=step.spec.output,
             limits=AgentLimits(),
         )
-        model = resolve_model(step.model, str(step.spec.get("script") or ""))
+        model = resolve_model(step.model, step.spec.script)
         return await run_agent(task, model, pipeline, notebook, notebook, SystemClock())
 
 

@@ -10,6 +10,7 @@ import pytest
 from soong.orchestrator.owner.expander import MAX_STARTS, Expander
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from tests.contract.scene import ContractHarness, open_scene
@@ -34,7 +35,7 @@ async def expanding() -> tuple[ContractHarness, FaultyStore, str]:
     store = FaultyStore()
     scene = await open_scene(store)
     spec: JsonObject = {"over": [1, 2], "step": {"kind": "python", "call": "builtin.echo"}}
-    task_id = await scene.task(replace(make_map("m"), spec=spec))
+    task_id = await scene.task(replace(make_map("m"), spec=StepSpec.from_json(spec)))
     return scene, store, f"{task_id}/m"
 
 

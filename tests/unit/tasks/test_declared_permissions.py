@@ -7,9 +7,10 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.expansion import expand_map, new_task
 from soong.shared.engine.tasks.growth import planned, read_update
 from soong.shared.engine.tasks.plan.budget import Budget
-from soong.shared.engine.tasks.plan.permissions import MAX_DECLARED, DeclaredPermissions, rendered
+from soong.shared.engine.tasks.plan.permissions import MAX_DECLARED, rendered
 from soong.shared.engine.tasks.plan.plan import PlanNames, spec_of
 from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepResult
 from tests.unit.agents.parts import row_of, task_of
@@ -43,8 +44,9 @@ def test_asks_are_read_stored_and_read_back() -> None:
     assert step.permissions == DeclaredPermissions(
         ("${inputs.folder}/", "out.md"), ("api.example.org",), (("git", "status"), ("pytest",))
     )
-    assert DeclaredPermissions.from_json(spec_of(step)["permissions"]) == step.permissions
-    assert "asks" not in spec_of(parse_plan("title: t\nsteps: [{id: a, instructions: x}]", "p").steps[0])
+    assert StepSpec.from_json(spec_of(step).to_json()).permissions == step.permissions
+    silent = parse_plan("title: t\nsteps: [{id: a, instructions: x}]", "p").steps[0]
+    assert "permissions" not in spec_of(silent).to_json()
 
 
 @pytest.mark.parametrize(
@@ -96,12 +98,11 @@ def test_only_what_runs_an_agent_asks(kind: str) -> None:
 
 
 def test_a_maps_child_names_its_item_and_what_is_not_known_stays_as_written() -> None:
-    wish = DeclaredPermissions(("${pkg}/out", "${late.output}"), run=(("make", "${pkg}"),)).as_json()
+    wish = DeclaredPermissions(("${pkg}/out", "${late.output}"), run=(("make", "${pkg}"),))
 
-    assert rendered(wish, {"pkg": "left"}, Budget("the test")) == {
-        "write": ["left/out", "${late.output}"],
-        "run": [["make", "left"]],
-    }
+    assert rendered(wish, {"pkg": "left"}, Budget("the test")) == DeclaredPermissions(
+        write=("left/out", "${late.output}"), run=(("make", "left"),)
+    )
 
 
 def test_children_of_a_map_say_what_each_will_ask_for() -> None:
@@ -121,7 +122,7 @@ steps:
 
     children = expand_map(row_of(made.steps[1]), task_of(made), done, made.root_run.identity)
 
-    assert [child.spec["permissions"] for child in children] == [{"write": ["left/out"]}, {"write": ["right/out"]}]
+    assert [child.spec.permissions.write for child in children] == [("left/out",), ("right/out",)]
 
 
 def test_a_task_grows_by_steps_that_say_what_they_will_ask_for() -> None:

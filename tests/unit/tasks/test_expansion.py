@@ -102,7 +102,7 @@ def test_a_map_step_has_no_run_and_keeps_its_childrens_surface() -> None:
 
     assert step.kind is StepKind.MAP
     assert step.run is None
-    assert step.spec["child_surface"] == {"for": "reviewer", "asked": []}
+    assert step.spec.child_surface == {"for": "reviewer", "asked": []}
     assert (step.definition, step.model, step.pool, step.needs) == (
         "reviewer",
         "test:model",

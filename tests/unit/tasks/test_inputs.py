@@ -4,6 +4,7 @@ from soong.shared.core.errors import InvalidPlanError, TemplateError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
 from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, StepResult
 
@@ -54,7 +55,7 @@ def test_a_step_is_told_the_results_it_asks_for() -> None:
     }
     results = {"a": StepResult("a", StepStatus.COMPLETED, {"x": 1}, Outcome.PARTIAL)}
 
-    bound = bind_step(spec, {}, results)
+    bound = bind_step(StepSpec.from_json(spec), {}, results)
 
     assert bound.instructions == "see 1"
     assert bound.inputs == {
@@ -75,4 +76,4 @@ def test_a_result_without_what_is_asked_of_it_is_named() -> None:
     results = {"a": StepResult("a", StepStatus.COMPLETED, {"y": 1})}
 
     with pytest.raises(TemplateError, match=r"a\.output\.x.*there is no 'x' \(there is: y\)"):
-        bind_step({"inputs": {"x": "${a.output.x}"}}, {}, results)
+        bind_step(StepSpec(inputs={"x": "${a.output.x}"}), {}, results)

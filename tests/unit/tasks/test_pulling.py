@@ -58,9 +58,9 @@ def test_pull_workers_are_agents_beside_the_plan_under_the_tasks_root_run() -> N
     assert first.run is not None
     assert (first.run.identity.role, first.run.identity.parent_run_id) == (Role.WORKER, "run_root")
     assert (first.depends_on, first.on_failure, first.max_attempts) == ((), FailurePolicy.KEEP, 1)
-    assert first.spec["max_steps"] == 5
-    assert "at most 5" in str(first.spec["instructions"])
-    assert "Be quick in ${inputs.folder}." in str(first.spec["instructions"])
+    assert first.spec.max_steps == 5
+    assert "at most 5" in first.spec.instructions
+    assert "Be quick in ${inputs.folder}." in first.spec.instructions
     assert first.claim_mode is ClaimMode.ASSIGNED
 
 

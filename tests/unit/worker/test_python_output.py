@@ -7,6 +7,7 @@ import pytest
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.worker.function_step import MAX_OUTPUT_BYTES, FunctionStepRunner
@@ -26,7 +27,7 @@ async def echoed(value: Json) -> StepEnd:
         fence=1,
         identity=make_identity("sess_1"),
         kind=StepKind.PYTHON,
-        spec={"call": "builtin.echo"},
+        spec=StepSpec(call="builtin.echo"),
         task_inputs={},
         dependencies={},
         surface={},

@@ -11,7 +11,7 @@ from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.failure_report import FailureReport, StepIncidents, with_report
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.plan.inputs import BoundStep
+from soong.shared.engine.tasks.spec import BoundStep, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
 from soong.worker.function_step import FunctionStepRunner
@@ -47,7 +47,7 @@ def make_claim(**spec: Json) -> Claim:
         fence=1,
         identity=make_identity("sess_1"),
         kind=StepKind.AGENT,
-        spec=spec,
+        spec=StepSpec.from_json(spec),
         task_inputs={},
         dependencies={},
         surface={},

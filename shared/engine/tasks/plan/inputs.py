@@ -2,7 +2,6 @@
 
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
@@ -14,6 +13,7 @@ from soong.shared.engine.tasks.plan.budget import Budget
 from soong.shared.engine.tasks.plan.plan import InputType, Plan, PlanInput, has_type
 from soong.shared.engine.tasks.plan.template import Scope, as_text, json_head, render, render_text
 from soong.shared.engine.tasks.problems import Problems, Unknown
+from soong.shared.engine.tasks.spec import BoundStep, StepSpec
 from soong.shared.engine.tasks.step import StepResult
 
 _COPIED = 50
@@ -60,14 +60,6 @@ def _typed(value: Json, type_name: InputType) -> Json:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class BoundStep:
-    """The input of a step's run: instructions and inputs with every reference looked up, once."""
-
-    instructions: str
-    inputs: JsonObject
-
-
 def scope_of(task_inputs: JsonObject, dependencies: Mapping[str, StepResult]) -> Scope:
     """Return what the references of a step may name: inputs and its dependencies' results."""
     results: dict[str, Json] = {
@@ -92,7 +84,7 @@ def with_item(scope: Scope, name: str, item: Json) -> Scope:
     return ChainMap({name: item}, cast("dict[str, Json]", scope))
 
 
-def bind_step(spec: JsonObject, task_inputs: JsonObject, dependencies: Mapping[str, StepResult]) -> BoundStep:
+def bind_step(spec: StepSpec, task_inputs: JsonObject, dependencies: Mapping[str, StepResult]) -> BoundStep:
     """Return the instructions and inputs of the claimed step's run.
 
     A map's child was bound when it was made, and is taken as it is: a value from its item is never expanded again.
@@ -101,21 +93,20 @@ def bind_step(spec: JsonObject, task_inputs: JsonObject, dependencies: Mapping[s
         TemplateError: a dependency's result has not what the plan asks of it.
         BudgetExceededError: what the plan makes of its values is too large for a step.
     """
-    if "bound" in spec:
-        bound = cast("Mapping[str, Json]", spec["bound"])
-        return BoundStep(str(bound.get("instructions", "")), cast(JsonObject, bound.get("inputs", {})))
+    if spec.bound is not None:
+        return spec.bound
     return bind(spec, scope_of(task_inputs, dependencies), Budget("the inputs of the step"))
 
 
-def bind(spec: JsonObject, scope: Scope, budget: Budget) -> BoundStep:
+def bind(spec: StepSpec, scope: Scope, budget: Budget) -> BoundStep:
     """Look up every reference of a step's instructions and inputs, and count what a run or a row is given.
 
     Raises: TemplateError, BudgetExceededError.
     """
-    inputs = render(spec.get("inputs") or {}, scope, budget)
+    inputs = render(spec.inputs, scope, budget)
     if not isinstance(inputs, Mapping):
         raise TemplateError("inputs", "the inputs of a step are not a mapping")
     budget.spend(budget.size_of(inputs))
-    instructions = render_text(str(spec.get("instructions") or ""), scope, budget)
+    instructions = render_text(spec.instructions, scope, budget)
     budget.spend_text(budget.size_of(instructions))
     return BoundStep(as_text(instructions), inputs)

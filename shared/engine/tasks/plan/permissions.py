@@ -6,14 +6,13 @@ here, for the plan and again when its references have been looked up.
 """
 
 import posixpath
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from soong.shared.core.errors import BudgetExceededError, TemplateError
-from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.plan.budget import Budget
 from soong.shared.engine.tasks.plan.template import Scope, as_text, render
+from soong.shared.engine.tasks.spec import DeclaredPermissions
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
 
 MAX_DECLARED: Final = 100
@@ -23,34 +22,6 @@ REFERENCE: Final = "${"
 
 PermissionProblem = tuple[str, str]
 """Problem and hint."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredPermissions:
-    """The scopes that a step names. Each of ``run`` is a program and its arguments; nothing in it is expanded."""
-
-    write: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    run: tuple[tuple[str, ...], ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.write or self.hosts or self.run)
-
-    def as_json(self) -> dict[str, Json]:
-        """Return the stored form; what is not asked for is left out."""
-        found: dict[str, Json] = {
-            "write": list(self.write),
-            "hosts": list(self.hosts),
-            "run": [list(words) for words in self.run],
-        }
-        return {name: value for name, value in found.items() if value}
-
-    @classmethod
-    def from_json(cls, value: Json) -> "DeclaredPermissions":
-        """Read the stored form; what is not of it is nothing."""
-        if not isinstance(value, Mapping):
-            return cls()
-        return cls(_texts(value.get("write")), _texts(value.get("hosts")), tuple(map(_texts, _list(value.get("run")))))
 
 
 def looked_up(texts: Sequence[str], scope: Scope, budget: Budget) -> tuple[str, ...] | None:
@@ -71,18 +42,16 @@ def looked_up(texts: Sequence[str], scope: Scope, budget: Budget) -> tuple[str, 
     return tuple(found)
 
 
-def rendered(value: JsonObject, scope: Scope, budget: Budget) -> dict[str, Json]:
-    """Return the stored form with its references looked up. One that names nothing stays as it was written.
+def rendered(permissions: DeclaredPermissions, scope: Scope, budget: Budget) -> DeclaredPermissions:
+    """Return what is declared with its references looked up. One that names nothing stays as it was written.
 
     A declaration must not keep a step from running. Raises: BudgetExceededError.
     """
-    permissions = DeclaredPermissions.from_json(value)
-    found = DeclaredPermissions(
+    return DeclaredPermissions(
         tuple((looked_up([text], scope, budget) or (text,))[0] for text in permissions.write),
         tuple((looked_up([text], scope, budget) or (text,))[0] for text in permissions.hosts),
         tuple(looked_up(words, scope, budget) or words for words in permissions.run),
     )
-    return found.as_json()
 
 
 def write_problem(path: str) -> PermissionProblem | None:
@@ -137,11 +106,3 @@ def _host_hint(url: str) -> str:
 
 def _as_list(line: str) -> str:
     return f"[{', '.join(line.split())}]"
-
-
-def _list(value: Json) -> Sequence[Json]:
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _texts(value: Json) -> tuple[str, ...]:
-    return tuple(one for one in _list(value) if isinstance(one, str))

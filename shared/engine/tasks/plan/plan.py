@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
-from soong.shared.engine.tasks.plan.permissions import DeclaredPermissions
 from soong.shared.engine.tasks.problems import Hint
+from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
 
 InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
 
@@ -148,42 +148,30 @@ def has_type(value: Json, type_name: InputType) -> bool:
             return isinstance(value, Mapping)
 
 
-def spec_of(step: PlanStep) -> dict[str, Json]:
-    """Return the step in JSON, as :class:`soong.shared.engine.tasks.step.NewStep` keeps it; defaults are left out."""
-    spec: dict[str, Json] = {"v": 1, "id": step.id, "kind": step.kind.value}
-    plain = ("title", "instructions", "call", "item_key", "over", "timeout_s", "retries", "script", "output")
-    for name in plain:
-        value = getattr(step, name)
-        if value not in ("", None, 0):
-            spec[name] = value
-    if step.on_failure is not None:
-        spec["on_failure"] = step.on_failure.value
-    if step.inputs:
-        spec["inputs"] = step.inputs
-    if step.allowed_tools is not None:
-        spec["allowed_tools"] = list(step.allowed_tools)
-    if step.claim is not ClaimMode.ASSIGNED:
-        spec["claim"] = step.claim.value
-    if step.permissions:
-        spec["permissions"] = step.permissions.as_json()
-    if step.step is not None:
-        spec["item_name"] = step.item_name
-        spec["max_items"] = step.max_items
-        if step.on_item_failure is not None:
-            spec["on_item_failure"] = step.on_item_failure.value
-        child = replace(step.step, on_failure=step.on_item_failure)
-        spec["step"] = {**spec_of(child), **_row_fields(child)}
-    return spec
-
-
-def _row_fields(step: PlanStep) -> Mapping[str, Json]:
-    """Return what a step of its own keeps in columns, for a map's child that has no row yet."""
-    return {
-        "agent": step.agent,
-        "model": step.model,
-        "priority": step.priority,
-        "retries": step.retries,
-        "backoff_s": step.backoff_s,
-        "pool": step.pool,
-        "needs": list(step.needs),
-    }
+def spec_of(step: PlanStep) -> StepSpec:
+    """Return what the step's row keeps of it; an item of a map takes the map's policy for failures."""
+    child = step.step
+    return StepSpec(
+        id=step.id,
+        kind=step.kind,
+        title=step.title,
+        instructions=step.instructions,
+        inputs=step.inputs,
+        output=step.output,
+        call=step.call,
+        script=step.script,
+        allowed_tools=step.allowed_tools,
+        permissions=step.permissions,
+        timeout_s=step.timeout_s,
+        retries=step.retries,
+        priority=step.priority,
+        backoff_s=step.backoff_s,
+        on_failure=step.on_failure,
+        claim=step.claim,
+        over=step.over,
+        item_name=step.item_name,
+        item_key=step.item_key,
+        max_items=step.max_items,
+        on_item_failure=step.on_item_failure,
+        step=None if child is None else spec_of(replace(child, on_failure=step.on_item_failure)),
+    )

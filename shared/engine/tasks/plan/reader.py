@@ -18,7 +18,6 @@ from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document, read_do
 from soong.shared.engine.tasks.plan.fields import Fields, kind_of
 from soong.shared.engine.tasks.plan.permissions import (
     MAX_DECLARED,
-    DeclaredPermissions,
     PermissionProblem,
     host_problem,
     run_problem,
@@ -39,6 +38,7 @@ from soong.shared.engine.tasks.plan.plan import (
     has_type,
 )
 from soong.shared.engine.tasks.problems import Hint, Problems, Unknown
+from soong.shared.engine.tasks.spec import DeclaredPermissions
 
 _T = TypeVar("_T")
 

@@ -17,12 +17,12 @@ from soong.shared.engine.tasks.additional_claims import (
     ClaimingRun,
     ClaimRefusal,
     RequestedStep,
-    limit_of,
     limited,
     refusal,
     taken_meanwhile,
 )
 from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
@@ -138,7 +138,8 @@ def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, 
     had = tx.rows(TAKEN, run_id=held.run_id, task_id=task_id)
     open_ids = [name for name, status in had if StepStatus(status).is_leased]
     is_stopping = not is_live or cancel_reason is not None
-    seeker = ClaimingRun(step_id, next(iter(open_ids), ""), len(had), limit_of(unpack(spec)), is_stopping)
+    most = StepSpec.from_json(unpack(spec)).max_steps
+    seeker = ClaimingRun(step_id, next(iter(open_ids), ""), len(had), most, is_stopping)
     return seeker, task_id, scopes_of(*place)
 
 

@@ -13,6 +13,7 @@ from soong.shared.core.identity import Origin, Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
 from soong.shared.storage.sql.engine.rows import output_of, unpack
@@ -135,7 +136,7 @@ class ClaimContext:
             fence=fence,
             identity=_identity(run),
             kind=StepKind(kind),
-            spec=unpack(spec),
+            spec=StepSpec.from_json(unpack(spec)),
             task_inputs=task_inputs,
             task_title=task_title,
             dependencies=dependencies,

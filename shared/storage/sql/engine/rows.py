@@ -29,6 +29,7 @@ from soong.shared.engine.sessions.session import (
 )
 from soong.shared.engine.tasks.failure_report import error_of
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, Step, StepError, Task
 from soong.shared.permissions.provenance import Provenance, provenance_from
@@ -198,7 +199,7 @@ def _step_of(row: Any, depends_on: Sequence[str]) -> Step:
         title=row.title,
         kind=StepKind(row.kind),
         status=StepStatus(row.status),
-        spec=unpack(row.spec),
+        spec=StepSpec.from_json(unpack(row.spec)),
         depends_on=tuple(depends_on),
         open_deps=row.open_deps,
         priority=row.priority,

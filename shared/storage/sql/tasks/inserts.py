@@ -133,5 +133,5 @@ def _step_row(step: NewStep, *, is_paused: bool, done: frozenset[str]) -> tuple[
         step.map_key,
         step.item_index,
         int(is_paused),
-        pack(step.spec),
+        pack(step.spec.to_json()),
     )

@@ -332,7 +332,7 @@ def _planned(step: NewStep) -> dict[str, object]:
     return {
         "key": step.key,
         "title": plain(step.title),
-        "spec": pack(step.spec),
+        "spec": pack(step.spec.to_json()),
         "definition": step.definition,
         "model": step.model,
         "pool": step.pool,

@@ -36,11 +36,6 @@ _REFUSALS: Final = {
 }
 
 
-_REFUSED: Final = "not permitted:"
-_SILENT: Final = "a person denied it without a reason"
-"""What the pipeline puts before a reason, and what it says instead of one."""
-
-
 @dataclass(frozen=True, slots=True)
 class QuestionStatus:
     """``word`` for tables, ``sentence`` for people. A question that waits has one, too."""
@@ -74,11 +69,9 @@ async def question_of(store: ConsentStore, request_id: str) -> Question:
     return Question(request, state, await store.answer_of(request_id), await store.decision_of(request_id))
 
 
-def denial_sentence(error: str, message: str, *, author: str = "", principal: str = "", channel: str = "") -> str:
-    """Return why a call was not allowed, from what its run's log says: the error, its words, and who decided."""
-    reason = message.removeprefix(_REFUSED).strip()
+def denial_sentence(error: str, reason: str, *, author: str = "", principal: str = "", channel: str = "") -> str:
+    """Return why a call was not allowed, from what its run's log says: the error, the reason, and who decided."""
     if author == "person":
-        reason = "" if reason == _SILENT else reason
         return _with_reason(f"denied by {_who(principal, channel)}", reason)
     if author == "rule":
         return _with_reason("denied by a rule", reason)

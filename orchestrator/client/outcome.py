@@ -31,13 +31,17 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """A call that did not get a yes. ``author``, ``principal`` and ``channel`` are of the decision, if there is one."""
+    """A call that did not get a yes. ``author``, ``principal`` and ``channel`` are of the decision, if there is one.
+
+    ``reason`` is the one that was given for it; empty when a person gave none.
+    """
 
     step_id: str
     run_id: str
     tool: str
     error: str
     message: str
+    reason: str
     author: str = ""
     principal: str = ""
     channel: str = ""
@@ -46,7 +50,7 @@ class Denial:
     def sentence(self) -> str:
         """Every way of not getting a yes has its own (PER-14)."""
         said = {"author": self.author, "principal": self.principal, "channel": self.channel}
-        return denial_sentence(self.error, self.message, **said)
+        return denial_sentence(self.error, self.reason, **said)
 
     def as_json(self) -> dict[str, Json]:
         return {
@@ -246,9 +250,9 @@ def _denials(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Den
     error, message = str(event.data.get("error", "")), str(event.data.get("message", ""))
     if said.get("error") != error:  # a yes that did not fit its call any more: its giver denied nothing
         author = principal = channel = ""
-    return [
-        Denial(step.step_id, event.run_id, str(event.data.get("tool", "")), error, message, author, principal, channel)
-    ]
+    reason = str(said.get("reason", "")) if author == "person" else message
+    tool = str(event.data.get("tool", ""))
+    return [Denial(step.step_id, event.run_id, tool, error, message, reason, author, principal, channel)]
 
 
 def _undone(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Denial]:
@@ -258,4 +262,4 @@ def _undone(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Deni
         return []
     message = f"allowed, and not done: {event.data.get('message', '')}"
     tool, error = str(event.data.get("tool", "")), str(event.data.get("error", ""))
-    return [Denial(step.step_id, event.run_id, tool, error, message)]
+    return [Denial(step.step_id, event.run_id, tool, error, message, message)]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import ConflictError, NotOwnerError, UsageError
+from soong.shared.core.errors import ConflictError, LimitExceededError, NotOwnerError, UsageError
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, Session
+from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.expansion import next_attempt
 from soong.shared.engine.tasks.growth import read_update
@@ -42,6 +42,8 @@ class Commands:
                 await self._do(ownership, command)
             except NotOwnerError:
                 raise  # the successor carries it out
+            except LimitExceededError as error:
+                await self.sessions.end_command(command.id, refusal=str(error), refusal_type=RefusalType.LIMIT_EXCEEDED)
             except (UsageError, ConflictError) as error:
                 await self.sessions.end_command(command.id, refusal=str(error))
             else:

@@ -101,8 +101,7 @@ class Expander:
             await self._fail(ownership, step, StepError(error.code, str(error)))
             return
         except LimitExceededError as error:
-            words = str(error).removeprefix(LimitExceededError.MARK)
-            await self._fail(ownership, step, StepError("limit_exceeded", words))
+            await self._fail(ownership, step, StepError("limit_exceeded", str(error)))
             return
         await self.tasks.expand(ownership, step.key, children, now_us=self.clock.now_us())
         log.info("step_expanded", step=step.key, children=len(children))

@@ -139,12 +139,7 @@ class BudgetExceededError(TemplateError):
 
 
 class LimitExceededError(UsageError):
-    """More of something than the deployment allows; the message names the setting.
-
-    It begins with ``MARK``, so that it is known again where it comes back as the words of a session's owner.
-    """
-
-    MARK = "limit_exceeded: "
+    """More of something than the deployment allows; the message names the setting."""
 
 
 class NotFoundError(UsageError):

@@ -255,7 +255,7 @@ class ToolPipeline:
         if not verdict.is_allowed:
             silent = "a person denied it without a reason" if verdict.author == "person" else "no reason was given"
             reason = verdict.reason or verdict.rule or silent
-            raise ToolError(verdict.error or ErrorType.PERMISSION_DENIED, f"not permitted: {reason}")
+            raise ToolError(verdict.error or ErrorType.PERMISSION_DENIED, reason)
         return verdict
 
     # -- execution

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import pytest
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
-from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Ownership, ProcessState
+from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Ownership, ProcessState, RefusalType
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepError
@@ -291,12 +291,11 @@ async def test_command_tells_whether_and_how_it_ended(scene: ContractHarness) ->
     await scene.store.sessions.send_command(command)
     assert await scene.store.sessions.command(command.id) == (command, False)
 
-    await scene.store.sessions.end_command(command.id, refusal="there is no task 'task_1'")
+    refusal, refusal_type = "the run would have 5 children", RefusalType.LIMIT_EXCEEDED
+    await scene.store.sessions.end_command(command.id, refusal=refusal, refusal_type=refusal_type)
 
-    assert await scene.store.sessions.command(command.id) == (
-        replace(command, refusal="there is no task 'task_1'"),
-        True,
-    )
+    ended = replace(command, refusal=refusal, refusal_type=refusal_type)
+    assert await scene.store.sessions.command(command.id) == (ended, True)
 
 
 async def test_commands_of_other_sessions_are_theirs(scene: ContractHarness) -> None:

@@ -92,6 +92,13 @@ class CommandKind(StrEnum):
     """
 
 
+class RefusalType(StrEnum):
+    """Which error a refused command is to its client."""
+
+    CONFLICT = "conflict"
+    LIMIT_EXCEEDED = "limit_exceeded"
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A durable request of a client. ``subject`` is a task id (the session's id for close)."""
@@ -105,6 +112,7 @@ class Command:
     detail: Mapping[str, Json] = field(default_factory=dict)
     refusal: str = ""
     """Why the owner did not carry it out; empty when it did or has not yet."""
+    refusal_type: RefusalType = RefusalType.CONFLICT
     may_approve: bool = False
     """Whether the principal carries the right to approve, as the client that wrote it has checked."""
 

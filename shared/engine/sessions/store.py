@@ -7,7 +7,16 @@ Every adapter passes tests/contract. All methods are atomic: one transaction eac
 from collections.abc import Sequence
 from typing import Protocol
 
-from soong.shared.engine.sessions.session import Command, Owner, Ownership, ProcessState, Responder, Session, Worker
+from soong.shared.engine.sessions.session import (
+    Command,
+    Owner,
+    Ownership,
+    ProcessState,
+    RefusalType,
+    Responder,
+    Session,
+    Worker,
+)
 
 
 class SessionStore(Protocol):
@@ -93,7 +102,9 @@ class SessionStore(Protocol):
         """Return the session's open commands in order of arrival. They stay open until ended."""
         ...
 
-    async def end_command(self, command_id: str, *, refusal: str = "") -> None: ...
+    async def end_command(
+        self, command_id: str, *, refusal: str = "", refusal_type: RefusalType = RefusalType.CONFLICT
+    ) -> None: ...
 
     async def command(self, command_id: str) -> tuple[Command, bool]:
         """Return a command and whether it has ended. Raises: NotFoundError."""

@@ -16,7 +16,7 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, faults
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.sessions.session import Command, CommandKind
+from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.expansion import new_task
@@ -230,7 +230,6 @@ class TaskService:
             ) from error
         finally:
             await subscription.close()
-        if asked.refusal.startswith(LimitExceededError.MARK):
-            raise LimitExceededError(asked.refusal)
         if asked.refusal:
-            raise ConflictError(asked.refusal)
+            is_limit = asked.refusal_type is RefusalType.LIMIT_EXCEEDED
+            raise LimitExceededError(asked.refusal) if is_limit else ConflictError(asked.refusal)

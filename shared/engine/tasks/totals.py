@@ -14,6 +14,4 @@ SETTING: Final = "SOONG_MAX_CHILDREN_PER_RUN"
 def check_total(standing: int, added: int, limit: int) -> None:
     """Raises: LimitExceededError when the run would have more than ``limit`` children; 0 means unlimited."""
     if limit and added and standing + added > limit:
-        raise LimitExceededError(
-            f"{LimitExceededError.MARK}the run would have {standing + added} children, and {SETTING} is {limit}"
-        )
+        raise LimitExceededError(f"the run would have {standing + added} children, and {SETTING} is {limit}")

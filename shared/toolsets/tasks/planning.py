@@ -236,8 +236,7 @@ async def _told(asking: Awaitable[T]) -> T:
     try:
         return await asking
     except LimitExceededError as error:
-        words = str(error).removeprefix(LimitExceededError.MARK)
-        raise ToolError(ErrorType.LIMIT_EXCEEDED, words, hint="go on with the steps that there are") from error
+        raise ToolError(ErrorType.LIMIT_EXCEEDED, str(error), hint="go on with the steps that there are") from error
     except UsageError as error:
         hint = "agent.plan_template shows how it is written"
         raise ToolError(ErrorType.INVALID_INPUT, str(error), hint=hint) from error

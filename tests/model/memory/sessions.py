@@ -11,6 +11,7 @@ from soong.shared.engine.sessions.session import (
     Owner,
     Ownership,
     ProcessState,
+    RefusalType,
     Responder,
     Session,
     Worker,
@@ -150,11 +151,13 @@ class MemorySessions:
         ]
 
     @transaction
-    def end_command(self, command_id: str, *, refusal: str = "") -> None:
+    def end_command(
+        self, command_id: str, *, refusal: str = "", refusal_type: RefusalType = RefusalType.CONFLICT
+    ) -> None:
         command = self.rows.commands.get(command_id)
         if command is None:
             raise NotFoundError("command", command_id)
-        self.rows.commands[command_id] = replace(command, refusal=refusal)
+        self.rows.commands[command_id] = replace(command, refusal=refusal, refusal_type=refusal_type)
         self.rows.ended_commands.add(command_id)
 
     @transaction

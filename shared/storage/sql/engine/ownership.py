@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
-from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.sessions.session import Ownership, RefusalType
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
@@ -27,13 +27,16 @@ OWNED_TASK: Final = Statement(
     "owned task: what an owner has to know of a task before it changes it; held until commit",
     "SELECT status, root_run_id, reason FROM tasks WHERE id = :task_id AND session_id = :session_id /*pg FOR UPDATE */",
 )
-END_COMMAND: Final = Statement("end command", "UPDATE commands SET is_ended = 1, refusal = :refusal WHERE id = :id")
+END_COMMAND: Final = Statement(
+    "end command",
+    "UPDATE commands SET is_ended = 1, refusal = :refusal, refusal_type = :refusal_type WHERE id = :id",
+)
 
 
 def command_done(tx: Transaction, command_id: str) -> None:
     """End the command that this transaction carries out, if it does one."""
     if command_id:
-        tx.count(END_COMMAND, id=command_id, refusal="")
+        tx.count(END_COMMAND, id=command_id, refusal="", refusal_type=RefusalType.CONFLICT.value)
 
 
 def check_owned(tx: Transaction, ownership: Ownership, *, is_read: bool = False) -> None:

@@ -23,6 +23,7 @@ from soong.shared.engine.sessions.session import (
     CommandKind,
     Owner,
     ProcessState,
+    RefusalType,
     Responder,
     Session,
     Worker,
@@ -130,6 +131,7 @@ def command_of(row: Any) -> Command:
         created_us=row.created_us,
         detail=unpack(row.detail),
         refusal=row.refusal,
+        refusal_type=RefusalType(row.refusal_type),
         may_approve=bool(row.may_approve),
     )
 

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallStatus
-from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, ProcessState
+from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, ProcessState, RefusalType
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome
@@ -157,8 +157,10 @@ commands = Table(
     _number("created_us"),
     _text("detail", "{}"),
     _text("refusal"),
+    _text("refusal_type", RefusalType.CONFLICT.value),
     _number("is_ended"),
     _one_of("kind", CommandKind),
+    _one_of("refusal_type", RefusalType),
     _flag("is_ended"),
     _flag("may_approve"),
     Index("ix_commands_open", "session_id", **_where("is_ended = 0")),

@@ -108,7 +108,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "commands": WorkerRight(
         never=(
             *("ordinal", "id", "session_id", "kind", "subject", "principal", "created_us", "detail", "refusal"),
-            *("is_ended", "may_approve"),
+            *("refusal_type", "is_ended", "may_approve"),
         )
     ),
     "workers": WorkerRight(

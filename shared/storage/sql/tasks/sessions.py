@@ -13,6 +13,7 @@ from soong.shared.engine.sessions.session import (
     Owner,
     Ownership,
     ProcessState,
+    RefusalType,
     Responder,
     Session,
     Worker,
@@ -238,6 +239,7 @@ class SqlSessions:
             "created_us": command.created_us,
             "detail": pack(command.detail),
             "refusal": plain(command.refusal),
+            "refusal_type": command.refusal_type.value,
         }
 
         def write(tx: Transaction) -> None:
@@ -261,9 +263,11 @@ class SqlSessions:
 
         return await self._database.read(read)
 
-    async def end_command(self, command_id: str, *, refusal: str = "") -> None:
+    async def end_command(
+        self, command_id: str, *, refusal: str = "", refusal_type: RefusalType = RefusalType.CONFLICT
+    ) -> None:
         def write(tx: Transaction) -> None:
-            if not tx.count(END_COMMAND, id=command_id, refusal=plain(refusal)):
+            if not tx.count(END_COMMAND, id=command_id, refusal=plain(refusal), refusal_type=refusal_type.value):
                 raise NotFoundError("command", command_id)
 
         await self._database.write(write)

@@ -8,11 +8,10 @@ it is locked.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.ids import step_key
-from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.additional_claims import (
     ClaimingRun,
     ClaimRefusal,
@@ -26,6 +25,7 @@ from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
+from soong.shared.storage.sql.claims.claim_rows import ClaimedStep, RequestedRow
 from soong.shared.storage.sql.claims.claiming import (
     LIVE_WORKER,
     TURNS,
@@ -35,13 +35,13 @@ from soong.shared.storage.sql.claims.claiming import (
     next_turn,
     scopes_of,
 )
-from soong.shared.storage.sql.claims.readiness import tell_opened
+from soong.shared.storage.sql.claims.readiness import note_claimed
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.malformed import tell_malformed
 from soong.shared.storage.sql.engine.rows import unpack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Row, Transaction
+from soong.shared.storage.sql.engine.transaction import Transaction
 
 HOLDER: Final = Statement(
     "holder: the step of the run that asks, while it holds it; locked, so that a run asks once at a time",
@@ -76,7 +76,7 @@ CLAIM_FURTHER: Final = Statement(
         SELECT ordinal FROM steps WHERE key = :key AND status = 'ready' AND is_paused = 0
         /*pg FOR UPDATE SKIP LOCKED */
     )
-    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id,
+    RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
               CASE WHEN starts = 1 THEN ready_us END
     """,
 )
@@ -117,7 +117,7 @@ def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | ClaimRefus
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=ask.worker_id))
     seeker, task_id, counted = _seeker(tx, ask, is_live=is_live)
     key = step_key(task_id, ask.step_id)
-    rows = tx.rows(SOUGHT, key=key)
+    rows = [RequestedRow._make(row) for row in tx.rows(SOUGHT, key=key)]
     sought = _sought(rows[0]) if rows else None
     refused = refusal(seeker, ask.step_id, sought, pools=ask.pools, capabilities=ask.capabilities)
     if refused is None:
@@ -125,7 +125,7 @@ def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | ClaimRefus
     if refused is not None:
         return refused
     taken = tx.rows(CLAIM_FURTHER, key=key, worker_id=ask.worker_id, holder_run_id=ask.holder.run_id, now_us=ask.now_us)
-    return _claimed(tx, contexts, ask, taken[0]) if taken else taken_meanwhile(ask.step_id)
+    return _claimed(tx, contexts, ask, ClaimedStep._make(taken[0])) if taken else taken_meanwhile(ask.step_id)
 
 
 def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, str, tuple[str, ...]]:
@@ -143,7 +143,7 @@ def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, 
     return seeker, task_id, scopes_of(*place)
 
 
-def _sought(row: Row) -> RequestedStep:
+def _sought(row: RequestedRow) -> RequestedStep:
     step_id, kind, status, open_deps, pool, needs, is_paused, is_pull_worker, has_begun, *_ = row
     return RequestedStep(
         step_id=step_id,
@@ -158,31 +158,26 @@ def _sought(row: Row) -> RequestedStep:
     )
 
 
-def _over_a_limit(tx: Transaction, step_id: str, row: Row, counted: tuple[str, ...]) -> ClaimRefusal | None:
+def _over_a_limit(tx: Transaction, step_id: str, row: RequestedRow, counted: tuple[str, ...]) -> ClaimRefusal | None:
     """Count the live leases of the scopes in which the run does not count yet, while their concurrency limits are
     locked.
     """
-    session_id, definition, model, pool = row[9], row[10], row[11], row[4]
-    scopes = tuple(scope for scope in scopes_of(session_id, definition, model, pool) if scope not in counted)
-    lane = ReadyGroup("", session_id, scopes, ready=1, last_claimed=0, heads=[(0, 0, 0)], pool=pool)
+    its_scopes = scopes_of(row.session_id, row.definition, row.model, row.pool)
+    scopes = tuple(scope for scope in its_scopes if scope not in counted)
+    lane = ReadyGroup("", row.session_id, scopes, ready=1, last_claimed=0, heads=[(0, 0, 0)], pool=row.pool)
     room = lock_room(tx, [lane], frozenset(concurrency_limits_of(tx, [lane])))
     full = [scope for scope in scopes if room.get(scope, 1) <= 0]
     return limited(step_id, full[0]) if full else None
 
 
-def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, row: Any) -> Claim:
+def _claimed(tx: Transaction, contexts: Contexts, ask: _Ask, step: ClaimedStep) -> Claim:
     """Start the step's run in its holder's name, take the session's turn, and tell what the step is."""
-    key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, ready_us = row
     run_log = RunLogBuffer(ask.now_us)
-    run_log.start(run_id, fence, ask.worker_id)
-    tell_opened(run_log, run_id, key, kind, ready_us)
-    told: dict[str, Any] = {"step": key, "fence": fence}
-    run_log.note(run_id, EventType.STEP_CLAIMED, **told, worker=ask.worker_id, claimed_by=ask.holder.run_id)
-    run_log.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, **told)
-    tx.change(TURNS, "turns", [(session_id, next_turn(int(tx.rows(LAST_TURN)[0][0] or 0)))])
-    context = contexts.read(tx, [run_id])
-    results = results_for(tx, [key])
-    claim = context.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
+    note_claimed(run_log, step, ask.worker_id, claimed_by=ask.holder.run_id)
+    tx.change(TURNS, "turns", [(step.session_id, next_turn(int(tx.value(LAST_TURN) or 0)))])
+    context = contexts.read(tx, [step.run_id])
+    results = results_for(tx, [step.key])
+    claim = context.claim(step, results.get(step.key, {}))
     tell_malformed(tx, run_log, [claim], ask.now_us)
     run_log.flush(tx)
     return claim

@@ -4,26 +4,26 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final, TypeAlias
 
-from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Advance, Claim, Outcome, StepEnd
 from soong.shared.storage.sql.claims import postgres_hot_path
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
+from soong.shared.storage.sql.claims.claim_rows import ClaimedStep
 from soong.shared.storage.sql.claims.claiming import (
     CLAIM_LANE,
     TURNS,
     ClaimScan,
     Turns,
     know_heads,
+    last_first,
     lock_room,
     scan,
     share_out,
 )
 from soong.shared.storage.sql.claims.completions import ClaimRequest, owner_work, write_ends
-from soong.shared.storage.sql.claims.readiness import tell_opened
+from soong.shared.storage.sql.claims.readiness import note_claimed
 from soong.shared.storage.sql.engine.malformed import tell_malformed
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
-from soong.shared.storage.sql.engine.transaction import Row, Transaction
+from soong.shared.storage.sql.engine.transaction import Transaction
 
 Taken: TypeAlias = dict[str, list[Claim]]
 """The claims of each lane, the next one last."""
@@ -92,31 +92,20 @@ def _turns(tx: Transaction, wish: ClaimRequest, seen: ClaimScan, claim: int) -> 
 
 def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, wish: ClaimRequest, turns: Turns) -> Taken:
     """Claim each lane's first steps, one statement a lane."""
-    rows: dict[str, Sequence[Row]] = {
-        lane: tx.rows(CLAIM_LANE, lane=lane, number=number, worker_id=wish.worker_id, now_us=wish.now_us)
-        for lane, number in turns.quota().items()
-    }
-    claimed = [row for of_lane in rows.values() for row in of_lane]
+    steps: dict[str, list[ClaimedStep]] = {}
+    for lane, number in turns.quota().items():
+        rows = tx.rows(CLAIM_LANE, lane=lane, number=number, worker_id=wish.worker_id, now_us=wish.now_us)
+        steps[lane] = [ClaimedStep._make(row) for row in rows]
+    claimed = [step for of_lane in steps.values() for step in of_lane]
     if not claimed:
         return {}
-    for key, fence, starts, run_id, *_, ready_us in claimed:
-        run_log.start(run_id, fence, wish.worker_id)
-        tell_opened(run_log, run_id, key, StepKind.AGENT, ready_us)
-        run_log.note(run_id, EventType.STEP_CLAIMED, step=key, fence=fence, worker=wish.worker_id)
-        run_log.note(run_id, EventType.RUN_RESUMED if starts > 1 else EventType.RUN_STARTED, step=key, fence=fence)
-    served = {row[8] for row in claimed}
+    for step in claimed:
+        note_claimed(run_log, step, wish.worker_id)
+    served = {step.session_id for step in claimed}
     tx.change(TURNS, "turns", sorted(item for item in turns.turn.items() if item[0] in served))
-    told = contexts.read(tx, [row[3] for row in claimed])
-    results = results_for(tx, [row[0] for row in claimed])
+    told = contexts.read(tx, [step.run_id for step in claimed])
+    results = results_for(tx, [step.key for step in claimed])
     return {
-        lane: [
-            told.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
-            for key, fence, starts, run_id, kind, spec, attempt, task_id, *_ in sorted(of_lane, key=_last_first)
-        ]
-        for lane, of_lane in rows.items()
+        lane: [told.claim(step, results.get(step.key, {})) for step in sorted(of_lane, key=last_first)]
+        for lane, of_lane in steps.items()
     }
-
-
-def _last_first(row: Row) -> tuple[int, int, int]:
-    """Order a lane's claimed rows so that the next one can be popped."""
-    return row[11], row[9], -row[10]

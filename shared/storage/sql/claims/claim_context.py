@@ -16,6 +16,7 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
+from soong.shared.storage.sql.claims.claim_rows import ClaimedRun, ClaimedStep, ItemRow, ResultRow
 from soong.shared.storage.sql.engine.rows import output_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError, object_of
@@ -96,14 +97,12 @@ class Contexts:
 
     def told(self, tx: Transaction, rows: Sequence[Row]) -> "ClaimContext":
         """Return what is told, given the rows of runs and sessions."""
-        runs = {row[0]: row for row in rows}
-        tasks = {row[7] for row in rows}
-        surfaces = {row[12] for row in rows}
+        runs = {row.id: row for row in map(ClaimedRun._make, rows)}
         return ClaimContext(
             runs,
-            _kept(self._tasks, tasks, lambda missing: _tasks(tx, missing)),
-            _kept(self._surfaces, surfaces, lambda missing: _surfaces(tx, missing)),
-            _kept(self._policies, {row[15] for row in rows}, lambda missing: {text: unpack(text) for text in missing}),
+            _kept(self._tasks, {run.task_id for run in runs.values()}, lambda missing: _tasks(tx, missing)),
+            _kept(self._surfaces, {run.surface for run in runs.values()}, lambda missing: _surfaces(tx, missing)),
+            _kept(self._policies, {run.policy for run in runs.values()}, _policies),
         )
 
 
@@ -111,43 +110,31 @@ class Contexts:
 class ClaimContext:
     """Runs with their sessions by run id, inputs and titles by task id, surfaces by digest, policies by their text."""
 
-    runs: Mapping[str, Row]
+    runs: Mapping[str, ClaimedRun]
     tasks: Mapping[str, tuple[JsonObject, str]]
     surfaces: Mapping[str, JsonObject]
     policies: Mapping[str, JsonObject]
 
-    def claim(
-        self,
-        key: str,
-        fence: int,
-        run_id: str,
-        kind: str,
-        spec: str,
-        attempt: int,
-        task_id: str,
-        dependencies: Mapping[str, StepResult],
-        *,
-        starts: int,
-    ) -> Claim:
-        run = self.runs[run_id]
-        task_inputs, task_title = self.tasks[task_id]
+    def claim(self, step: ClaimedStep, dependencies: Mapping[str, StepResult]) -> Claim:
+        run = self.runs[step.run_id]
+        task_inputs, task_title = self.tasks[step.task_id]
         return Claim(
-            step_key=key,
-            fence=fence,
+            step_key=step.key,
+            fence=step.fence,
             identity=_identity(run),
-            kind=StepKind(kind),
-            spec=StepSpec.from_json(unpack(spec)),
+            kind=StepKind(step.kind),
+            spec=StepSpec.from_json(unpack(step.spec)),
             task_inputs=task_inputs,
             task_title=task_title,
             dependencies=dependencies,
-            surface=self.surfaces[run[12]],
-            token=run[11],
-            attempt=attempt,
-            project=run[13],
-            cwd=run[14],
-            policy=self.policies[run[15]],
-            is_resumed=starts > 1,
-            malformed=_what_is_wrong(fence, starts, last_node=run[18])
+            surface=self.surfaces[run.surface],
+            token=run.token,
+            attempt=step.attempt,
+            project=run.project,
+            cwd=run.cwd,
+            policy=self.policies[run.policy],
+            is_resumed=step.starts > 1,
+            malformed=_what_is_wrong(step.fence, step.starts, last_node=run.last_node)
             or next((result.malformed for result in dependencies.values() if result.malformed), ""),
         )
 
@@ -161,25 +148,29 @@ def _what_is_wrong(fence: int, starts: int, *, last_node: int) -> str:
     return ""
 
 
-def _identity(run: Row) -> RunIdentity:
+def _identity(run: ClaimedRun) -> RunIdentity:
     return RunIdentity(
-        session_id=run[1],
-        run_id=run[0],
-        agent_id=run[2],
-        role=Role(run[3]),
-        definition=run[4],
-        parent_run_id=run[5],
-        parent_agent_id=run[6],
-        task_id=run[7],
-        step_key=run[8],
-        step_title=run[9],
-        model=run[10],
-        origin=Origin(run[16], bool(run[17])),
+        session_id=run.session_id,
+        run_id=run.id,
+        agent_id=run.agent_id,
+        role=Role(run.role),
+        definition=run.definition,
+        parent_run_id=run.parent_run_id,
+        parent_agent_id=run.parent_agent_id,
+        task_id=run.task_id,
+        step_key=run.step_key,
+        step_title=run.step_title,
+        model=run.model,
+        origin=Origin(run.dispatched_by, bool(run.is_foreign)),
     )
 
 
 def _tasks(tx: Transaction, task_ids: Sequence[str]) -> dict[str, tuple[JsonObject, str]]:
-    return {row[0]: (unpack(row[1]), row[2]) for row in tx.rows(TASK_CONTEXTS, task_ids=task_ids)}
+    return {id_: (unpack(inputs), title) for id_, inputs, title in tx.rows(TASK_CONTEXTS, task_ids=task_ids)}
+
+
+def _policies(texts: Sequence[str]) -> dict[str, JsonObject]:
+    return {text: unpack(text) for text in texts}
 
 
 def _surfaces(tx: Transaction, digests: Sequence[str]) -> dict[str, JsonObject]:
@@ -209,12 +200,13 @@ def results_for(tx: Transaction, step_keys: Sequence[str]) -> dict[str, dict[str
 
 def results_of_rows(tx: Transaction, rows: Sequence[Row]) -> dict[str, dict[str, StepResult]]:
     """Return the same, given the rows of :data:`DEPENDENCIES`."""
-    lists = _map_outputs(tx, [row[1] for row in rows if row[4] == StepKind.MAP])
-    read = {row[1]: _result(row, lists) for row in rows}
-    told = _with_remains(tx, read, {row[1] for row in rows if row[4] == StepKind.MAP})
+    found = [ResultRow._make(row) for row in rows]
+    maps = [row.key for row in found if row.kind == StepKind.MAP]
+    lists = _map_outputs(tx, maps)
+    told = _with_remains(tx, {row.key: _result(row, lists) for row in found}, set(maps))
     results: dict[str, dict[str, StepResult]] = {}
-    for row in rows:
-        results.setdefault(row[0], {})[row[2]] = told[row[1]]
+    for row in found:
+        results.setdefault(row.child_key, {})[row.step_id] = told[row.key]
     return results
 
 
@@ -223,8 +215,9 @@ def result_of(tx: Transaction, step_key: str) -> StepResult | None:
     rows = tx.rows(RESULTS, keys=[step_key])
     if not rows:
         return None
-    is_map = rows[0][4] == StepKind.MAP
-    result = _result(rows[0], _map_outputs(tx, [step_key] if is_map else []))
+    row = ResultRow._make(rows[0])
+    is_map = row.kind == StepKind.MAP
+    result = _result(row, _map_outputs(tx, [step_key] if is_map else []))
     return _with_remains(tx, {step_key: result}, {step_key} if is_map else set())[step_key]
 
 
@@ -235,8 +228,9 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
         return read
     told = dict(read)
     children: dict[str, dict[str, StepResult]] = {}
-    for row in tx.rows(UNCLEAN_ITEMS, map_keys=sorted(maps & unclean.keys())) if maps & unclean.keys() else ():
-        children.setdefault(row[0], {})[row[1]] = _result(row, _Lists())
+    found = tx.rows(UNCLEAN_ITEMS, map_keys=sorted(maps & unclean.keys())) if maps & unclean.keys() else ()
+    for item in map(ResultRow._make, found):
+        children.setdefault(item.child_key, {})[item.key] = _result(item, _Lists())
     of_items = {key: result for items in children.values() for key, result in items.items()}
     for key, error, progress, result, answer in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
         remains = FailureReport(_object(error), progress, _object(result), _object(answer))
@@ -256,7 +250,7 @@ def _object(text: str | None) -> JsonObject | None:
     return None
 
 
-def _result(row: Row, lists: "_Lists") -> StepResult:
+def _result(row: ResultRow, lists: "_Lists") -> StepResult:
     _, key, step_id, status, kind, output, outcome = row
     try:
         value = lists.of(key) if kind == StepKind.MAP else output_of(output)
@@ -287,8 +281,8 @@ def _map_outputs(tx: Transaction, map_keys: Sequence[str]) -> _Lists:
     lists = _Lists()
     if not map_keys:
         return lists
-    rows = tx.rows(ITEMS, map_keys=sorted(set(map_keys)))
-    inner = _map_outputs(tx, [row[1] for row in rows if row[2] == StepKind.MAP])
+    rows = [ItemRow._make(row) for row in tx.rows(ITEMS, map_keys=sorted(set(map_keys)))]
+    inner = _map_outputs(tx, [row.key for row in rows if row.kind == StepKind.MAP])
     for map_key, key, kind, output in rows:
         try:
             value: Json = inner.of(key) if kind == StepKind.MAP else output_of(output)

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.engine.tasks.kinds import ClaimMode
+from soong.shared.storage.sql.claims.claim_rows import ClaimedStep, LaneRow
 from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.engine.rows import unpack
 from soong.shared.storage.sql.engine.statements import Change, Statement
@@ -121,9 +122,6 @@ TURNS: Final = Change(TAKE_TURNS, "UPDATE sessions SET last_claimed = ?2 WHERE i
 QueuePosition: TypeAlias = tuple[int, int, int]
 """Where a ready step stands in line within its session; the lowest is next."""
 
-LAST_TURN: Final = 11
-"""The column of ``LANES`` that holds the last turn of all sessions."""
-
 
 def place_of(is_unparked: int, priority: int, ordinal: int) -> QueuePosition:
     """Return a step's place: what was parked, then what has priority, then what is older."""
@@ -197,12 +195,22 @@ def read_lanes(
 ) -> tuple[list[ReadyGroup], int]:
     """Return the lanes with ready work, each counted to at most ``most``, and the last turn that was given."""
     rows = tx.rows(LANES, most=most)
-    return lanes_of_rows(rows, modes), int(rows[0][LAST_TURN] or 0) if rows else 0
+    return lanes_of_rows(rows, modes), last_turn_of(rows)
 
 
 def lanes_of_rows(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)) -> list[ReadyGroup]:
     """Return the lanes that are claimed in one of these modes; a pump leaves those alone that are pulled."""
     return [lane for lane in map(_lane_of_row, rows) if lane.claim_mode in modes]
+
+
+def last_turn_of(rows: Sequence[Row]) -> int:
+    """Return the last turn of all sessions, which each row of ``LANES`` carries."""
+    return (LaneRow._make(rows[0]).last_turn or 0) if rows else 0
+
+
+def last_first(step: ClaimedStep) -> tuple[int, int, int]:
+    """Order a lane's claimed steps so that the next one can be popped."""
+    return step.is_unparked, step.priority, -step.ordinal
 
 
 def _lane_of_row(row: Row) -> ReadyGroup:

@@ -72,9 +72,12 @@ def park(
     """See :meth:`soong.shared.engine.tasks.store.TaskStore.park`."""
     lease = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence}
     found = tx.rows(LOCK_PARKING, **lease)
-    if found and found[0][1]:
+    if not found:
+        return False
+    session_id, is_parked, *_ = found[0]
+    if is_parked:
         return True
-    if not found or tx.rows(PARKED, session_id=found[0][0], most=max_parked)[0][0] >= max_parked:
+    if tx.value(PARKED, session_id=session_id, most=max_parked) >= max_parked:
         return False
     asked = sorted(set(request_ids))
     if len(tx.rows(STILL_OPEN, ids=asked, run_id=held.run_id)) < len(asked):

@@ -9,7 +9,16 @@ from typing import Any, Final
 
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_of_rows
-from soong.shared.storage.sql.claims.claiming import LAST_TURN, ClaimScan, Turns, lanes_of_rows, most_ready, scan
+from soong.shared.storage.sql.claims.claim_rows import ClaimedStep
+from soong.shared.storage.sql.claims.claiming import (
+    ClaimScan,
+    Turns,
+    lanes_of_rows,
+    last_first,
+    last_turn_of,
+    most_ready,
+    scan,
+)
 from soong.shared.storage.sql.claims.completions import (
     ClaimRequest,
     CompletionResult,
@@ -22,7 +31,13 @@ from soong.shared.storage.sql.claims.readiness import settle_unlocked
 from soong.shared.storage.sql.engine.engine import StaleReadError
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+
+_ENDED: Final = 1
+_UNLOCKED: Final = 2
+"""What a row of ``END_AND_UNLOCK`` is of."""
+_STEP: Final = len(ClaimedStep._fields)
+"""How many columns of ``TAKE`` are the step's; its lane, what it waited for and its run follow."""
 
 # Planned once and kept (see engine), so each has one sensible plan only: no join between two parts of a statement
 # (a row carries what later parts need), the tables reached by one index each, and conditions that would tempt the
@@ -89,9 +104,9 @@ END_AND_UNLOCK: Final = Statement(
                v.node->>1, v.node->>2, :now_us
         FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
     )
-    SELECT 1, key, task_id, session_id, '', '', has_grown::int FROM ended
+    SELECT {_ENDED}, key, task_id, session_id, '', '', has_grown::int FROM ended
     UNION ALL
-    SELECT 2, key, task_id, status, kind, run_id, open_deps FROM unlocked
+    SELECT {_UNLOCKED}, key, task_id, status, kind, run_id, open_deps FROM unlocked
     """,  # noqa: S608  # our own words, here and below
 )
 
@@ -179,14 +194,13 @@ TAKE: Final = Statement(
         WHERE sessions.ordinal = (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED)
     )
     SELECT s.key, s.fence, s.starts, s.run_id, s.kind, s.spec, s.attempt, s.task_id, s.session_id, s.priority,
-           s.ordinal, s.lane,
-           s.run_id, s.session_id, s.agent_id, s.role, s.definition, s.parent_run_id, s.parent_agent_id, s.task_id,
-           s.key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
-           s.dispatched_by, s.is_foreign, s.last_node,
+           s.ordinal, s.is_unparked, s.ready_us, s.lane,
            (SELECT json_agg(json_build_array(e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome)
                             ORDER BY e.position)
             FROM edges AS e JOIN steps AS p ON p.key = e.parent_key WHERE e.child_key = s.key),
-           s.is_unparked
+           s.run_id, s.session_id, s.agent_id, s.role, s.definition, s.parent_run_id, s.parent_agent_id, s.task_id,
+           s.key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
+           s.dispatched_by, s.is_foreign, s.last_node
     FROM started AS s JOIN sessions ON sessions.id = s.session_id
     """,  # noqa: S608
 )
@@ -209,12 +223,12 @@ def end_and_scan(
     ended_rows = ended_reply.rows() if ended_reply is not None else ()
     seen = look_reply.rows()
     ended = CompletionResult()
-    for _, key, task_id, session_id, *_, has_grown in (row for row in ended_rows if row[0] == 1):
+    for key, task_id, session_id, *_, has_grown in (fields for kind, *fields in ended_rows if kind == _ENDED):
         if has_grown:
             raise StaleReadError(f"steps were made to depend on {key!r} while its end was being written")
         ended.written.add(key)
         ended.sessions[task_id] = session_id
-    opened = [row[1:] for row in ended_rows if row[0] == 2]
+    opened = [tuple(fields) for kind, *fields in ended_rows if kind == _UNLOCKED]
     ended.ready, has_completed_maps = settle_unlocked(tx, opened, wish.now_us)
     if has_completed_maps:
         # More has opened since that look.
@@ -240,7 +254,7 @@ def _scan(rows: Any) -> ClaimScan:
         is_live=any(kind == "live" for kind, _ in rows),
         lanes=lanes_of_rows(lanes),
         limited=frozenset(fields for kind, fields in rows if kind == "limit"),
-        last_turn=int(lanes[0][LAST_TURN] or 0) if lanes else 0,
+        last_turn=last_turn_of(lanes),
     )
 
 
@@ -258,10 +272,15 @@ def take(
     taken: dict[str, list[Claim]] = {}
     if not rows:
         return taken
-    told = contexts.told(tx, [row[12:31] for row in rows])
-    results = results_of_rows(tx, [tuple(found) for row in rows for found in row[31] or ()])
-    for row in sorted(rows, key=lambda row: (row[32], row[9], -row[10])):
-        key, fence, starts, run_id, kind, spec, attempt, task_id = row[:8]
-        claim = told.claim(key, fence, run_id, kind, spec, attempt, task_id, results.get(key, {}), starts=starts)
-        taken.setdefault(row[11], []).append(claim)
+    claimed: list[tuple[ClaimedStep, str]] = []
+    runs: list[Row] = []
+    dependencies: list[Row] = []
+    for row in rows:
+        lane, told_of, *run = row[_STEP:]
+        claimed.append((ClaimedStep._make(row[:_STEP]), lane))
+        runs.append(tuple(run))
+        dependencies += told_of or ()
+    context, results = contexts.told(tx, runs), results_of_rows(tx, dependencies)
+    for step, lane in sorted(claimed, key=lambda one: last_first(one[0])):
+        taken.setdefault(lane, []).append(context.claim(step, results.get(step.key, {})))
     return taken

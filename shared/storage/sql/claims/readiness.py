@@ -13,6 +13,7 @@ from typing import Final
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.storage.sql.claims.claim_rows import ClaimedStep
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -113,6 +114,15 @@ def tell_maps(tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id:
         run_log.note(root_run_id, EventType.STEP_COMPLETED, completed_us, step=key)
     if rows:
         tx.rows(TOLD_MAPS, keys=[key for key, _ in rows])
+
+
+def note_claimed(run_log: RunLogBuffer, step: ClaimedStep, worker_id: str, **more: str) -> None:
+    """Start the run of a claimed step in its log, with what the log does not say yet."""
+    run_log.start(step.run_id, step.fence, worker_id)
+    tell_opened(run_log, step.run_id, step.key, step.kind, step.ready_us)
+    run_log.note(step.run_id, EventType.STEP_CLAIMED, step=step.key, fence=step.fence, worker=worker_id, **more)
+    begun = EventType.RUN_RESUMED if step.starts > 1 else EventType.RUN_STARTED
+    run_log.note(step.run_id, begun, step=step.key, fence=step.fence)
 
 
 def tell_opened(run_log: RunLogBuffer, run_id: str, key: str, kind: str, ready_us: int | None) -> None:

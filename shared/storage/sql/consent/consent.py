@@ -263,7 +263,7 @@ class SqlConsent:
             _note_withdrawn(tx, rows, "its run has ended", now_us)
             notes = [of_withdrawn(session_id, run, request, call, "its run has ended") for request, run, call in rows]
             self._trail.note(tx, notes, now_us)
-            return [row[0] for row in rows]
+            return [request_id for request_id, *_ in rows]
 
         return await self._database.write(write)
 

@@ -136,7 +136,7 @@ class SqlAudit:
         def write(tx: Transaction) -> int:
             rows = tx.execute(wanted.with_for_update(of=reports) if tx.is_postgres else wanted).all()
             self._trail.note(tx, [_note_of(row) for row in rows], now_us)
-            return tx.count(TAKE_REPORTS, taken=[[row[0]] for row in rows]) if rows else 0
+            return tx.count(TAKE_REPORTS, taken=[[row.ordinal] for row in rows]) if rows else 0
 
         # Looked for at every sweep and seldom there: the look takes no lock.
         if await self._database.read(lambda tx: tx.execute(wanted.limit(1)).first()) is None:

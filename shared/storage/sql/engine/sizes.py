@@ -99,5 +99,5 @@ RUNS_OF_TASK: Final = Statement("runs of task: all of them", "SELECT id FROM run
 
 def footprint(tx: Transaction, task_id: str) -> Footprint:
     """Return what a task consists of; its size is a rough one."""
-    run_ids = tuple(row[0] for row in tx.rows(RUNS_OF_TASK, task_id=task_id))
+    run_ids = tuple(tx.column(RUNS_OF_TASK, task_id=task_id))
     return Footprint(run_ids, int(tx.rows(WEIGHT, task_id=task_id)[0][0] or 0))

@@ -82,6 +82,14 @@ class Transaction:
             self.has_written = True
         return rows
 
+    def column(self, statement: Statement, **parameters: Any) -> list[Any]:
+        """Execute and return the first column of all rows."""
+        return [row[0] for row in self.rows(statement, **parameters)]
+
+    def value(self, statement: Statement, **parameters: Any) -> Any:
+        """Execute and return the first column of the first row; without rows None."""
+        return next(iter(self.column(statement, **parameters)), None)
+
     def count(self, statement: Statement, **parameters: Any) -> int:
         """Execute and return how many rows were changed."""
         if self.is_postgres:

@@ -1,7 +1,7 @@
 """Public keys and their ends as rows. A key's row never changes: that it has ended is a row of its own."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import func, select
 
@@ -155,11 +155,21 @@ def check_signs(ended: Sequence[Row], key_id: str) -> None:
         raise ConflictError(f"the key {key_id} has been retired and signs nothing any more; run `soong keys rotate`")
 
 
+class _Unused(NamedTuple):
+    """A row of ``UNUSED``: a question and the decision that no call has used."""
+
+    request_id: str
+    run_id: str
+    session_id: str
+    decision_id: str
+    body: str
+
+
 def _lapse(tx: Transaction, key_id: str, now_us: int) -> list[ExpiredDecision]:
     """Close the questions of unused decisions by a key."""
-    rows = [row for row in tx.rows(UNUSED) if unpack(row[4]).get("key_id") == key_id]
+    rows = [row for row in map(_Unused._make, tx.rows(UNUSED)) if unpack(row.body).get("key_id") == key_id]
     if rows:
-        tx.count(LAPSE_ALL, ids=[row[0] for row in rows])
+        tx.count(LAPSE_ALL, ids=[row.request_id for row in rows])
     run_log = RunLogBuffer(now_us)
     for request_id, run_id, _, decision_id, _ in rows:
         told = {"request_id": request_id, "decision_id": decision_id, "reason": "its key was revoked"}

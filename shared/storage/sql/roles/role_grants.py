@@ -37,7 +37,8 @@ _LOCK: Final = text("SELECT pg_advisory_xact_lock(7266110104)")
 _POLICIES: Final = ("soong_read", "soong_new", "soong_changed", "soong_others")
 
 _ROLE: Final = text(
-    "SELECT rolsuper OR rolbypassrls, rolname = current_user OR pg_has_role(rolname, current_user, 'MEMBER') "
+    "SELECT rolsuper OR rolbypassrls AS is_above_rights, "
+    "rolname = current_user OR pg_has_role(rolname, current_user, 'MEMBER') AS is_owner "
     "FROM pg_roles WHERE rolname = :role"
 )
 _NOT_OURS: Final = text(
@@ -100,9 +101,9 @@ def _check(connection: Connection, roles: Roles) -> None:
         found = connection.execute(_ROLE, {"role": role}).first()
         if found is None:
             raise InvalidConfigError(f"there is no database role {role!r}; make it first: CREATE ROLE {role} LOGIN")
-        if found[0]:
+        if found.is_above_rights:
             raise InvalidConfigError(f"the database role {role!r} is above all rights; name one that is no superuser")
-        if found[1]:
+        if found.is_owner:
             raise InvalidConfigError(f"the database role {role!r} is, or may become, the owner of the tables")
     others = connection.execute(_NOT_OURS, {"tables": sorted(metadata.tables)}).scalars().all()
     if others:

@@ -106,7 +106,7 @@ def free_steps(
     rows = tx.rows(FREE_STEPS, held=ordered, worker_id=worker_id, now_us=now_us)
     for row in rows:
         _note_freed(run_log, row, EventType.STEP_HANDED_BACK, reason)
-    freed = {(row[0], row[1], row[2]) for row in rows}
+    freed = {(key, run_id, fence) for key, run_id, fence, *_ in rows}
     return frozenset(run_id for key, run_id, fence in ordered if (key, run_id, fence) not in freed)
 
 
@@ -129,11 +129,11 @@ def expire_leases(
         run_log.end(run_id, RunStatus.FAILED, EndReason.LEASE_LOST)
     if failed:
         tx.rows(SET_ERRORS, failed=failed)
-    return frozenset(row[4] for row in rows)
+    return frozenset(session_id for _, _, _, _, session_id, *_ in rows)
 
 
 def _note_freed(run_log: RunLogBuffer, row: Row, type_: EventType, reason: str) -> None:
-    key, run_id, fence, status, _, stop = row[:6]
+    key, run_id, fence, status, _, stop, *_ = row
     run_log.note(run_id, type_, step=key, reason=reason, fence=fence)
     if status == "cancelled":
         run_log.note(run_id, EventType.STEP_CANCELLED, step=key, reason=stop)
@@ -150,7 +150,7 @@ def cancel_all(tx: Transaction, run_log: RunLogBuffer, task_id: str, reason: str
     root_run_id = _root_run(tx, task_id)
     _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
     # Once more for what was claimed, parked and what failed, between these; nothing can be claimed any more.
-    workers = frozenset(row[0] for row in tx.rows(ASK_TO_STOP, **asked))
+    workers = frozenset(tx.column(ASK_TO_STOP, **asked))
     _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
     tx.rows(SETTLE_ALL, task_id=task_id)
     return workers
@@ -161,7 +161,7 @@ def _cancel_unheld(
 ) -> None:
     """Cancel what nobody holds, with its run and the questions that wait."""
     cancelled = sorted(tx.rows(CANCEL_STEPS, task_id=task_id, now_us=now_us))
-    withdraw_of(tx, run_log, task_id, [row[1] for row in cancelled if row[1]], "its step was cancelled")
+    withdraw_of(tx, run_log, task_id, [run_id for _, run_id, *_ in cancelled if run_id], "its step was cancelled")
     for key, run_id, kind, ready_us in tx.paced(cancelled):
         tell_opened(run_log, run_id or root_run_id, key, kind, ready_us)
         run_log.note(run_id or root_run_id, EventType.STEP_CANCELLED, step=key, reason=reason)

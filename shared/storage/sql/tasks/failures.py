@@ -112,8 +112,7 @@ class SqlFailures:
     async def begin_expansion(self, ownership: Ownership, step_key: str, *, is_taken_back: bool = False) -> int:
         def write(tx: Transaction) -> int:
             owned_step(tx, ownership, step_key)
-            rows = tx.rows(BEGIN_EXPANSION, key=step_key, change=-1 if is_taken_back else 1)
-            return int(rows[0][0]) if rows else 0
+            return int(tx.value(BEGIN_EXPANSION, key=step_key, change=-1 if is_taken_back else 1) or 0)
 
         return await self._database.write(write)
 

@@ -179,7 +179,7 @@ class SqlRetention:
         return await self._database.read(lambda tx: footprint(tx, task_id))
 
     async def gone_tasks(self) -> Sequence[str]:
-        return await self._database.read(lambda tx: [row[0] for row in tx.rows(ORPHANS)])
+        return await self._database.read(lambda tx: tx.column(ORPHANS))
 
     async def remove_rest(self, task_id: str, *, limit: int) -> RemovedRows:
         def write(tx: Transaction) -> RemovedRows:
@@ -216,7 +216,7 @@ class SqlRetention:
         return await self._write(lambda tx: sum(tx.count(statement, before_us=before_us) for statement in PROCESS_ROWS))
 
     async def run_ids(self) -> frozenset[str]:
-        return await self._database.read(lambda tx: frozenset(row[0] for row in tx.rows(RUN_IDS)))
+        return await self._database.read(lambda tx: frozenset(tx.column(RUN_IDS)))
 
     async def named_artifacts(self) -> AsyncIterator[NamedArtifact]:
         for table, column, order in NAMING:
@@ -246,9 +246,8 @@ def _empty_sessions(tx: Transaction, before_us: int, *, is_closed: int) -> Seque
     A writer of a task holds its session first. So whoever came before us has committed when we hold it, which the
     second look sees, and whoever comes after us sees what we did.
     """
-    rows = tx.rows(EMPTY_SESSIONS, before_us=before_us, is_closed=is_closed, limit=SESSIONS_AT_ONCE)
-    held = [row[0] for row in rows]
-    return [row[0] for row in tx.rows(STILL_EMPTY, session_ids=held, before_us=before_us)] if held else ()
+    held = tx.column(EMPTY_SESSIONS, before_us=before_us, is_closed=is_closed, limit=SESSIONS_AT_ONCE)
+    return tx.column(STILL_EMPTY, session_ids=held, before_us=before_us) if held else ()
 
 
 def _remove_sessions(tx: Transaction, session_ids: Sequence[str]) -> None:

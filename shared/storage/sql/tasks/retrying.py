@@ -178,10 +178,10 @@ def _open_again(
     tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str, keys: Sequence[str], now_us: int
 ) -> None:
     """Count again what each step waits for, and open those that wait for nothing."""
-    counted = {row[0]: row for row in tx.rows(COUNT_AGAIN, keys=keys)}
+    counted = {key: fields for key, *fields in tx.rows(COUNT_AGAIN, keys=keys)}
     for key in keys:
-        _, kind, run_id, open_deps = counted[key]
-        if open_deps and kind == StepKind.MAP and tx.rows(CHILDREN, key=key)[0][0]:
+        kind, run_id, open_deps = counted[key]
+        if open_deps and kind == StepKind.MAP and tx.value(CHILDREN, key=key):
             raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded anew")
         if not open_deps:
             reopen(tx, run_log, key, StepKind(kind), run_id or root_run_id)

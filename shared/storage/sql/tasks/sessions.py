@@ -184,14 +184,14 @@ class SqlSessions:
         def write(tx: Transaction) -> list[Session]:
             if not tx.rows(LIVE_OWNER, owner_id=owner_id):
                 return []
-            ids = [row[0] for row in tx.rows(ADOPT, owner_id=owner_id)]
+            ids = tx.column(ADOPT, owner_id=owner_id)
             wanted = select(sessions).where(sessions.c.id.in_(ids)).order_by(sessions.c.ordinal)
             return [session_of(row) for row in tx.execute(wanted)] if ids else []
 
         return await self._database.write(write) if await self._database.read(look) else []
 
     async def busy_sessions(self, owner_id: str) -> Sequence[str]:
-        return await self._database.read(lambda tx: [row[0] for row in tx.rows(BUSY, owner_id=owner_id)])
+        return await self._database.read(lambda tx: tx.column(BUSY, owner_id=owner_id))
 
     async def close_session(self, ownership: Ownership) -> None:
         def write(tx: Transaction) -> None:
@@ -343,12 +343,12 @@ def _end_owner(tx: Transaction, owner_id: str, beat: int | None) -> bool:
 
 
 def _set_worker_state(tx: Transaction, worker_id: str, state: ProcessState) -> None:
-    rows = tx.rows(HELD_WORKER, id=worker_id)
-    if not rows:
+    current = tx.value(HELD_WORKER, id=worker_id)
+    if current is None:
         raise NotFoundError("worker", worker_id)
-    if _ORDER.index(state) <= _ORDER.index(ProcessState(rows[0][0])):
+    if _ORDER.index(state) <= _ORDER.index(ProcessState(current)):
         return
-    held = tx.rows(COUNT_HELD, id=worker_id)[0][0] if state is ProcessState.GONE else 0
+    held = tx.value(COUNT_HELD, id=worker_id) if state is ProcessState.GONE else 0
     if held:
         raise ConflictError(f"worker {worker_id} still holds {held} steps; it hands them back before it goes")
     tx.count(SET_WORKER_STATE, id=worker_id, state=state.value)

@@ -134,7 +134,7 @@ class SqlTaskCommands(SqlChanging):
         return await self._database.read(read)
 
     async def unrecorded(self, owner_id: str) -> Sequence[str]:
-        return await self._database.read(lambda tx: [row[0] for row in tx.rows(UNRECORDED, owner_id=owner_id)])
+        return await self._database.read(lambda tx: tx.column(UNRECORDED, owner_id=owner_id))
 
     async def mark_recorded(self, task_id: str) -> None:
         await self._database.write(lambda tx: tx.count(RECORDED, task_id=task_id))
@@ -188,7 +188,7 @@ class SqlTaskCommands(SqlChanging):
                 run_log = RunLogBuffer(now_us)
                 run_log.note(root_run_id, EventType.TASK_PAUSED, task=task_id, reason=reason)
                 run_log.flush(tx)
-            return frozenset(row[0] for row in tx.rows(HOLDERS, task_id=task_id))
+            return frozenset(tx.column(HOLDERS, task_id=task_id))
 
         return await self._database.write(write)
 

@@ -6,7 +6,7 @@ seen the new edges, finds that out by the count, and is written again (see
 :mod:`soong.shared.storage.sql.claims.postgres_hot_path`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,7 @@ from soong.shared.storage.sql.engine.ownership import command_done, owned_task
 from soong.shared.storage.sql.engine.rows import lane_of, pack, plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.cancel import skip_below
 from soong.shared.storage.sql.tasks.failures import start_again
 from soong.shared.storage.sql.tasks.inserts import INSERT_EDGES, insert_steps, opened, opening
@@ -172,7 +172,7 @@ class SqlChanging:
     async def recount(self, ownership: Ownership, task_id: str, *, now_us: int) -> int:
         def write(tx: Transaction) -> int:
             _, root_run_id, _ = owned_task(tx, ownership, task_id)
-            keys = [row[0] for row in tx.rows(LOCK_PENDING, task_id=task_id)]
+            keys = tx.column(LOCK_PENDING, task_id=task_id)
             run_log, count = RunLogBuffer(now_us), 0
             for key, kind, run_id, open_deps in tx.rows(RECOUNT, keys=keys) if keys else ():
                 if not open_deps:
@@ -223,13 +223,13 @@ class _Changing:
             self.tx.rows(LOCK_OPEN, task_id=self.task_id)
         named = sorted(self.change.named)
         rows = self.tx.rows(LOCK_NAMED, task_id=self.task_id, keys=named)
-        standing = {row[0]: _standing_of(row) for row in rows}
+        standing = {step.key: step for step in map(_standing_of, rows)}
         missing = [key for key in named if key not in standing]
         if missing:
             raise NotFoundError("step", missing[0])
-        taken = self.tx.rows(TAKEN, keys=[step.key for step in self.change.steps])
-        if taken:
-            raise ConflictError(f"there is a step {taken[0][0].partition('/')[2]!r} already")
+        taken = self.tx.value(TAKEN, keys=[step.key for step in self.change.steps])
+        if taken is not None:
+            raise ConflictError(f"there is a step {taken.partition('/')[2]!r} already")
         return standing
 
     def _grow(self, standing: Mapping[str, _StepState]) -> None:
@@ -247,7 +247,7 @@ class _Changing:
         children = sorted({child for child, _ in self.change.edges})
         for child in children:
             check_still_pending(standing[child].step_id, standing[child].status)
-        known = {(row[0], row[1]): row[2] for row in self.tx.rows(EDGES_INTO, keys=children)}
+        known = {(child, parent): position for child, parent, position in self.tx.rows(EDGES_INTO, keys=children)}
         fresh = [edge for edge in dict.fromkeys(self.change.edges) if edge not in known]
         place = 1 + max(known.values(), default=-1)
         self.tx.insert(INSERT_EDGES, [(*edge, place + number) for number, edge in enumerate(fresh)])
@@ -313,12 +313,9 @@ class _Changing:
         )
 
 
-def _standing_of(row: Sequence[object]) -> _StepState:
-    key, step_id, status, kind, map_key, is_settled, on_failure, run_id, worker_id = map(str, row[:9])
-    policy = FailurePolicy(on_failure)
-    settled = is_settled == "1"
-    ready_us = row[9] if isinstance(row[9], int) else None
-    place = (map_key, settled, policy, run_id, worker_id, ready_us)
+def _standing_of(row: Row) -> _StepState:
+    key, step_id, status, kind, map_key, is_settled, on_failure, run_id, worker_id, ready_us = row
+    place = (map_key, bool(is_settled), FailurePolicy(on_failure), run_id, worker_id, ready_us)
     return _StepState(key, step_id, StepStatus(status), StepKind(kind), *place)
 
 

@@ -108,8 +108,8 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
 
 
 def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
-    found = tx.rows(HELD_SESSION, session_id=task.session_id)
-    if not found:
+    is_closed = tx.value(HELD_SESSION, session_id=task.session_id)
+    if is_closed is None:
         raise NotFoundError("session", task.session_id)
     stands = tx.execute(select(tasks.c.session_id).where(tasks.c.id == task.id)).first()
     if stands is not None:
@@ -119,7 +119,7 @@ def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
     if tx.rows(LEFT_OF_TASK, task_id=task.id):
         problem = f"a former task {task.id} is being removed; submit it again, after `soong gc` if that was interrupted"
         raise UnavailableError(problem)
-    if found[0][0]:
+    if is_closed:
         tx.count(REOPEN, session_id=task.session_id)
     for ready in rows:
         tx.put(ready)

@@ -6,7 +6,7 @@ those of its session. This is where the ports of the agent loop and of the pipel
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,7 @@ from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.spec import BoundStep
-from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import WORKER_SOURCE, configured_write_roots, policy_of, surface_request
@@ -253,17 +251,9 @@ class AgentStepRunner:
 
 
 def _step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:
-    is_done = end.end_reason is EndReason.COMPLETED
-    return StepEnd(
-        claim.step_key,
-        claim.identity.run_id,
-        claim.fence,
-        StepStatus.COMPLETED if is_done else StepStatus.FAILED,
-        end.end_reason,
-        outcome=end.outcome,
-        output=end.output,
-        error=end.error,
-        usage=end.usage,
-        nodes=end.nodes,
-        events=(*kept, *end.events),
-    )
+    error = end.error
+    if error is None:
+        ended = claim.completed(end.output, outcome=end.outcome)
+    else:
+        ended = claim.failed(error.type, error.message, retryable=error.retryable, reason=end.end_reason)
+    return replace(ended, usage=end.usage, nodes=end.nodes, events=(*kept, *end.events))

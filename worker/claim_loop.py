@@ -9,17 +9,15 @@ a single dispatch fills a process. Rows decide everything; the claim loop holds 
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
-from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Advance, Claim, Lease, RunFence, StepEnd, StepError
+from soong.shared.engine.tasks.step import Advance, Claim, Lease, RunFence, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)
@@ -297,12 +295,5 @@ class ClaimLoop:
 
 def _unstorable(end: StepEnd) -> StepEnd:
     """Return the failure that stands for an end which the store cannot take."""
-    return StepEnd(
-        end.step_key,
-        end.run_id,
-        end.fence,
-        StepStatus.FAILED,
-        EndReason.FAILED,
-        error=StepError("invalid_output", "the result cannot be stored"),
-        usage=end.usage,
-    )
+    failed = end.lease.failed("invalid_output", "the result cannot be stored")
+    return replace(failed, usage=end.usage)

@@ -193,6 +193,13 @@ class Lease:
     run_id: str
     fence: int
 
+    def failed(
+        self, type_: str, message: str, *, retryable: bool = False, reason: EndReason = EndReason.FAILED
+    ) -> "StepEnd":
+        """Return the end of a step that did not do what it should; of a long message the first 2,000 characters."""
+        error = StepError(type_, message[:MAX_MESSAGE], retryable)
+        return StepEnd(self.step_key, self.run_id, self.fence, StepStatus.FAILED, reason, error=error)
+
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
@@ -210,6 +217,10 @@ class StepEnd:
     nodes: tuple[NewNode, ...] = ()
     events: tuple[NewEvent, ...] = ()
     """Appended before the store's own run and step events, in the same transaction."""
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.step_key, self.run_id, self.fence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +274,8 @@ class Claim:
     def failed(
         self, type_: str, message: str, *, retryable: bool = False, reason: EndReason = EndReason.FAILED
     ) -> StepEnd:
-        """Return the end of a step that did not do what it should; of a long message the first 2,000 characters."""
-        error = StepError(type_, message[:MAX_MESSAGE], retryable)
-        own = self.lease
-        return StepEnd(own.step_key, own.run_id, own.fence, StepStatus.FAILED, reason, error=error)
+        """Return the end of a step that did not do what it should (:meth:`Lease.failed`)."""
+        return self.lease.failed(type_, message, retryable=retryable, reason=reason)
 
     def cancelled(self, message: str, reason: EndReason = EndReason.CANCELLED) -> StepEnd:
         """Return the end of a step that was asked to stop; ``message`` says by what."""

@@ -11,12 +11,13 @@ from typing import TypeAlias
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.client.catalog import Catalogue, deployed_modules
 from soong.orchestrator.client.client import Client, TaskSnapshot
-from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
+from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.preview import preview_of
 from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.client.submission import Submission, program_folder, submission
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
+from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
@@ -113,7 +114,7 @@ class Soong:
         project: str | Path = ".",
         model: str = "",
         max_concurrent: int = 0,
-    ) -> TaskOutcome:
+    ) -> TaskResult:
         """Run a plan to its end. A failed step is an outcome, not an exception.
 
         ``project`` is the folder that the steps work in. Relative paths start at the current folder if it lies in the
@@ -123,7 +124,7 @@ class Soong:
         beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they are now. At most
         ``max_concurrent`` of its steps run at once; 0 takes the settings' limit, if there is one.
 
-        Cancelling it leaves the task to the service; :meth:`outcome` shows its state later.
+        Cancelling it leaves the task to the service; :meth:`result` shows its state later.
 
         Raises:
             UsageError: the plan, an input or a rule is wrong; nothing was written.
@@ -144,7 +145,7 @@ class Soong:
         if view.task.status is TaskStatus.COMPLETED:
             with contextlib.suppress(UnavailableError):  # asked for, and then done by the next owner
                 await self._client.command(CommandKind.CLOSE, view.task, limit_s=2.0)
-        return await outcome_of(self._client.store, view, self._settings.runs)
+        return await self._result(view)
 
     async def submit(
         self,
@@ -169,10 +170,10 @@ class Soong:
         await self._client.submit(prepared.session, prepared.task, max_concurrent=max_concurrent)
         return prepared.task.id
 
-    async def wait(self, task_id: str) -> TaskOutcome:
+    async def wait(self, task_id: str) -> TaskResult:
         """Wait until a task has ended or is paused. Raises: NotFoundError."""
         task = await self._task(task_id)
-        return await outcome_of(self._client.store, await self._last_view(task.id), self._settings.runs)
+        return await self._result(await self._last_view(task.id))
 
     async def pause(self, task_id: str, *, reason: str = "") -> None:
         """Let nothing of a task start; what runs is handed back.
@@ -235,10 +236,13 @@ class Soong:
         require_text("the task id", task_id)
         return await self._client.store.tasks.task(task_id)
 
-    async def outcome(self, task_id: str) -> TaskOutcome:
+    async def result(self, task_id: str) -> TaskResult:
         """Return the current state of a task. Raises: NotFoundError."""
         task = await self._task(task_id)
-        return await outcome_of(self._client.store, await self._client.view(task.id), self._settings.runs)
+        return await self._result(await self._client.view(task.id))
+
+    async def _result(self, view: TaskSnapshot) -> TaskResult:
+        return TaskResult.of_outcome(await outcome_of(self._client.store, view, self._settings.runs))
 
     async def _last_view(self, task_id: str) -> TaskSnapshot:
         last: TaskSnapshot | None = None

@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from soong.orchestrator.client.outcome import Deliverable, Denial, ExitCode, TaskOutcome
+    from soong.orchestrator.client.outcome import ExitCode
     from soong.orchestrator.direct.bootstrap import call_tool, open_tools
     from soong.orchestrator.direct.session import DirectSession
+    from soong.orchestrator.schemas.task import DeliverableSchema, DenialSchema, StepDetail, TaskResult
     from soong.orchestrator.sdk import Soong
     from soong.shared.core.errors import (
         ConflictError,
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "soong.orchestrator.direct.bootstrap": ("call_tool", "open_tools"),
     "soong.orchestrator.direct.session": ("DirectSession",),
-    "soong.orchestrator.client.outcome": ("Deliverable", "Denial", "ExitCode", "TaskOutcome"),
+    "soong.orchestrator.client.outcome": ("ExitCode",),
+    "soong.orchestrator.schemas.task": ("DeliverableSchema", "DenialSchema", "StepDetail", "TaskResult"),
     "soong.orchestrator.sdk": ("Soong",),
     "soong.shared.core.errors": (
         "ConflictError",
@@ -64,8 +66,8 @@ __all__ = [
     "CheckedPermission",
     "Choice",
     "ConflictError",
-    "Deliverable",
-    "Denial",
+    "DeliverableSchema",
+    "DenialSchema",
     "DirectSession",
     "ErrorType",
     "ExitCode",
@@ -84,11 +86,12 @@ __all__ = [
     "Soong",
     "SoongError",
     "StepContext",
+    "StepDetail",
     "StepGrant",
     "StepPreview",
     "StepStatus",
     "Target",
-    "TaskOutcome",
+    "TaskResult",
     "TaskStatus",
     "ToolCallError",
     "ToolContext",

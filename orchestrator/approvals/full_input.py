@@ -24,22 +24,19 @@ SUMMARY: Final = "a summary: the run's log does not have the full input; deny th
 
 @dataclass(frozen=True, slots=True)
 class FullInput:
-    """``input`` as a person may see it; ``note`` says what it is. Nothing of it is cut exactly when ``is_whole``."""
+    """``input`` as a person may see it; ``note`` says what it is. Nothing of it is cut exactly when ``is_complete``."""
 
     input: JsonObject
     note: str
     is_exact: bool = False
-    is_whole: bool = True
-
-    def as_json(self) -> dict[str, Json]:
-        return {"input": self.input, "is_exact": self.is_exact, "is_whole": self.is_whole, "note": self.note}
+    is_complete: bool = True
 
 
 async def read_full_input(store: RunStore, request: PermissionRequest) -> FullInput:
     """Read the full input of a question's call from its run's logs. Raises: UnavailableError."""
     run_id = request.identity.run_id
     found = full_input(request, await store.nodes(run_id))
-    return found if found.is_whole else whole_of_event(request, await _asked(store, run_id, request.id)) or found
+    return found if found.is_complete else whole_of_event(request, await _asked(store, run_id, request.id)) or found
 
 
 def full_input(request: PermissionRequest, nodes: Sequence[Node]) -> FullInput:
@@ -50,7 +47,7 @@ def full_input(request: PermissionRequest, nodes: Sequence[Node]) -> FullInput:
         found = _whole(request, said)
         if found is not None:
             return found
-    return FullInput(request.arguments, SUMMARY, is_whole=False)
+    return FullInput(request.arguments, SUMMARY, is_complete=False)
 
 
 def whole_of_event(request: PermissionRequest, event: Event | None) -> FullInput | None:

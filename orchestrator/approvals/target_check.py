@@ -13,7 +13,6 @@ from pathlib import Path
 from soong.orchestrator.approvals.full_input import FullInput
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import call_foreign
-from soong.shared.core.jsontext import Json
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionRequest
@@ -33,9 +32,6 @@ class TargetStatus:
     is_changed: bool | None
     note: str
     preview: str = ""
-
-    def as_json(self) -> dict[str, Json]:
-        return {"is_changed": self.is_changed, "note": self.note, "preview": self.preview}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ class TargetChecker:
             return "the call names nothing whose state could be compared"
         if host not in ("", socket.gethostname()) or not Path(session.project).is_dir():
             return f"the target is where the run works ({host or session.project}), not here"
-        if not whole.is_whole:
+        if not whole.is_complete:
             return "the input is not fully known, so its target is not looked at"
         return ""
 

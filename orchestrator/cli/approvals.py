@@ -120,9 +120,9 @@ async def find_question(store: "Store", text: str) -> "Question":
 
 
 async def _list(session_id: str, *, is_all: bool, is_json: bool) -> None:
-    from soong.orchestrator.approvals.approval import question_json
     from soong.orchestrator.cli.approvals_text import list_text
     from soong.orchestrator.cli.ids import open_store
+    from soong.orchestrator.schemas.approval import ApprovalSchema
 
     store = await open_store(load_settings())
     try:
@@ -133,17 +133,18 @@ async def _list(session_id: str, *, is_all: bool, is_json: bool) -> None:
     finally:
         await store.close()
     if is_json:
-        emit([question_json(question) for question in questions], is_ascii=True)
+        emit([ApprovalSchema.of(question).model_dump() for question in questions], is_ascii=True)
     else:
         output(list_text(questions, SystemClock().now_us()))
 
 
 async def _show(text: str, *, is_full: bool, is_json: bool) -> None:
     from soong.orchestrator.cli.approvals_text import show_text
+    from soong.orchestrator.schemas.approval import ApprovalDetail
 
     approval = await read_approval(load_settings(), text)
     if is_json:
-        emit(approval.as_json(), is_ascii=True)
+        emit(ApprovalDetail.of_approval(approval).model_dump(), is_ascii=True)
     else:
         output(show_text(approval, SystemClock().now_us(), is_full=is_full))
 

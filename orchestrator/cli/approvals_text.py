@@ -129,7 +129,7 @@ def _now(approval: Approval) -> Iterator[str]:
 
 
 def _input(approval: Approval, *, is_full: bool) -> Iterator[str]:
-    yield "\n".join(input_lines(approval.whole, max_chars=0 if is_full else BLOCK_CHARS, columns=columns()))
+    yield "\n".join(input_lines(approval.full_input, max_chars=0 if is_full else BLOCK_CHARS, columns=columns()))
 
 
 def _answering(approval: Approval) -> Iterator[str]:

@@ -7,13 +7,13 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from soong.orchestrator.approvals.approval import question_json
 from soong.orchestrator.approvals.question_status import question_of
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import emit, say, visible
 from soong.orchestrator.cli.ids import deployment, open_store
 from soong.orchestrator.cli.watch import Interrupts
+from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
@@ -120,8 +120,8 @@ class Stream:
             return
         for question in sorted(closed, key=lambda one: one.request.created_us):
             del self._open[question.request.id]
-            emit({"event": "closed", **question_json(question)}, is_line=True, is_ascii=True)
+            emit({"event": "closed", **ApprovalSchema.of(question).model_dump()}, is_line=True, is_ascii=True)
         for key, question in questions.items():
             if key not in self._open:
                 self._open[key] = question.request
-                emit({"event": "asked", **question_json(question)}, is_line=True, is_ascii=True)
+                emit({"event": "asked", **ApprovalSchema.of(question).model_dump()}, is_line=True, is_ascii=True)

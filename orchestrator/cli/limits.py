@@ -12,7 +12,7 @@ import typer
 from soong.orchestrator.cli.console import emit, output, say
 from soong.orchestrator.cli.ids import open_store
 from soong.orchestrator.cli.workers import limits_text
-from soong.orchestrator.client.workers import limit_as_json
+from soong.orchestrator.schemas.worker import LimitSchema
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.tasks.functions import suggestion
@@ -34,7 +34,7 @@ def list_command(*, is_json: bool = typer.Option(False, "--json", help="Print on
     """List the limits and how far each is used; of sessions, those of sessions with open tasks."""
     concurrency_limits = asyncio.run(_concurrency_limits(load_settings()))
     if is_json:
-        emit({"limits": [limit_as_json(bound) for bound in concurrency_limits]})
+        emit({"limits": [LimitSchema.of(bound).model_dump() for bound in concurrency_limits]})
     else:
         output(
             limits_text(concurrency_limits)

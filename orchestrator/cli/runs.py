@@ -10,8 +10,8 @@ from soong.orchestrator.cli.console import compact, emit, one_line, output, tabl
 from soong.orchestrator.cli.ids import deployment, find_run, find_task, open_store
 from soong.orchestrator.cli.step_words import time_text
 from soong.orchestrator.client.tail import Listen, RunTail, no_subscription
+from soong.orchestrator.schemas.run import RunDetail, RunSchema
 from soong.shared.core.clock import rfc3339
-from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run
@@ -63,7 +63,7 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
     finally:
         await store.close()
     if is_json:
-        emit([run_json(run) for run in runs])
+        emit([RunSchema.of(run).model_dump() for run in runs])
         return
     rows = [
         (
@@ -87,12 +87,9 @@ async def _show(text: str, *, is_json: bool) -> None:
     finally:
         await store.close()
     if is_json:
-        emit(run_json(run))
+        emit(RunDetail.of(run).model_dump())
         return
-    facts = {**run.identity.as_json(), **run_json(run)}
-    shown = {
-        name: value for name, value in facts.items() if name not in ("surface", "identity") and value not in ("", None)
-    }
+    shown = {name: value for name, value in RunSchema.of(run).model_dump().items() if value not in ("", None)}
     output(
         table(
             ("run", run.id),
@@ -150,28 +147,6 @@ def _print_event(event: Event, *, is_json: bool) -> None:
     else:
         data = compact(dict(event.data), 300) if event.data else ""
         output(f"{event.seq:>4}  {rfc3339(event.time_us)[11:23]}  {one_line(event.type):<22} {data}")
-
-
-def run_json(run: Run) -> dict[str, Json]:
-    """Return a run for programs. Its token is shown nowhere."""
-    return {
-        "id": run.id,
-        "status": str(run.status),
-        "end_reason": None if run.end_reason is None else str(run.end_reason),
-        "identity": run.identity.as_json(),
-        "attempt": run.attempt,
-        "retry_of": run.retry_of,
-        "fence": run.fence,
-        "worker": run.worker_id,
-        "events": run.last_seq,
-        "nodes": run.last_node,
-        "usage": run.usage.as_json(),
-        "created": rfc3339(run.created_us),
-        "started": None if run.started_us is None else rfc3339(run.started_us),
-        "ended": None if run.ended_us is None else rfc3339(run.ended_us),
-        "surface": dict(run.surface),
-        "malformed": run.malformed,
-    }
 
 
 def _seconds(run: Run) -> float | None:

@@ -14,7 +14,7 @@ INDENT = "  "
 def results_text(outcome: TaskOutcome) -> str:
     """Return every step that has run with its result, in plan order."""
     told = [step for step in outcome.view.steps if step.started_us is not None or step.ended_us is not None]
-    blocks = ["\n".join(_block(step, outcome.reports.get(step.step_id, StepReport()))) for step in told]
+    blocks = ["\n".join(_block(step, outcome.report_of(step))) for step in told]
     return "\n\n".join(blocks) or "nothing has run yet"
 
 

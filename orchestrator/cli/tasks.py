@@ -175,6 +175,7 @@ def retry(
 
 async def _list(limit: int, *, is_json: bool) -> None:
     from soong.orchestrator.cli.step_words import counted
+    from soong.orchestrator.schemas.task import TaskSchema
 
     store = await open_store(load_settings())
     try:
@@ -183,19 +184,7 @@ async def _list(limit: int, *, is_json: bool) -> None:
     finally:
         await store.close()
     if is_json:
-        emit(
-            [
-                {
-                    "id": task.id,
-                    "title": task.title,
-                    "status": str(task.status),
-                    "reason": task.reason,
-                    "created": rfc3339(task.created_us),
-                    "steps": {str(status): number for status, number in count.by_status.items() if number},
-                }
-                for task, count in zip(tasks, counts, strict=True)
-            ]
-        )
+        emit([TaskSchema.of(task, count.by_status).model_dump() for task, count in zip(tasks, counts, strict=True)])
         return
     rows = [
         (
@@ -215,6 +204,7 @@ async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
     from soong.orchestrator.cli.summary import text_of
     from soong.orchestrator.client.client import snapshot_of
     from soong.orchestrator.client.outcome import outcome_of
+    from soong.orchestrator.schemas.task import TaskResult
 
     settings = load_settings()
     store = await open_store(settings)
@@ -224,7 +214,7 @@ async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
     finally:
         await store.close()
     if is_json:
-        emit(outcome.as_json())
+        emit(TaskResult.of_outcome(outcome).model_dump())
     else:
         output(results_text(outcome) if is_result else text_of(outcome))
 

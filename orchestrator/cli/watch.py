@@ -197,7 +197,9 @@ class Watch:
         if task.status is TaskStatus.COMPLETED:
             await self._close_session(outcome)
         if self.is_json:
-            emit(outcome.as_json())
+            from soong.orchestrator.schemas.task import TaskResult
+
+            emit(TaskResult.of_outcome(outcome).model_dump())
         else:
             output(text_of(outcome))
         return outcome.exit_code

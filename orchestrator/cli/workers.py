@@ -9,6 +9,7 @@ import typer
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import open_store
 from soong.orchestrator.client.workers import WorkersView, WorkerView, list_workers
+from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ProcessState
@@ -27,7 +28,7 @@ def list_command(*, is_json: bool = typer.Option(False, "--json", help="Print on
     """List the workers that are not gone, with what each holds, and the queues that they serve."""
     view = asyncio.run(_view(load_settings()))
     if is_json:
-        emit(view.as_json())
+        emit(WorkersSchema.of(view).model_dump())
     else:
         output(text_of(view))
 

@@ -3,12 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
 from pathlib import Path
 
 from soong.orchestrator.approvals.question_status import denial_sentence
 from soong.orchestrator.client.client import TaskSnapshot, all_events
-from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import Run
@@ -52,19 +50,6 @@ class Denial:
         said = {"author": self.author, "principal": self.principal, "channel": self.channel}
         return denial_sentence(self.error, self.reason, **said)
 
-    def as_json(self) -> dict[str, Json]:
-        return {
-            "step": self.step_id,
-            "run": self.run_id,
-            "tool": self.tool,
-            "error": self.error,
-            "message": self.message,
-            "author": self.author,
-            "principal": self.principal,
-            "channel": self.channel,
-            "sentence": self.sentence,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Deliverable:
@@ -87,14 +72,6 @@ class StepReport:
     unknown_effects: tuple[JsonObject, ...] = ()
     partial: Json = None
 
-    def as_json(self) -> dict[str, Json]:
-        return {
-            "tools": self.tools,
-            "denials": list(self.denials),
-            "unknown_effects": list(self.unknown_effects),
-            "partial": self.partial,
-        }
-
 
 @dataclass(frozen=True)
 class TaskOutcome:
@@ -108,25 +85,11 @@ class TaskOutcome:
     """Calls that a person allowed and that were not made: their target was no longer what was shown."""
 
     @property
-    def task_id(self) -> str:
-        return self.view.task.id
-
-    @property
     def status(self) -> TaskStatus:
         return self.view.task.status
 
-    @cached_property  # which is why the class has no slots
-    def outputs(self) -> Mapping[str, Json]:
-        """The outputs of completed steps by step id; of a map step the list of its children's, in item order."""
-        children: dict[str, list[Json]] = {}
-        for step in self.view.steps:
-            if step.map_key:
-                children.setdefault(step.map_key, []).append(step.output)
-        return {
-            step.step_id: children.get(step.key) or step.output
-            for step in self.view.steps
-            if step.status is StepStatus.COMPLETED
-        }
+    def report_of(self, step: Step) -> StepReport:
+        return self.reports.get(step.step_id, StepReport())
 
     @property
     def last_steps(self) -> Sequence[Step]:
@@ -147,31 +110,6 @@ class TaskOutcome:
                 if any(step.status is StepStatus.FAILED and not step.is_pull_worker for step in self.view.steps):
                     return ExitCode.FAILED
                 return ExitCode.DENIED if self.denials else ExitCode.COMPLETED
-
-    def as_json(self) -> dict[str, Json]:
-        """Return the document that ``--json`` prints."""
-        task = self.view.task
-        return {
-            "id": task.id,
-            "session": task.session_id,
-            "title": task.title,
-            "status": str(task.status),
-            "reason": task.reason,
-            "exit_code": int(self.exit_code),
-            "created": rfc3339(task.created_us),
-            "ended": None if task.ended_us is None else rfc3339(task.ended_us),
-            "steps": [
-                {
-                    **step_json(step),
-                    "lacks": self.view.lacks.get(step.key, ""),
-                    **self.reports.get(step.step_id, StepReport()).as_json(),
-                }
-                for step in self.view.steps
-            ],
-            "deliverables": [{"run": one.run_id, "path": one.path, "copy": one.copy} for one in self.deliverables],
-            "denials": [one.as_json() for one in self.denials],
-            "undone": [one.as_json() for one in self.undone],
-        }
 
 
 async def outcome_of(store: Store, view: TaskSnapshot, runs: Path) -> TaskOutcome:
@@ -205,32 +143,6 @@ async def _report(store: Store, step: Step, run: Run) -> StepReport:
         return StepReport(tools)
     result = await store.tasks.result(step.key)
     return StepReport(tools, result.denials, result.unknown_effects, result.partial)
-
-
-def step_json(step: Step) -> dict[str, Json]:
-    """Return a step for programs."""
-    return {
-        "id": step.step_id,
-        "status": str(step.status),
-        "outcome": None if step.outcome is None else str(step.outcome),
-        "kind": str(step.kind),
-        "title": step.title,
-        "run": step.run_id,
-        "worker": step.worker_id,
-        "attempt": step.attempt,
-        "fence": step.fence,
-        "lost_leases": step.lost_leases,
-        "lost_to": step.lost_to,
-        "depends_on": [key.partition("/")[2] for key in step.depends_on],
-        "map": step.map_key.partition("/")[2],
-        "claim": str(step.claim_mode),
-        "is_pull_worker": step.is_pull_worker,
-        "held_by": step.holder_run_id,
-        "started": None if step.started_us is None else rfc3339(step.started_us),
-        "ended": None if step.ended_us is None else rfc3339(step.ended_us),
-        "output": step.output,
-        "error": None if step.error is None else step.error.as_json(),
-    }
 
 
 def _deliverables(event: Event, runs: Path) -> list[Deliverable]:

@@ -6,14 +6,11 @@ Read from rows alone: nobody is asked over the broker, so a busy or stalled work
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from soong.shared.core.clock import rfc3339
-from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.metrics import FigureSource, LimitUsage, WorkerLoad
 from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, labels
-from soong.shared.engine.wire.jobs import queue_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +37,6 @@ class WorkerView:
     def _announced(self, kind: str) -> str:
         return next((name.removeprefix(kind) for name in self.worker.capabilities if name.startswith(kind)), "")
 
-    def as_json(self) -> JsonObject:
-        worker = self.worker
-        return {
-            "id": worker.id,
-            "name": worker.node_name,
-            "host": worker.host,
-            "pid": worker.pid,
-            "state": worker.state.value,
-            "slots": worker.slots,
-            "used": len(self.holds),
-            "pools": list(worker.pools),
-            "queues": [queue_of(pool) for pool in worker.pools],
-            "labels": list(self.labels),
-            "version": self.version,
-            "catalogue": self.catalogue,
-            "protocol": worker.protocol,
-            "started": rfc3339(worker.started_us),
-            "beats": worker.beat,
-            "runs": [
-                {
-                    "run": held.run_id,
-                    "step": held.step_key,
-                    "title": held.title,
-                    "attempt": held.attempt,
-                    "session": held.session_id,
-                    "started": None if held.started_us is None else rfc3339(held.started_us),
-                }
-                for held in self.holds
-            ],
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
@@ -80,9 +46,6 @@ class PoolView:
     waiting: int
     free_slots: int
 
-    def as_json(self) -> JsonObject:
-        return {"pool": self.pool, "queue": queue_of(self.pool), "waiting": self.waiting, "free_slots": self.free_slots}
-
 
 @dataclass(frozen=True, slots=True)
 class WorkersView:
@@ -91,18 +54,6 @@ class WorkersView:
     concurrency_limits: tuple[LimitUsage, ...] = ()
     parked: int = 0
     """Runs that wait for consent and hold no slot."""
-
-    def as_json(self) -> JsonObject:
-        return {
-            "workers": [worker.as_json() for worker in self.workers],
-            "pools": [pool.as_json() for pool in self.pools],
-            "limits": [limit_as_json(bound) for bound in self.concurrency_limits],
-            "parked": self.parked,
-        }
-
-
-def limit_as_json(bound: LimitUsage) -> JsonObject:
-    return {"scope": bound.scope, "limit": bound.limit, "used": bound.used}
 
 
 async def list_workers(claims: ClaimStore, sessions: SessionStore, figures: FigureSource) -> WorkersView:

@@ -24,7 +24,7 @@ from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, until_changed
 from soong.orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.questions import ApprovalDetail, ApprovalSchema, ApprovalView, who_answered
+from soong.orchestrator.http.questions import AnswerableApproval, AnswerableApprovalDetail, ApprovalView, who_answered
 from soong.orchestrator.http.responder_leases import CHANNEL
 from soong.orchestrator.http.schemas import Page, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
@@ -126,7 +126,7 @@ class ApprovalsQuery:
 
 @router.get(
     "/v1/approvals",
-    response_model=Page[ApprovalSchema],
+    response_model=Page[AnswerableApproval],
     responses={304: {"description": "Nothing has changed within `wait` seconds."}},
 )
 async def list_approvals(
@@ -159,7 +159,7 @@ async def list_approvals(
     return await wanted.response()
 
 
-@router.get("/v1/approvals/{request_id}", response_model=ApprovalDetail)
+@router.get("/v1/approvals/{request_id}", response_model=AnswerableApprovalDetail)
 async def show_approval(request: Request, request_id: RequestId, wait: Wait = 0, caller: Caller = READER) -> Response:
     """Show one question: who asks, with all its parents; the full stored input; its state.
 
@@ -174,7 +174,7 @@ async def show_approval(request: Request, request_id: RequestId, wait: Wait = 0,
 
 @router.post(
     "/v1/approvals/{request_id}/answer",
-    response_model=ApprovalSchema,
+    response_model=AnswerableApproval,
     responses={
         409: {"description": "Somebody was first, or the input is another."},
         410: {"description": "Withdrawn."},

@@ -12,8 +12,9 @@ from soong.orchestrator.http.context import Needs, api_of
 from soong.orchestrator.http.events import EventStream, run_frames
 from soong.orchestrator.http.parameters import Cursor, InSession, InTask, Limit, RunId
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.schemas import EventSchema, NodeSchema, Page, RunDetail, RunSchema, page_of, respond
+from soong.orchestrator.http.schemas import Page, page_of, respond
 from soong.orchestrator.http.strict import StrictRoute
+from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
 from soong.shared.permissions.access.token import Right
 
 router = APIRouter(route_class=StrictRoute, tags=["runs"])

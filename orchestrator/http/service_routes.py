@@ -1,30 +1,21 @@
 """The service itself: is it there, what does it hold, who am I."""
 
 from fastapi import APIRouter, Depends
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.client.workers import list_workers
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of
-from soong.orchestrator.http.schemas import AnyObject, CallerSchema, HealthSchema, Schema, respond
+from soong.orchestrator.http.schemas import CallerSchema, HealthSchema, respond
 from soong.orchestrator.http.strict import StrictRoute
+from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.clock import rfc3339
 from soong.shared.permissions.access.token import Right
 
 router = APIRouter(route_class=StrictRoute)
 
 READER = Depends(Needs(Right.READ))
-
-
-class WorkersSchema(Schema):
-    """Who works, on what, and what waits, as `soong workers list --json` says it."""
-
-    workers: list[AnyObject]
-    pools: list[AnyObject]
-    limits: list[AnyObject]
-    parked: int = Field(description="Runs that wait for consent and hold no slot.")
 
 
 @router.get("/v1/health", response_model=HealthSchema, tags=["service"])
@@ -59,7 +50,7 @@ async def workers(request: Request) -> Response:
     """List the workers that are not gone, with what each holds, and the queues."""
     api = api_of(request)
     view = await list_workers(api.client.store.claims, api.client.store.sessions, api.figures)
-    return respond(view.as_json())
+    return respond(WorkersSchema.of(view))
 
 
 @router.get(

@@ -10,8 +10,9 @@ from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of, check_steering
 from soong.orchestrator.http.events import TASKS_TOLD, EventStream, session_frames
 from soong.orchestrator.http.parameters import Cursor, Limit, SessionId
-from soong.orchestrator.http.schemas import Page, SessionDetail, SessionSchema, page_of, respond
+from soong.orchestrator.http.schemas import Page, SessionDetail, page_of, respond
 from soong.orchestrator.http.strict import StrictRoute
+from soong.orchestrator.schemas.session import SessionSchema
 from soong.shared.permissions.access.token import Right
 
 router = APIRouter(route_class=StrictRoute, tags=["sessions"])

@@ -15,19 +15,7 @@ from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
 from soong.orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.schemas import (
-    Page,
-    PlanSchema,
-    PreviewSchema,
-    SessionSchema,
-    StepSchema,
-    Submitted,
-    TaskDetail,
-    TaskResult,
-    TaskSchema,
-    page_of,
-    respond,
-)
+from soong.orchestrator.http.schemas import Page, PlanSchema, PreviewSchema, Submitted, TaskDetail, page_of, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
 from soong.orchestrator.http.submissions import (
     PlanBody,
@@ -39,6 +27,8 @@ from soong.orchestrator.http.submissions import (
     previewed,
     read_plan,
 )
+from soong.orchestrator.schemas.session import SessionSchema
+from soong.orchestrator.schemas.task import StepSchema, TaskResult, TaskSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.tasks.growth import planned_task
 from soong.shared.engine.tasks.plan.graph import mermaid
@@ -173,10 +163,10 @@ async def show_task(request: Request, task_id: TaskId) -> Response:
     api = api_of(request)
     view = await snapshot_of(api.client.store, task_id)
     detail = TaskDetail(
-        **TaskSchema.of(view.task, view.counts).model_dump(),
+        **TaskSchema.fields_of(view.task, view.counts),
         root_run=view.task.root_run_id,
         inputs=dict(view.task.inputs),
-        step_list=[StepSchema.of(step) for step in view.steps],
+        steps=[StepSchema.of(step) for step in view.steps],
         approvals=[question.id for question in view.questions],
     )
     return respond(detail)
@@ -184,10 +174,10 @@ async def show_task(request: Request, task_id: TaskId) -> Response:
 
 @router.get("/v1/tasks/{task_id}/result", response_model=TaskResult, dependencies=[READER])
 async def task_result(request: Request, task_id: TaskId) -> Response:
-    """Say what a task came to: outputs, what was written, denied and unknown; as `soong tasks show --json` does."""
+    """Show the result of a task: outputs, what was written, denied and unknown, as `soong tasks show --json` does."""
     client = api_of(request).client
     outcome = await outcome_of(client.store, await snapshot_of(client.store, task_id), client.settings.runs)
-    return respond(outcome.as_json())
+    return respond(TaskResult.of_outcome(outcome))
 
 
 @router.get(

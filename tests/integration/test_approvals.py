@@ -17,6 +17,7 @@ from soong.orchestrator.cli.approvals import find_question
 from soong.orchestrator.cli.approvals_answer import AnswerCommand, AnswerExitCode
 from soong.orchestrator.cli.approvals_text import list_text, show_text
 from soong.orchestrator.cli.approvals_watch import Stream
+from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.policy import Mode, Policy
@@ -257,11 +258,11 @@ async def test_all_about_a_question_is_read_from_rows_with_its_lineage(open_benc
         request = question.request
 
         approval = await approval_of(bench.store, question, TargetChecker((), bench.settings.home))
-        said = json.loads(json.dumps(approval.as_json()))
+        said = json.loads(json.dumps(ApprovalDetail.of_approval(approval).model_dump()))
 
         assert [parent["run_id"] for parent in said["parents"]] == [request.identity.parent_run_id]
         assert said["session"]["principal"] == "local"
-        assert said["whole"]["is_exact"] is True
+        assert said["full_input"]["is_exact"] is True
         assert {name: said[name] for name in ("risk", "hook_result", "suggested", "cwd", "session_grant")} == {
             "risk": "write",
             "hook_result": "none",

@@ -13,6 +13,7 @@ import pytest
 from soong.orchestrator.approvals.approval import approval_of
 from soong.orchestrator.approvals.target_check import TargetChecker
 from soong.orchestrator.cli.approvals_text import list_text, show_text
+from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.permissions.request import Choice, PermissionRequest
 from soong.shared.permissions.signing import prove
 from soong.shared.storage.sql.engine.rows import request_body
@@ -105,7 +106,7 @@ async def test_a_proven_question_with_hostile_values_holds_nobody_back_and_can_b
     for question in listed:
         if question.request.identity == deployment.own.identity:
             approval = await approval_of(bench.store, question, TargetChecker((), tmp_path))
-            json.dumps(approval.as_json())
+            json.dumps(ApprovalDetail.of_approval(approval).model_dump())
             assert "\x1b" not in show_text(approval, bench.clock.now_us(), is_full=True)
             shown += 1
 

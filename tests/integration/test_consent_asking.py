@@ -271,7 +271,7 @@ async def test_what_a_hook_made_of_a_call_can_be_read_whole_however_long_it_is(
 
         assert request.arguments != made
         assert (whole.input["content"], whole.note) == (f"{secret and MARK}\n{TEXT}", note)
-        assert (whole.is_whole, whole.is_exact) == (True, not secret)
+        assert (whole.is_complete, whole.is_exact) == (True, not secret)
         asking.cancel()
 
 

@@ -29,7 +29,7 @@ CALLS: dict[str, Callable[[Soong, str, str], Awaitable[object]]] = {
     "model": lambda sdk, _task, text: sdk.submit(PLAN, model=text),
     "project": lambda sdk, _task, text: sdk.submit(PLAN, project=text),
     "rule": lambda sdk, _task, text: sdk.submit(PLAN, allow=[text]),
-    "outcome": lambda sdk, _task, text: sdk.outcome(text),
+    "result": lambda sdk, _task, text: sdk.result(text),
     "wait": lambda sdk, _task, text: sdk.wait(text),
     "pause": lambda sdk, _task, text: sdk.pause(text),
     "resume": lambda sdk, _task, text: sdk.resume(text),

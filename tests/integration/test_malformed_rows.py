@@ -14,8 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from soong.orchestrator.http.schemas import RunSchema, StepSchema
 from soong.orchestrator.owner.reaper import Reaper
+from soong.orchestrator.schemas.run import RunSchema
+from soong.orchestrator.schemas.task import StepSchema
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import Usage
@@ -278,7 +279,7 @@ async def test_a_step_whose_output_is_malformed_fails_with_what_takes_it_in(depl
     assert (steps["a"].status, steps["a"].output) == (StepStatus.FAILED, None)
     assert steps["a"].error is not None
     assert steps["a"].error.type == "malformed_row"
-    assert StepSchema.of(steps["a"]).error == steps["a"].error.as_json()
+    assert StepSchema.of(steps["a"]).model_dump()["error"] == steps["a"].error.as_json()
     assert (steps["c"].status, steps["c"].output) == (StepStatus.COMPLETED, "clean")
     assert (await store.tasks.result(a.step_key)).status is StepStatus.FAILED
 

@@ -26,6 +26,7 @@ from soong.orchestrator.cli.workers import text_of
 from soong.orchestrator.client.workers import list_workers
 from soong.orchestrator.owner.metrics import collect
 from soong.orchestrator.owner.metrics import text as metrics_text
+from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import ConcurrencyLimit
 from soong.shared.permissions.request import RequestState
@@ -335,7 +336,7 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
 
     view = await list_workers(scene.store.claims, scene.store.sessions, source)
 
-    first, second = json.loads(json.dumps(view.as_json()))["workers"]
+    first, second = json.loads(json.dumps(WorkersSchema.of(view).model_dump()))["workers"]
     assert first["id"] == scene.worker
     assert (first["used"], first["state"]) == (1, "live")
     assert first["runs"][0]["run"] == claim.identity.run_id
@@ -360,7 +361,7 @@ async def test_the_list_counts_parked_runs(scene: ContractHarness, source: SqlFi
 
     view = await list_workers(scene.store.claims, scene.store.sessions, source)
 
-    assert (view.parked, view.as_json()["parked"], view.workers[0].holds) == (1, 1, ())
+    assert (view.parked, WorkersSchema.of(view).parked, view.workers[0].holds) == (1, 1, ())
 
 
 async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source: SqlFigures) -> None:

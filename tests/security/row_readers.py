@@ -7,16 +7,18 @@ from pathlib import Path
 
 from soong.orchestrator.cli.checks import check_database
 from soong.orchestrator.cli.finding import Level
-from soong.orchestrator.cli.runs import run_json
 from soong.orchestrator.client.client import all_events, snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.workers import list_workers
-from soong.orchestrator.http.schemas import EventSchema, NodeSchema, RunDetail, RunSchema, StepSchema, respond
+from soong.orchestrator.http.schemas import respond
 from soong.orchestrator.owner import metrics
 from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.run_archive import lines_of
 from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
+from soong.orchestrator.schemas.task import StepSchema, TaskResult
+from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.jsontext import dump
 from soong.shared.core.settings import Settings
 from soong.shared.storage.sql.engine.engine import parse_url
@@ -67,7 +69,7 @@ async def read_processes(deployment: Deployment) -> None:
     figures = SqlFigures(parse_url(url))
     try:
         async with while_reading("workers list"):
-            dump((await list_workers(store.claims, store.sessions, figures)).as_json())
+            respond(WorkersSchema.of(await list_workers(store.claims, store.sessions, figures)))
         async with while_reading("metrics"):
             metrics.text(await metrics.collect(store, figures, deployment.bench.clock))
     finally:
@@ -84,7 +86,6 @@ async def read_runs(deployment: Deployment, limit: int) -> None:
         async with while_reading(f"run {run.id}"):
             respond(RunSchema.of(run))
             respond(RunDetail.of(run))
-            dump(run_json(run))
             await store.runs.is_tainted(run.id)
             await store.runs.calls(run.id)
         async with while_reading(f"the events of run {run.id}"):
@@ -101,7 +102,7 @@ async def read_tasks(deployment: Deployment, limit: int, folder: Path) -> None:
     for task in await store.tasks.list_tasks(limit=limit):
         async with while_reading(f"task {task.id}"):
             view = await snapshot_of(store, task.id)
-            dump((await outcome_of(store, view, folder)).as_json())
+            respond(TaskResult.of_outcome(await outcome_of(store, view, folder)))
         for step in view.steps:
             async with while_reading(f"step {step.key}"):
                 respond(StepSchema.of(step))

@@ -183,6 +183,7 @@ class Terminal:
 
     def __init__(self, scene_: CliHarness, *arguments: str, output: Path | None = None) -> None:
         self.shown = ""
+        self._pressed_at = 0
         pid, self._descriptor = pty.fork()
         if pid == 0:
             os.chdir(scene_.folder)
@@ -196,11 +197,16 @@ class Terminal:
         until(lambda: self.read() and text in self.shown, f"{text!r} is shown", lambda: f"\n{self.shown}")
 
     def answer(self, keys: str) -> None:
-        """Press keys once a mark stands: what is typed before is thrown away, so that it answers nothing unseen."""
-        until(lambda: self.read() and _MARK.search(self.text), "the mark of a prompt", lambda: f"\n{self.shown}")
+        """Press keys at a mark that came after the last ones: what is typed before it is discarded."""
+        until(self.is_at_mark, "the mark of a prompt", lambda: f"\n{self.shown}")
         self.press(keys)
 
+    def is_at_mark(self) -> bool:
+        """Say whether a prompt waits for keys, and has not been given any."""
+        return self.read() and _MARK.search(self.text, self._pressed_at) is not None
+
     def press(self, keys: str) -> None:
+        self._pressed_at = len(self.text)
         os.write(self._descriptor, keys.encode())
 
     @property

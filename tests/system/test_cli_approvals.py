@@ -107,8 +107,8 @@ def press_until(terminal: Terminal, keys: str, text: str) -> None:
     seen = len(terminal.shown)
     for _ in range(60):
         terminal.answer(keys)
-        with suppress(AssertionError):
-            until(lambda: terminal.read() and text in terminal.shown[seen:], text, limit_s=1.5)
+        until(lambda: terminal.is_at_mark() or text in terminal.shown[seen:], "a prompt", lambda: terminal.shown)
+        if text in terminal.shown[seen:]:
             return
     raise AssertionError(f"{text!r} was not shown\n{terminal.shown}")
 

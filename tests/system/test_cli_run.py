@@ -88,7 +88,7 @@ def test_what_nobody_allows_is_denied_and_a_rule_for_its_scope_allows_it(cli: Cl
 
     assert allowed["exit_code"] == 0
     assert (cli.folder / "out" / "note.txt").read_text() == "a note"
-    copy = Path(allowed["deliverables"][0]["copy"])
+    copy = Path(allowed["deliverables"][0]["stored_at"])
     until(copy.exists, "the run's own copy is written")
 
 

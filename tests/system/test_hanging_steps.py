@@ -46,7 +46,7 @@ def ended(service: Service, token: str, task: str) -> dict[str, Any]:
 
     until(lambda: document()["status"] not in ("queued", "running"), f"{task} ends", service.cli.logs)
     found = document()
-    return {**found, "steps": {step["id"]: step for step in found["step_list"]}}
+    return {**found, "steps": {step["id"]: step for step in found["steps"]}}
 
 
 def hanging(step_id: str, **more: object) -> dict[str, object]:

@@ -118,7 +118,7 @@ def ended(service: Service, token: str, task: str) -> dict[str, Any]:
 
 
 def steps_of(task: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {step["id"]: step for step in task["step_list"]}
+    return {step["id"]: step for step in task["steps"]}
 
 
 def test_a_plan_whose_children_are_gigabytes_fails_and_other_plans_go_on(service: Service) -> None:

@@ -42,7 +42,7 @@ def ended(service: Service, token: str, plan: dict[str, Any], project: Path) -> 
     assert status == 201, told
     path = f"/v1/tasks/{told['task']['id']}"
     until(lambda: service.call(token, path)[1]["status"] == "completed", "the task ends", service.cli.logs)
-    runs = [step["run"] for step in service.call(token, path)[1]["step_list"]]
+    runs = [step["run"] for step in service.call(token, path)[1]["steps"]]
     nodes = [service.call(token, f"/v1/runs/{run}/{what}")[1] for run in runs for what in ("nodes", "events")]
     return json.dumps(nodes), service.call(token, f"{path}/result")[1]
 

@@ -33,7 +33,7 @@ def submitted(service: Service, token: str, project: Path, *steps: dict[str, Any
 
 
 def status_of(service: Service, token: str, task: str, step: str) -> str:
-    found = {one["id"]: one["status"] for one in service.call(token, f"/v1/tasks/{task}")[1]["step_list"]}
+    found = {one["id"]: one["status"] for one in service.call(token, f"/v1/tasks/{task}")[1]["steps"]}
     return str(found.get(step, ""))
 
 
@@ -62,7 +62,7 @@ def test_a_grant_is_used_by_no_dispatch_of_a_token_that_may_not_give_it(service:
         for field, value in {**works, "instructions": "write", "agent": "default_worker_agent"}.items()
     }
     whole = [service.call(token, path, {"model": "script", **works}) for token in (ada, admin, both)]
-    steps = service.call(ada, f"/v1/tasks/{task}")[1]["step_list"]
+    steps = service.call(ada, f"/v1/tasks/{task}")[1]["steps"]
 
     assert {name: (status, told["code"]) for (name, _), (status, told) in refused.items()} == {
         "ada": (403, "forbidden"),

@@ -181,9 +181,9 @@ async def test_consent_outlives_its_owner_and_serves_the_children_of_its_map_alo
         await service.start_workers(1)
         outcome = await soong.wait(task_id)
 
-    outcomes = {step.step_id: step.outcome for step in outcome.view.steps}
+    outcomes = {step.id: step.outcome for step in outcome.steps}
     assert outcome.status is TaskStatus.COMPLETED
     assert written(folder) == ["out/left.md", "out/right.md"]
-    assert [(denial.step_id, denial.error) for denial in outcome.denials] == [("other", "permission_no_callback")]
+    assert [(denial.step, denial.error) for denial in outcome.denials] == [("other", "permission_no_callback")]
     assert outcomes["each[left]"] is outcomes["each[right]"] is Outcome.CLEAN
     assert outcomes["other"] is Outcome.PARTIAL

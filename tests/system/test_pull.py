@@ -134,7 +134,7 @@ async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pul
     steps = await service.steps(task)
     assert promised(took_s, 1.0)
     assert outcome.status is TaskStatus.FAILED
-    assert outcome.view.task.reason == "a was cancelled"
+    assert outcome.reason == "a was cancelled"
     assert steps["pull-worker-1"].status is StepStatus.COMPLETED
     told: Any = steps["pull-worker-1"].output
     assert (told["type"], "cancelled: not needed" in told["message"]) == ("step_not_claimed", True)

@@ -42,7 +42,7 @@ async def test_an_embedded_service_asks_the_programs_own_callback(folder: Path) 
         )
 
     assert outcome.status is TaskStatus.COMPLETED
-    assert outcome.denials == ()
+    assert outcome.denials == []
     assert [request.tool for request in asked] == ["code.write_file"] * 2
     assert sorted(path.name for path in (folder / "notes").iterdir()) == ["left.txt", "right.txt"]
 
@@ -54,7 +54,7 @@ async def test_without_a_callback_a_run_says_what_was_denied(service: Deployment
     home = service.settings.home
     async with Soong.connect(service.database_url, service.redis_url, agent_home=home, **EXAMPLE) as soong:
         outcome = await soong.run(APPROVE, {"folder": str(folder)}, project=folder)
-        again = await soong.outcome(outcome.task_id)
+        again = await soong.result(outcome.id)
 
     assert outcome.status is TaskStatus.COMPLETED
     assert {denial.error for denial in outcome.denials} <= {error.value for error in ErrorType}

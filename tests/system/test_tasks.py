@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
 
 import pytest
 
 from soong import Soong, StepStatus, TaskStatus
 from soong.shared.core.errors import ConflictError
 from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.step import Outcome
 from tests.scripted import call, calls
 from tests.system.cli_scene import CliHarness, scene, until
 from tests.system.deployment import Deployment
@@ -121,9 +121,9 @@ async def test_a_program_grows_pauses_and_steers_a_task(service: Deployment) -> 
     assert paused.status is TaskStatus.PAUSED
     assert outcome.status is again.status is TaskStatus.COMPLETED
     assert outcome.outputs["more"] == {"n": 1}
-    attempts = {step.step_id: step.attempt for step in again.view.steps}
+    attempts = {step.id: step.attempt for step in again.steps}
     assert attempts == {"slow": 1, "more": 2, "end": 2}
-    assert {step.status for step in again.view.steps} == {StepStatus.COMPLETED}
+    assert {step.status for step in again.steps} == {StepStatus.COMPLETED}
 
 
 WRITER: Mapping[str, Json] = {
@@ -147,12 +147,12 @@ async def test_a_partial_step_lists_its_denials_and_the_tools_it_asked_for_and_g
         task_id = await soong.submit({"title": "t", "steps": [WRITER, after]}, project=service.home)
         outcome = await soong.wait(task_id)
 
-    write, told = cast("list[dict[str, Any]]", outcome.as_json()["steps"])
-    assert (write["status"], write["outcome"]) == ("completed", "partial")
-    assert write["tools"] == {"requested": ["code.write_file", "code.run_command"], "granted": ["code.write_file"]}
-    assert [entry["tool"] for entry in write["denials"]] == ["code.write_file"]
-    assert write["unknown_effects"] == []
-    assert (told["output"], told["tools"]) == ({"denied": "permission_no_callback", "how": "partial"}, None)
+    write, told = outcome.steps
+    assert (write.status, write.outcome) == (StepStatus.COMPLETED, Outcome.PARTIAL)
+    assert write.tools == {"requested": ["code.write_file", "code.run_command"], "granted": ["code.write_file"]}
+    assert [entry["tool"] for entry in write.denials] == ["code.write_file"]
+    assert write.unknown_effects == []
+    assert (told.output, told.tools) == ({"denied": "permission_no_callback", "how": "partial"}, None)
 
 
 NO_SUCH_MODEL = """
@@ -177,7 +177,7 @@ def test_the_last_failed_task_is_resumed_on_another_model(cli: CliHarness) -> No
     assert failed["exit_code"] == 1
     assert (resumed["id"], resumed["status"]) == (failed["id"], "completed")
     runs = cli.json("runs", "list", "--task", failed["id"])
-    assert [run["identity"]["model"] for run in runs if run["identity"]["step_key"]] == [
+    assert [run["model"] for run in runs if run["step"]] == [
         "script",
         "anthropic:without-package",
     ]

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from httpx import AsyncClient, Response
 
-from soong.orchestrator.http.service_routes import WorkersSchema
+from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.access.token import Right
@@ -51,10 +51,10 @@ async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpHarness, tmp_path
     shown = (await scene.caller.get(f"/v1/tasks/{told['task']['id']}")).json()
     assert (session.principal, session.project) == (ADA, str(tmp_path))
     assert session.approval_mode is ApprovalMode.INBOX
-    assert told["task"]["steps"] == {"ready": 1, "pending": 1}
+    assert told["task"]["step_counts"] == {"ready": 1, "pending": 1}
     assert shown["inputs"] == {"name": "Ada"}
-    assert [(step["id"], step["status"]) for step in shown["step_list"]] == [("first", "ready"), ("second", "pending")]
-    assert shown["step_list"][1]["depends_on"] == ["first"]
+    assert [(step["id"], step["status"]) for step in shown["steps"]] == [("first", "ready"), ("second", "pending")]
+    assert shown["steps"][1]["depends_on"] == ["first"]
 
 
 async def test_a_plan_may_be_the_text_of_a_file(scene: HttpHarness, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_every_document_has_a_name_of_its_own_and_every_reference_leads_to_one()
     referred = set(re.findall(r"#/components/schemas/([A-Za-z_]+)", json.dumps(document)))
 
     assert referred <= schemas.keys()
-    assert {"Answer", "AnswerBody", "Approval", "Session", "Task", "Run", "Problem"} <= schemas.keys()
+    assert {"Answer", "AnswerBody", "AnswerableApproval", "Session", "Task", "Run", "Problem"} <= schemas.keys()
     assert not [name for name in schemas if "Shape" in name]
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from soong.orchestrator.client.client import TaskSnapshot, snapshot_of
 from soong.orchestrator.client.outcome import TaskOutcome
+from soong.orchestrator.schemas.task import StepDetail, TaskResult
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Step
 from tests.contract.scene import open_scene
 from tests.model.builders import make_map
 from tests.model.memory import MemoryStore
@@ -15,13 +15,13 @@ from tests.model.memory import MemoryStore
 CHILDREN = 2_000
 
 
-class CountedSteps(tuple[Step, ...]):
+class CountedSteps(list[StepDetail]):
     """Steps that count how often one of them is looked at."""
 
     __slots__ = ()
     looks = 0
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[StepDetail]:
         for step in super().__iter__():
             CountedSteps.looks += 1
             yield step
@@ -38,16 +38,18 @@ async def outcome_of_two_maps() -> TaskOutcome:
         for n in range(CHILDREN)
         for each in (one, two)
     ]
-    return TaskOutcome(replace(view, steps=CountedSteps((one, two, *children))), (), ())
+    return TaskOutcome(replace(view, steps=(one, two, *children)), (), ())
 
 
 async def test_outputs_are_gathered_once_however_often_they_are_read() -> None:
-    outcome = await outcome_of_two_maps()
+    outcome = TaskResult.of_outcome(await outcome_of_two_maps())
+    steps = CountedSteps(outcome.steps)
+    outcome = outcome.model_copy(update={"steps": steps})
     CountedSteps.looks = 0
 
     lists = [outcome.outputs["one"] for _ in range(100)]
 
     assert lists[0] == [{"n": n} for n in range(CHILDREN)]
     assert outcome.outputs["two[7]"] == {"n": 7}
-    assert len(outcome.view.steps) <= CountedSteps.looks <= 3 * len(outcome.view.steps)
+    assert len(steps) <= CountedSteps.looks <= 3 * len(steps)
     json.dumps(outcome.outputs)

@@ -30,7 +30,7 @@ def nodes(*calls: tuple[str, Json]) -> list[Node]:
     ]
 
 
-def test_a_short_input_is_whole_in_the_question_itself() -> None:
+def test_a_short_input_is_complete_in_the_question_itself() -> None:
     request = asked({"path": "a"}, {"path": "a"})
 
     assert full_input(request, []).input == {"path": "a"}
@@ -60,7 +60,7 @@ def test_an_input_without_its_secrets_says_so() -> None:
 
     whole = full_input(request, nodes(("call_1", dict(kept))))
 
-    assert (dict(whole.input), whole.is_exact, whole.is_whole, whole.note) == (kept, False, True, REDACTED)
+    assert (dict(whole.input), whole.is_exact, whole.is_complete, whole.note) == (kept, False, True, REDACTED)
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_what_the_model_sent_is_not_shown_for_what_a_hook_made_of_it(sent: Json)
 
     whole = full_input(request, nodes(("call_1", sent)))
 
-    assert (whole.input, whole.is_whole, whole.note) == (summary, False, SUMMARY)
+    assert (whole.input, whole.is_complete, whole.note) == (summary, False, SUMMARY)

@@ -236,7 +236,7 @@ def _needs(step: PlanStep, tools: Sequence[str], project: Sequence[str], model: 
     It reads what this program writes, and has the function that is called; or all tools of the step's surface, the
     project that they work in, and the scripted agent where no model is asked.
     """
-    if step.kind is StepKind.PYTHON:
+    if not step.kind.traits.is_agent:
         return (*declared(step.needs), written_in(), *functions_needed([step.call]))
     needed = tools_needed(tools)
     script = functions_needed([step.script] if model == "script" else ())
@@ -409,7 +409,7 @@ def _changed(spec: StepSpec, plan: PlanStep) -> StepSpec:
 def _definition(work: PlanStep) -> str:
     if work.claim is ClaimMode.PULL:
         return ""
-    return work.agent if work.kind is StepKind.AGENT else f"python:{work.call}"
+    return work.agent if work.kind.traits.is_agent else f"{work.kind}:{work.call}"
 
 
 def _model(work: PlanStep, default_model: str) -> str:

@@ -1,6 +1,20 @@
 """The closed sets that a plan chooses from for a step: what kind of work, who claims it, what its failure means."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class KindTraits:
+    """What the engine asks about a kind of step. ``brackets`` are its shape in Mermaid."""
+
+    brackets: tuple[str, str]
+    is_agent: bool = False
+    """An agent does it, with instructions, a model, tools and permissions."""
+    is_untrusted: bool = False
+    """What depends on it counts as having read untrusted content: nothing says what it has read itself."""
 
 
 class StepKind(StrEnum):
@@ -9,6 +23,18 @@ class StepKind(StrEnum):
     AGENT = "agent"
     PYTHON = "python"
     MAP = "map"
+
+    @property
+    def traits(self) -> KindTraits:
+        return _TRAITS[self]
+
+
+_TRAITS: Final[Mapping[StepKind, KindTraits]] = {
+    StepKind.AGENT: KindTraits(("[", "]"), is_agent=True),
+    StepKind.PYTHON: KindTraits(("([", "])"), is_untrusted=True),
+    StepKind.MAP: KindTraits(("[[", "]]")),
+}
+"""A new kind of step is a row here, its fields in the plan, and a runner in the worker."""
 
 
 class ClaimMode(StrEnum):

@@ -113,7 +113,7 @@ def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNam
             report((*path, "output"), f"the schema {problem}", "keep to the supported keywords")
         if step.kind is StepKind.AGENT and step.output.get("type") != "object":
             report((*path, "output"), "an agent's output is not an object", "set `type: object`")
-    if step.kind is StepKind.PYTHON:
+    if not step.kind.traits.is_agent:
         _check_function(step.call, (*path, "call"), known, report)
         return
     if step.claim is ClaimMode.PULL:

@@ -78,13 +78,10 @@ def mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str
 
 def _shape(step: PlanStep) -> str:
     label = f"{_escape(step.id)}<br/><i>{_escape(step.title)}</i>" if step.title != step.id else _escape(step.id)
-    match step.kind:
-        case StepKind.MAP:
-            return f'[["{label}<br/>one for each of {_escape(str(step.over))}"]]'
-        case StepKind.PYTHON:
-            return f'(["{label}"])'
-        case StepKind.AGENT:
-            return f'["{label}"]'
+    if step.kind is StepKind.MAP:
+        label += f"<br/>one for each of {_escape(str(step.over))}"
+    opening, closing = step.kind.traits.brackets
+    return f'{opening}"{label}"{closing}'
 
 
 def _escape(text: str) -> str:

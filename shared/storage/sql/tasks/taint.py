@@ -58,7 +58,7 @@ def is_tainted(tx: Transaction, run_id: str) -> bool:
     while keys:
         seen |= keys
         sources = tx.rows(FEEDING, keys=sorted(keys))
-        if any(tainted or kind == StepKind.PYTHON for _, kind, tainted in sources):
+        if any(tainted or StepKind(kind).traits.is_untrusted for _, kind, tainted in sources):
             return True
         keys = {key for key, *_ in sources} - seen
     return False

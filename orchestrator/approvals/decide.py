@@ -11,7 +11,7 @@ from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant
 from soong.shared.permissions.policy import Policy, judge
-from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, RequestState
+from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, RequestState, offered_choices
 from soong.shared.permissions.rules import Effect
 from soong.shared.permissions.scope import offered_scope
 from soong.shared.sandbox.redact import Redactor
@@ -155,7 +155,7 @@ def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, m
             ErrorType.PERMISSION_FAILED,
             security=security,
         )
-    error = ErrorType.PERMISSION_DENIED if answer.choice is Choice.DENY else None
+    error = None if answer.choice.is_allowed else ErrorType.PERMISSION_DENIED
     return UnsignedDecision(
         answer.choice, "person", answer.principal, answer.channel, answer.reason, error, metadata=answer.metadata
     )
@@ -172,8 +172,9 @@ def _problem(session: Session, request: PermissionRequest, answer: Answer, *, ma
         return "wrong_digest", "the answer was given to another input than the one that waits"
     if answer.choice is None:
         return "", answer.reason or "the responder failed without saying why"
-    if answer.choice is Choice.ALLOW_FOR_SESSION and not may_grant:
-        unoffered = "allow_for_session was answered to a question that offers only allow_once and deny"
+    if answer.choice.is_grant and not may_grant:
+        offered = " and ".join(offered_choices(may_grant=False))
+        unoffered = f"{answer.choice} was answered to a question that offers only {offered}"
         return "unoffered_choice", unoffered
     return "", ""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.approvals.decide import FAULTS
-from soong.shared.permissions.request import Answer, Choice, Decision, Question, RequestState
+from soong.shared.permissions.request import Answer, Decision, Question, RequestState
 from soong.shared.permissions.store import ConsentStore
 from soong.shared.tools.result import ErrorType
 
@@ -18,12 +18,6 @@ CHANNELS: Final = {
     "cli": "soong approvals",
     "http": "the HTTP API",
     "sdk": "a program",
-}
-
-CHOICES: Final = {
-    Choice.ALLOW_ONCE: "allowed once",
-    Choice.ALLOW_FOR_SESSION: "allowed for the session",
-    Choice.DENY: "denied",
 }
 
 _REFUSALS: Final = {
@@ -86,7 +80,7 @@ def _decided(decision: Decision, answer: Answer | None) -> QuestionStatus:
             return QuestionStatus(
                 "by grant", f"allowed by a grant that {principal} gave for the session", is_allowed=True
             )
-        said = CHOICES[decision.choice]
+        said = decision.choice.traits.past
         return QuestionStatus(
             said, _with_reason(f"{said} by {_who(principal, channel)}", decision.reason), is_allowed=True
         )
@@ -102,7 +96,7 @@ def _answered(answer: Answer) -> str:
     who = _who(answer.principal, answer.channel)
     if answer.choice is None:
         return _with_reason(f"{who} failed to answer", answer.reason)
-    return _with_reason(f"{CHOICES[answer.choice]} by {who}", answer.reason)
+    return _with_reason(f"{answer.choice.traits.past} by {who}", answer.reason)
 
 
 def _who(principal: str, channel: str) -> str:

@@ -19,7 +19,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.wire.notifier import Notifier, NullSubscription, Subscriber, Subscription
 from soong.shared.permissions.provenance import Provenance
-from soong.shared.permissions.request import Answer, Choice, PermissionCallback, PermissionRequest, Question
+from soong.shared.permissions.request import Answer, PermissionCallback, PermissionRequest, Question
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
@@ -237,7 +237,7 @@ class RemoteResponder:
             return
         if state:
             self.notify(f"the question about {request.tool} was already {state}; your answer was not needed")
-        elif answer.choice is Choice.ALLOW_FOR_SESSION:
+        elif answer.choice is not None and answer.choice.is_grant:
             self._held[_scoped(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
         await self.notifier.permission_raised(request.id, request.identity.session_id)
 

@@ -37,7 +37,7 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant, GrantBook
 from soong.shared.permissions.policy import Policy, policy_for
-from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
+from soong.shared.permissions.request import Answer, Decision, PermissionRequest
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.sandbox.redact import Redactor
@@ -235,7 +235,7 @@ class SessionApprovals:
 
     async def _grant(self, request: PermissionRequest) -> Grant | None:
         """Return the grant that answers a question; none does for what a tainted run would carry out (PER-21)."""
-        grant = self.grants.find(request.tool, request.scope)
+        grant = self.grants.covering(request)
         if grant is None or not facts_of(request).is_outward:
             return grant
         return None if await self.tools.store.runs.is_tainted(request.identity.run_id) else grant
@@ -271,8 +271,7 @@ class SessionApprovals:
                 was_parked=False, worker_id=(await store.runs.run(request.identity.run_id)).worker_id
             )
         else:
-            if ruling.choice is Choice.ALLOW_FOR_SESSION:
-                self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
+            self.grants.remember(decision)
         self.open.pop(request.id, None)
         if decided.worker_id:
             await self.tools.notifier.permission_decided(request.id, decided.worker_id)

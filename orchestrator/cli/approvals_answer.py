@@ -8,7 +8,7 @@ from typing import Final
 
 from soong.orchestrator.approvals.decide import offers_session
 from soong.orchestrator.approvals.provenance import provenance_here
-from soong.orchestrator.approvals.question_status import CHOICES, question_of, status_of_question
+from soong.orchestrator.approvals.question_status import question_of, status_of_question
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.cli.console import visible
 from soong.orchestrator.cli.ids import deployment, open_store
@@ -86,7 +86,7 @@ class AnswerCommand:
     def _refusal(self, question: Question, session: Session, choice: Choice, home: str) -> str:
         """Say why this answer may not be given; the owner would refuse it, and the question would be lost."""
         refusal = refusal_reason(session, self.settings.principal)
-        if refusal or choice is not Choice.ALLOW_FOR_SESSION:
+        if refusal or not choice.is_grant:
             return refusal
         return no_grant(session, question, home)
 
@@ -143,10 +143,10 @@ def _outcome(question: Question, choice: Choice) -> AnswerOutcome:
     head = f"{short_id(request.id)} {visible(request.tool)}"
     if question.is_pending:
         later = f"it counts as soon as one runs ({program()} resume {request.identity.task_id})"
-        said = f"{CHOICES[choice]}, and no orchestrator has acted on it yet; {later}"
+        said = f"{choice.traits.past}, and no orchestrator has acted on it yet; {later}"
         return AnswerOutcome(AnswerExitCode.DONE, f"{head}: {said}")
-    if question.decision is None or (question.decision.author == "grant" and choice is Choice.DENY):
+    if question.decision is None or (question.decision.author == "grant" and not choice.is_allowed):
         code = AnswerExitCode.DECIDED
     else:
-        code = AnswerExitCode.DONE if ending.is_allowed is (choice is not Choice.DENY) else AnswerExitCode.NOT_ALLOWED
+        code = AnswerExitCode.DONE if ending.is_allowed is choice.is_allowed else AnswerExitCode.NOT_ALLOWED
     return AnswerOutcome(code, f"{head}: {visible(ending.sentence)}")

@@ -37,7 +37,7 @@ from soong.orchestrator.client.program import program
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, offered_choices
 
 LEAST_PREVIEW_ROWS: Final = 6
 OTHER_ROWS: Final = 20
@@ -283,21 +283,19 @@ def preview_of(request: PermissionRequest, *, room: int | None = None, width: in
 
 def choices(request: PermissionRequest, others: int = 0, columns: int = 80) -> Text:
     """Return what may be answered, a line each, and the keys that only look."""
-    lines = ["  [1] allow once"]
-    if request.offers_session:
-        scope = f"[2] allow for this session: {visible(request.scope)}"  # all of it, or it would not be offered
-        first, *more = folded(scope, columns - len(GOES_ON))
+    lines: list[str] = []
+    for choice in offered_choices(may_grant=request.offers_session):
+        key, *_ = choice.traits.words
+        scope = f": {visible(request.scope)}" if choice.is_grant else ""  # all of it, or it would not be offered
+        first, *more = folded(f"[{key}] {choice.traits.label}{scope}", columns - len(GOES_ON))
         lines += [f"  {first}", *(f"    {GOES_ON}{piece}" for line in more for piece in folded(line, columns - 8))]
-    lines.append("  [3] deny (a reason may follow)")
     keys = ["f full", *(["l list", "n next"] if others else []), "? help"]
     return Text("\n".join([*lines, f"  {'  '.join(keys)}"]), style="bold")
 
 
 def _names(request: PermissionRequest) -> Iterator[tuple[Choice, tuple[str, ...]]]:
-    yield Choice.ALLOW_ONCE, ("1", "a", "once", "allow", "allow_once")
-    if request.offers_session:
-        yield Choice.ALLOW_FOR_SESSION, ("2", "s", "session", "allow_for_session")
-    yield Choice.DENY, ("3", "d", "no", "deny")
+    for choice in offered_choices(may_grant=request.offers_session):
+        yield choice, (*choice.traits.words, choice.value)
 
 
 def terminal_console() -> Console:

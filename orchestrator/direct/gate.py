@@ -20,7 +20,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions import call_facts
 from soong.shared.permissions.gate import check_binding, request_of, verdict_of_policy
-from soong.shared.permissions.grants import Grant, GrantBook
+from soong.shared.permissions.grants import GrantBook
 from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
 from soong.shared.permissions.rules import Effect
@@ -89,14 +89,13 @@ class DirectGate:
         now_us, ttl_us = self.clock.now_us(), self.decision_ttl // timedelta(microseconds=1)
         decision = ruling.decision(request, now_us=now_us, ttl_us=ttl_us)
         await self.record(ruling.events(decision, self.redactor))
-        if ruling.choice is Choice.ALLOW_FOR_SESSION:
-            self.grants.add(Grant(request.tool, request.scope, ruling.principal, decision.id))
+        self.grants.remember(decision)
         return decision
 
     async def _ruling(self, request: PermissionRequest) -> UnsignedDecision:
         # The policy has been asked a moment ago, by decide; between owner and worker it is asked twice.
         may_grant = decide.offers_session(self.policy, request, self.home)
-        grant = self.grants.find(request.tool, request.scope) if may_grant else None
+        grant = self.grants.covering(request) if may_grant else None
         # A grant was given before anything of strangers was read: it carries nothing out afterwards (PER-21).
         if grant is not None and not (request.is_outward and self.is_tainted()):
             return decide.by_grant(grant)

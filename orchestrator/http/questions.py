@@ -17,7 +17,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.policy import Policy, policy_for
-from soong.shared.permissions.request import Choice, Question
+from soong.shared.permissions.request import Choice, Question, offered_choices
 
 
 class Offer(Schema):
@@ -59,7 +59,7 @@ class ApprovalView:
             is_granted = offers_session(policy, request, self.home)
         except InvalidConfigError:
             return (Choice.DENY,)
-        return (Choice.ALLOW_ONCE, *((Choice.ALLOW_FOR_SESSION,) if is_granted else ()), Choice.DENY)
+        return offered_choices(may_grant=is_granted)
 
     @property
     def refusal(self) -> str:

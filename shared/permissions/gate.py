@@ -135,7 +135,7 @@ def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int
     wrong = [name for name, value in bound.items() if getattr(decision, name) != value]
     if wrong:
         raise ForgedError(f"decision {decision.id!r} was made for another {', '.join(wrong)}", what="foreign_decision")
-    if decision.error is not None or decision.choice is Choice.DENY:
+    if decision.error is not None or not decision.choice.is_allowed:
         return _refusal(decision)
     if has_expired(decision, now_us=now_us):
         return stale("the permission given has expired unused; call again for a new question", decision)
@@ -155,7 +155,7 @@ def check_binding(decision: Decision, request: PermissionRequest, *, now_us: int
 
 def has_expired(decision: Decision, *, now_us: int) -> bool:
     """Say whether a permission came too late to be used; a refusal never does."""
-    is_refusal = decision.error is not None or decision.choice is Choice.DENY
+    is_refusal = decision.error is not None or not decision.choice.is_allowed
     return not is_refusal and decision.expires_us <= now_us
 
 

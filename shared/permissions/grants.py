@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from soong.shared.permissions.request import Decision, PermissionRequest
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -29,6 +31,15 @@ class GrantBook:
         if not grant.tool or not grant.scope:
             raise ValueError(f"a grant needs a tool and a scope, not {grant!r}")
         self._grants.setdefault((grant.tool, grant.scope), grant)
+
+    def remember(self, decision: Decision) -> None:
+        """Remember what a decision grants, if it grants anything."""
+        if decision.choice.is_grant:
+            self.add(Grant(decision.tool, decision.scope, decision.principal, decision.id))
+
+    def covering(self, request: PermissionRequest) -> Grant | None:
+        """Return the grant that answers a question."""
+        return self.find(request.tool, request.scope)
 
     def find(self, tool: str, scope: str) -> Grant | None:
         """Return the grant for exactly this tool and scope."""

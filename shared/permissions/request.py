@@ -7,12 +7,27 @@ A **request** is raised by a run for the session's one callback; an **answer** i
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.tools.result import ErrorType
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTraits:
+    """What an answer does, and how it is offered and told.
+
+    ``words`` are what a person may type for it, its key first; ``past`` is what whoever gave it did.
+    """
+
+    label: str
+    past: str
+    words: tuple[str, ...]
+    is_allowed: bool = True
+    is_grant: bool = False
+    """It also answers later questions on the same scope; offered only where there is one (PER-08)."""
 
 
 class Choice(StrEnum):
@@ -21,6 +36,32 @@ class Choice(StrEnum):
     ALLOW_ONCE = "allow_once"
     ALLOW_FOR_SESSION = "allow_for_session"
     DENY = "deny"
+
+    @property
+    def traits(self) -> ChoiceTraits:
+        return _TRAITS[self]
+
+    @property
+    def is_allowed(self) -> bool:
+        return self.traits.is_allowed
+
+    @property
+    def is_grant(self) -> bool:
+        return self.traits.is_grant
+
+
+_TRAITS: Final[Mapping[Choice, ChoiceTraits]] = {
+    Choice.ALLOW_ONCE: ChoiceTraits("allow once", "allowed once", ("1", "a", "once", "allow")),
+    Choice.ALLOW_FOR_SESSION: ChoiceTraits(
+        "allow for this session", "allowed for the session", ("2", "s", "session"), is_grant=True
+    ),
+    Choice.DENY: ChoiceTraits("deny (a reason may follow)", "denied", ("3", "d", "no"), is_allowed=False),
+}
+
+
+def offered_choices(*, may_grant: bool) -> tuple[Choice, ...]:
+    """Return what a question offers, in the order in which it is shown."""
+    return tuple(choice for choice in Choice if may_grant or not choice.is_grant)
 
 
 class RequestState(StrEnum):

@@ -15,7 +15,7 @@ from soong.shared.engine.tasks.step import MALFORMED
 from soong.shared.permissions.access.token import ApiToken
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
 from soong.shared.permissions.keys import ExpiredDecision
-from soong.shared.permissions.request import Answer, Choice, Decision
+from soong.shared.permissions.request import Answer, Decision
 from soong.shared.sandbox.redact import Redactor
 
 _OF_LOG: Final = {"request_id": "request", "decision_id": "decision", "tool_call_id": "tool_call"}
@@ -77,7 +77,7 @@ def of_decision(decision: Decision, events: Sequence[NewEvent]) -> list[AuditNot
     }
     told = [*security, AuditNote(AuditKind.DECISION, data, decision.session_id)]
     grant: dict[str, Json] = {"decision": decision.id, "tool": decision.tool, "scope": decision.scope}
-    if decision.choice is Choice.ALLOW_FOR_SESSION:
+    if decision.choice.is_grant:
         given = {**grant, "principal": decision.principal}
         told.append(AuditNote(AuditKind.GRANT_GIVEN, given, decision.session_id))
     elif decision.author == "grant":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from soong.shared.core.errors import ForgedError
 from soong.shared.permissions.keys import SigningKey
-from soong.shared.permissions.request import Choice, Decision
+from soong.shared.permissions.request import Decision
 from soong.shared.permissions.signing import verify
 
 
@@ -31,7 +31,7 @@ def problem(use: Use, keys: Mapping[str, SigningKey]) -> str:
         return "there is no such decision"
     if (decision.run_id, decision.tool_call_id) != (use.run_id, use.tool_call_id):
         return f"it was given to call {decision.tool_call_id} of run {decision.run_id}"
-    if decision.choice is Choice.DENY or decision.error is not None:
+    if not decision.choice.is_allowed or decision.error is not None:
         return "it says no"
     if use.consumed_us >= decision.expires_us:
         return "it had expired"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from soong.shared.sandbox import subreaper
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, Terminal, scene, until
 
 NAP = "title: Nap\nsteps:\n- {id: nap, kind: python, call: builtin.sleep, inputs: {seconds: %s}}\n"
 ECHO = "title: Echo\nsteps:\n- {id: echo, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
@@ -162,15 +162,16 @@ def test_a_cold_start_says_that_workers_start_and_asks_for_none(cli: CliHarness)
     assert "start one" not in done.stderr
 
 
-def test_a_killed_last_worker_is_said_to_be_replaced(service: CliHarness) -> None:
-    service.environment["SOONG_FUNCTIONS"] = ""
-    command = service.start("run", service.plan(NAP % 6), "--json")
-    service.until_running("nap")
-    victim = next(process for process in service.processes() if is_worker(process))
+def test_a_killed_last_worker_is_said_to_be_replaced(cli: CliHarness) -> None:
+    cli.environment |= {"SOONG_FUNCTIONS": "slow_start", "PYTHONPATH": str(cli.folder)}
+    (cli.folder / "slow_start.py").write_text("import time; time.sleep(4)\n")  # the next worker is missed for a while
+    terminal = Terminal(cli, "run", cli.plan(NAP % 6), "--json")
+    terminal.expect("▸ nap running")  # the command has seen the worker
 
-    victim.kill()
-    said = command.communicate(timeout=120)[1]
+    next(process for process in cli.processes() if is_worker(process)).kill()
+    terminal.wait()
 
+    said = terminal.text
     assert "died (SIGKILL, killed, perhaps out of memory); 1 step starts again" in said
     assert "no worker is left: the service starts 1 worker" in said
     assert "start one" not in said

@@ -271,7 +271,7 @@ class SessionApprovals:
                 was_parked=False, worker_id=(await store.runs.run(request.identity.run_id)).worker_id
             )
         else:
-            self.grants.remember(decision)
+            self.grants.remember(request, decision)
         self.open.pop(request.id, None)
         if decided.worker_id:
             await self.tools.notifier.permission_decided(request.id, decided.worker_id)

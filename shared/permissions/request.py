@@ -17,9 +17,9 @@ from soong.shared.tools.result import ErrorType
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTraits:
-    """What an answer does, and how it is offered and told.
+    """What an answer does, how it is offered, and how it is described afterwards (``past``).
 
-    ``words`` are what a person may type for it, its key first; ``past`` is what whoever gave it did.
+    ``words`` are what a person may type for it; the first is its key.
     """
 
     label: str

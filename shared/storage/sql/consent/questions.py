@@ -277,7 +277,8 @@ def _question(tx: Transaction, request_id: str) -> tuple[_QuestionRow, str | Non
     rows = tx.rows(QUESTION, id=request_id)
     if not rows:
         raise NotFoundError("permission request", request_id)
-    return _QuestionRow._make(rows[0][:-1]), rows[0][-1]
+    *question, decision = rows[0]
+    return _QuestionRow._make(question), decision
 
 
 def _state_of(row: Any) -> RequestState:

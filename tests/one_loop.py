@@ -50,7 +50,7 @@ class NoAgents:
 
 
 class NoQuestions:
-    """A desk nobody comes to."""
+    """A broker nobody comes to."""
 
     async def review(self, session_ids: Sequence[str]) -> None: ...
 
@@ -101,7 +101,7 @@ class CallBroker:
 
 @dataclass
 class LoopWorker:
-    """A worker without its process: pump and slots."""
+    """A worker without its process: claim loop and slots."""
 
     store: Store
     board: MemoryBus

@@ -37,7 +37,7 @@ class _Holder:
 
 @dataclass(slots=True)
 class AdditionalSteps:
-    """Implements ``soong.shared.toolsets.tasks.claims.FurtherClaims``. Its pump is set before any claim."""
+    """Implements ``soong.shared.toolsets.tasks.claims.AdditionalClaims``. Its claim loop is set before any claim."""
 
     redactor: Redactor = field(default_factory=Redactor)
     claim_loop: ClaimLoop = field(init=False)
@@ -74,7 +74,7 @@ class AdditionalSteps:
         known = self._holders.get((holder.run_id, holder.fence))
         if known is None or known.open is None:
             return False
-        # Let go of first: whatever stops the run from here on, this end is the pump's and is written once.
+        # Let go of first: whatever stops the run from here on, this end is the claim loop's and is written once.
         known.open = None
         return await self.claim_loop.end_further(clean_end(end, self.redactor))
 

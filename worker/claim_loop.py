@@ -1,4 +1,4 @@
-"""The pump: all slots of a process end and claim their steps together, one transaction at a time.
+"""The claim loop: all slots of a process end and claim their steps together, one transaction at a time.
 
 A **slot** asks for its next step and hands in the end of its last one. While one transaction runs, more ends and
 requests gather for the next: the busier the process, the larger its batches, with no timer to tune. A chain therefore
@@ -252,7 +252,7 @@ class ClaimLoop:
         return await self._write(capacity, ends, claim=min(waiting + self.promised, BATCH))
 
     async def _write(self, capacity: WorkerCapacity, ends: list[StepEnd], *, claim: int) -> Advance:
-        """Advance, however long the database is away: the heartbeat, not the pump, decides when to give up."""
+        """Advance, however long the database is away: the heartbeat, not the claim loop, decides when to give up."""
         for attempt in itertools.count():
             try:
                 return await self.claims.advance(

@@ -95,7 +95,7 @@ class _CountingRuns:
 
 
 class WorkerProcess:
-    """Holds what one process has: incarnation, pump, slots, heartbeat, ears."""
+    """Holds what one process has: incarnation, claim loop, slots, heartbeat, subscriptions."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class WorkerProcess:
         self._wear = wear or RecycleLimits()
         self._store = store
         self._ring = notifier
-        self._switchboard = subscriber
+        self._subscriber = subscriber
         self._settings = settings
         self._incarnation = incarnation
         self._closers = closers
@@ -153,7 +153,7 @@ class WorkerProcess:
         )
 
     async def start(self) -> None:
-        """Register, beat, serve the pump and hear interrupts; then tell the owners that there are slots."""
+        """Register, beat, serve the claim loop and hear interrupts; then tell the owners that there are slots."""
         worker_id = await self._incarnation.register()
         self._heartbeat.start(worker_id)
         loop = asyncio.get_running_loop()
@@ -268,7 +268,7 @@ class WorkerProcess:
                 await asyncio.sleep(0.05)
                 continue
             self._incarnation.changed.clear()
-            subscription = await self._switchboard.subscribe_worker(worker_id)
+            subscription = await self._subscriber.subscribe_worker(worker_id)
             try:
                 while worker_id == self._incarnation.worker_id:
                     await self._poll(worker_id)

@@ -50,7 +50,7 @@ class _HeldRun:
 
 @dataclass(slots=True)
 class Slots:
-    """All slots of a process, at most ``capacity`` at once. A dispatch job opens one, the pump opens spare ones."""
+    """All slots of a process, at most ``capacity``. A dispatch job opens one, the claim loop opens spare ones."""
 
     capacity: int
     claims: ClaimStore

@@ -1,4 +1,4 @@
-"""The desk: the one place where questions of an owner's sessions become signed decisions (CARD-3, PER-01).
+"""The broker: the one place where questions of an owner's sessions become signed decisions (CARD-3, PER-01).
 
 Owns a :class:`SessionApprovals` for each session that has questions or grants. A successor of a dead owner asks
 the same questions under the same ids, reads the stored answers, and has none of its grants.
@@ -19,7 +19,7 @@ from soong.shared.storage.store import Store
 
 
 class ApprovalBroker:
-    """The desk of one owner. ``review`` may be called as often as one likes; nothing in it waits for people."""
+    """The broker of one owner. ``review`` may be called as often as one likes; nothing in it waits for people."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ApprovalBroker:
         self._sessions: dict[str, SessionApprovals] = {}
 
     async def review(self, session_ids: Sequence[str]) -> None:
-        """Look at the pending questions of these sessions, in tasks of the desk's own."""
+        """Look at the pending questions of these sessions, in tasks of the broker's own."""
         await self._tools.key.current()
         self._sessions = {name: broker for name, broker in self._sessions.items() if not broker.is_idle}
         for session_id in session_ids:

@@ -34,7 +34,7 @@ class QuestionLimiter:
     async def bounded(
         self, ownership: Ownership, found: OpenQuestions, shown: Mapping[str, object]
     ) -> Sequence[PermissionRequest]:
-        """Return the questions that stay, in their order; ``shown`` are those on the desk already.
+        """Return the questions that stay, in their order; ``shown`` are those that the broker has already.
 
         Raises: NotOwnerError.
         """

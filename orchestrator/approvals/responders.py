@@ -1,7 +1,7 @@
 """Responders: the clients that may act as the session's one callback. They answer by a row and never speak to a worker.
 
 Owns how an answer is got out of a :data:`PermissionCallback` and inserted as a row, of which the first wins; what it is
-worth is for the desk to say. Who attaches is :mod:`soong.orchestrator.approvals.remote_responder`.
+worth is for the broker to say. Who attaches is :mod:`soong.orchestrator.approvals.remote_responder`.
 """
 
 import asyncio

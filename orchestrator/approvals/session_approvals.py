@@ -1,4 +1,4 @@
-"""The questions of one session on its owner's desk.
+"""The questions of one session at its owner's broker.
 
 A look goes over the pending rows: is the request proven by its run, does the policy deny it by now, does a grant cover
 it, has somebody answered, has its time run out. What is shown to people is one question at a time of those that one
@@ -50,7 +50,7 @@ LOOK_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class _OpenQuestion:
-    """A question on the desk. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
+    """A question at the broker. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
 
     run_id: str
     is_proven: bool = False
@@ -60,7 +60,7 @@ class _OpenQuestion:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalContext:
-    """What every session's desk works with."""
+    """What every session's broker works with."""
 
     store: Store
     notifier: Notifier

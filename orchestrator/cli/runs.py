@@ -128,13 +128,13 @@ async def _tail(text: str, start: int, *, is_followed: bool, is_json: bool) -> N
 
 @asynccontextmanager
 async def _listening(settings: Settings) -> AsyncIterator[Listen]:
-    """Give what opens the ear of a run: over the service's Redis, or deaf where none is known."""
+    """Give what subscribes to a run: over the service's Redis; where none is known, one that never reports."""
     if not settings.redis_url:
         yield no_subscription
         return
-    from soong.orchestrator.client.bootstrap import open_ears  # Redis, only for those who follow
+    from soong.orchestrator.client.bootstrap import open_subscriptions  # Redis, only for those who follow
 
-    subscriptions = open_ears(settings)
+    subscriptions = open_subscriptions(settings)
     try:
         yield subscriptions.subscribe_run
     finally:

@@ -1,4 +1,4 @@
-"""Builds what a client needs out of adapters: the store, the ring and the ears. No broker: clients send no jobs."""
+"""Builds what a client needs: the store, the notifier and the subscriber. No Celery: clients send no jobs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -55,7 +55,7 @@ async def open_client(settings: Settings) -> Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Ears:
+class Listeners:
     """The subscriptions of a client that only listens; its creator closes it."""
 
     subscriber: RedisSubscriber
@@ -68,10 +68,10 @@ class Ears:
         await self.clients.close()
 
 
-def open_ears(settings: Settings) -> Ears:
-    """Return the ears of the Redis that the settings name; it may be away."""
+def open_subscriptions(settings: Settings) -> Listeners:
+    """Return the subscriptions of the Redis that the settings name; it may be away."""
     clients = RedisClients.of(settings.redis_url, name="soong-tail")
-    return Ears(RedisSubscriber(clients.blocking), clients)
+    return Listeners(RedisSubscriber(clients.blocking), clients)
 
 
 def open_ring(settings: Settings) -> tuple[Notifier, Sequence[Callable[[], Awaitable[None]]]]:

@@ -15,20 +15,20 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.wire.notifier import NullSubscription, Subscription
 
 Listen: TypeAlias = Callable[[str], Coroutine[Any, Any, Subscription]]
-"""Opens the ear of a run."""
+"""Opens the subscription of a run."""
 
 LOOK_EVERY_S: Final = 1.0
 PAGE: Final = 1000
 
 
 async def no_subscription(_run_id: str) -> Subscription:
-    """Return an ear where there is no switchboard."""
+    """Return a subscription that never reports anything."""
     return NullSubscription()
 
 
 @dataclass(frozen=True, slots=True)
 class RunTail:
-    """``listen`` opens the ear of a run (``Subscriber.subscribe_run``); it may take its time, or never hear a thing."""
+    """``listen`` subscribes to a run (``Subscriber.subscribe_run``); it may take its time, or never report anything."""
 
     runs: RunStore
     listen: Listen = no_subscription
@@ -59,7 +59,7 @@ class RunTail:
                         seen = event.seq
                     if has_ended:
                         return  # it had ended before its log was read to the end
-                    # Once the ear hears, the log is read again before it is waited on.
+                    # Once the subscription hears, the log is read again before it is waited on.
                     if is_heard:
                         await opening.result().wait(self.look_every_s)
                     else:

@@ -18,7 +18,7 @@ MOST_SUBJECTS: Final = 40
 
 @dataclass(slots=True)
 class _Subject:
-    """One ear and all who listen with it."""
+    """One subscription and all who listen with it."""
 
     subscription: Subscription
     listeners: dict["SharedSubscription", None] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class _Subject:
 
 @dataclass(slots=True, eq=False)
 class SharedSubscription:
-    """One listener's part in an ear. Implements ``soong.shared.engine.wire.notifier.Subscription``."""
+    """One listener's part in a subscription. Implements ``soong.shared.engine.wire.notifier.Subscription``."""
 
     leave: Callable[["SharedSubscription"], Awaitable[None]]
     rung: asyncio.Event = field(default_factory=asyncio.Event)
@@ -53,7 +53,7 @@ class SharedSubscription:
 
 @dataclass(slots=True)
 class SubscriptionPool:
-    """Ears by subject; the first listener opens one, the last one closes it."""
+    """Subscriptions by subject; the first listener opens one, the last one closes it."""
 
     subscriber: Subscriber
     _subjects: dict[str, _Subject] = field(default_factory=dict)

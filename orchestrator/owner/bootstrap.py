@@ -38,7 +38,7 @@ SWITCH_INTERVAL_S = 0.001
 
 @dataclass(slots=True)
 class _OwnerId:
-    """The orchestrator's id, known to the desk before the orchestrator has registered."""
+    """The orchestrator's id, known to the broker before the orchestrator has registered."""
 
     orchestrator: Orchestrator | None = None
 

@@ -38,7 +38,7 @@ FULL_LOOK_EVERY = 10
 
 
 class PermissionDesk(Protocol):
-    """What the service needs of the desk (soong.orchestrator.approvals.broker)."""
+    """What the service needs of the broker (soong.orchestrator.approvals.broker)."""
 
     async def review(self, session_ids: Sequence[str]) -> None: ...
 
@@ -274,13 +274,13 @@ class Orchestrator:
             while True:
                 heard = await subscription.wait(self.settings.sweep_s)
                 if heard:
-                    # An empty id: slots to fill, or an ear that was away; the sweep looks at what it missed.
+                    # An empty id: slots to fill, or a subscription that was away; the sweep looks at what it missed.
                     await self._safely(self.reconcile(set(heard) - {""}))
 
     async def _hear_questions(self) -> None:
         async with _listening(self.parts.subscriber.subscribe_permissions()) as subscription:
             while True:
-                # An empty id says that the ear was away: the sweep looks at what it missed. Whoever forges hints makes
+                # An empty id: the subscription was away, and the sweep looks at what it missed. A forger of hints makes
                 # us look at sessions of ours, each once however many there are.
                 heard = await subscription.wait(self.settings.sweep_s)
                 asking = [session_id for session_id in heard if session_id in self._owned]
@@ -304,7 +304,7 @@ class Orchestrator:
 
 @asynccontextmanager
 async def _listening(opening: Awaitable[Subscription]) -> AsyncIterator[Subscription]:
-    """Hold an ear open and close it however the listening ends."""
+    """Hold a subscription open and close it however the listening ends."""
     subscription = await opening
     try:
         yield subscription

@@ -69,7 +69,7 @@ class AgentDefinitionRegistry:
 
 _WORKER_INSTRUCTIONS = """\
 You are a worker agent. You have one step of a larger task; your instructions and inputs are in the first message.
-Work only with the tools you are given: call them, read their results, and go on until the step is done.
+Work only with the tools you are given: call them, read their results, and continue until the step is done.
 Report only what you have seen in a tool's result. Relative paths start at the working directory (`cwd`).
 If a tool is denied, do not try it again with the same target: finish with what you have and say what was denied.
 When you are done, answer in the form that is asked for and add nothing else."""

@@ -32,7 +32,7 @@ class WantedCall:
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What came of a call: its value, or the error to raise at its await."""
+    """The result of a call: its value, or the error to raise at its await."""
 
     value: Json = None
     error: ToolCallError | None = None
@@ -63,7 +63,7 @@ class _TurnLoop(asyncio.BaseEventLoop):
 class ScriptTurns:
     """One run of one function. ``output`` is set once it has ended.
 
-    It belongs to whoever made it, who calls :meth:`close`. One turn at a time; each may be on another thread.
+    Its creator calls :meth:`close`. One turn at a time; each may be on another thread.
     """
 
     def __init__(self, script: ScriptedAgent, inputs: dict[str, Any], run_dirs: JsonObject) -> None:

@@ -43,7 +43,7 @@ _THREADS: Final = ThreadPoolExecutor(max_workers=64, thread_name_prefix=STEP_THR
 
 
 class ScriptedModel(Model[None]):
-    """One run's model. Not shared: it keeps the function where it waits. Whoever runs it calls :meth:`close`."""
+    """One run's model. Not shared: it keeps the function where it waits. Its user calls :meth:`close`."""
 
     def __init__(self, script: ScriptedAgent) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def _facts(messages: Sequence[ModelMessage]) -> tuple[dict[str, Any], JsonObject
 
 
 def _outcomes(messages: Sequence[ModelMessage], answer: int, wanted: Sequence[WantedCall]) -> list[CallOutcome]:
-    """Return what came of the calls of one answer, in their order."""
+    """Return the results of the calls of one answer, in their order."""
     following = messages[answer + 1] if answer + 1 < len(messages) else None
     parts = following.parts if isinstance(following, ModelRequest) else ()
     given = {part.tool_call_id: part for part in parts if isinstance(part, ToolReturnPart)}

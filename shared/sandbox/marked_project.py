@@ -51,7 +51,7 @@ def mark_project(folder: Path) -> str:
     except FileExistsError as error:
         if found := project_id(folder):
             return found  # somebody else was faster
-        raise InvalidConfigError(f"{place} is no mark of a project; look what it is, and remove it") from error
+        raise InvalidConfigError(f"{place} is not a mark of a project; look what it is, and remove it") from error
     except OSError as error:
         raise InvalidConfigError(f"{place} cannot be written: {error.strerror}") from error
     return made

@@ -188,7 +188,7 @@ def _is_executable(path: Path) -> bool:
 
 def _refuse_unusable(name: str) -> None:
     if not name:
-        raise PathRefusedError(PathRefusal.INVALID, name, "is no program", "the first argument names the program")
+        raise PathRefusedError(PathRefusal.INVALID, name, "is not a program", "the first argument names the program")
     if "\0" in name or any("\ud800" <= char <= "\udfff" for char in name):
         raise PathRefusedError(PathRefusal.INVALID, name, "holds a character that no program name has")
     if len(name.encode("utf-8")) > MAX_PROGRAM_BYTES:

@@ -13,10 +13,10 @@ the kernel).
 What remains: the keeper runs as the same user as the program, which can kill it. Then the kernel kills the program
 itself, its owner kills the program's group, and only what had left that group before lives on. A set-user-ID program is
 beyond its reach. What another service starts on the program's behalf (``at``, ``systemd-run``, a container daemon) is
-no descendant. Against these only an operating system sandbox helps.
+not a descendant. Against these only an operating system sandbox helps.
 
 The keeper has exactly the program's environment and working directory; there is no secret in it to be read. It imports
-little (no typing, no pathlib): its start is what a command costs more. It marks itself and with that the whole family
+little (no typing, no pathlib): its start is what a command costs more. It marks itself and with that the entire family
 (:func:`mark_family`).
 
 ``keeper.py stand-in CONTROL STATUS GRACE_S PROGRAM ARG…`` keeps a program that serves: a worker. It starts the program
@@ -53,7 +53,7 @@ _LOOK_EVERY_S = 0.02
 
 STAND_IN = "stand-in"
 END_NOW = signal.SIGUSR2
-"""Tells a stand-in to end its program and the whole family without further ado."""
+"""Tells a stand-in to end its program and the entire family at once."""
 PULSE_FD = "SOONG_PULSE_FD"
 LOOK_S = 1.0
 """Between two looks at a program that has to give a sign of life."""

@@ -24,7 +24,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class FolderArtifacts:
-    """A store in ``<folder>/ab/cdef…``. Writing the same bytes twice changes nothing; a file is whole or absent."""
+    """A store in ``<folder>/ab/cdef…``. Writing the same bytes twice changes nothing; a file is complete or absent."""
 
     def __init__(self, folder: RootedFolder) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class FolderArtifacts:
         return await asyncio.to_thread(self._read, digest)
 
     def path_of(self, digest: str) -> Path:
-        """Return the file that holds these bytes, if they are stored. Raises: NotFoundError when it is no digest."""
+        """Return the file that holds these bytes, if they are stored. Raises: NotFoundError when it is not a digest."""
         return self._folder.path / _name_of(digest)
 
     def stored(self) -> Iterator[StoredArtifact]:

@@ -57,7 +57,7 @@ class Store(Protocol):
 async def retry_until_confirmed(write: Callable[[], Awaitable[None]], *, what: str) -> None:
     """Write something that may be written twice; again, a few times, where the answer is an error.
 
-    A commit may have been applied although its answer was lost: whoever gave up then would leave behind what it
+    A commit may have been applied although its answer was lost: a caller that gave up then would leave behind what it
     believes not to be there.
 
     Raises: UnavailableError, the last one; TooSlowError at once: the same again fails again.

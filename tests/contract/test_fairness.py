@@ -22,7 +22,7 @@ async def test_thousand_steps_of_one_session_do_not_hold_back_one_of_another(
 
     taken: list[str] = []
     while other.session_id not in taken:
-        # A worker with all slots busy: each end frees one, as a pump does.
+        # A worker with all slots busy: each end frees one, as a claim loop does.
         first, *rest = claims
         advance = await scene.advance([completed(first)], claim=1)
         claims = (*rest, *advance.claims)

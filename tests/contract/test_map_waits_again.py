@@ -29,7 +29,7 @@ async def test_its_old_children_may_not_run_before_it_is_unlocked(scene: Contrac
     steps = [step for step in await scene.store.tasks.steps(task_id) if step.run_id]
     runs = [make_retry(await scene.store.runs.run(step.run_id)) for step in steps]
 
-    with pytest.raises(ConflictError, match="expanded anew"):
+    with pytest.raises(ConflictError, match="expanded again"):
         await scene.store.tasks.retry_task(scene.own, task_id, runs, now_us=scene.now_us)
 
     assert StepStatus.READY not in (await scene.statuses(task_id)).values()

@@ -1,4 +1,4 @@
-"""Steps that are pulled: no pump takes them, no dispatcher counts them, and each is done once by who asks (DAG-03)."""
+"""Steps that are pulled: no claim loop takes them, no dispatcher counts them, each is done once (DAG-03)."""
 
 import asyncio
 from collections import Counter

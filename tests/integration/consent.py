@@ -1,4 +1,4 @@
-"""A bench for consent: one session, its desk, and as many worker processes with gates as a test wants, in one loop.
+"""A bench for consent: one session, its broker, and as many worker processes with gates as a test wants, in one loop.
 
 Everything is real but the tools and, by default, the store and the hints, which are the in-memory ones. Time stands
 still until a test moves it.
@@ -174,7 +174,7 @@ class ConsentHarness:
         return list(await self.store.consent.pending(self.session_id))
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass, in which attached clients live, and have the desk look at what that means."""
+        """Let time pass, in which attached clients live, and have the broker look at what that means."""
         self.clock.advance(timedelta(seconds=seconds))
         if self.attached:
             for responder in await self.store.sessions.responders(self.session_id):
@@ -182,14 +182,14 @@ class ConsentHarness:
         await self.broker.review([self.session_id])
 
     async def settle(self) -> None:
-        """Have the desk look, and wait until a whole look has ended that began after this."""
+        """Have the broker look, and wait until a whole look has ended that began after this."""
         for _ in range(2):  # the first may have begun before
             await self.broker.review([self.session_id])
             broker = self.broker._of(self.session_id)
             looks = broker.looks
             await until(lambda: broker.looks > looks)  # noqa: B023  # awaited within its turn
 
-    def new_desk(self, owner_id: str) -> ApprovalBroker:
+    def new_broker(self, owner_id: str) -> ApprovalBroker:
         return ApprovalBroker(
             self.store,
             self.notifier,
@@ -261,7 +261,7 @@ async def open_bench(
     subscriber: Subscriber | None = None,
     signer: Signer | None = None,
 ) -> AsyncIterator[ConsentHarness]:
-    """Open a session whose owner's desk hears questions, and attach a client that answers by ``callback``, if given.
+    """Open a session whose owner's broker hears questions, and attach a client that answers by ``callback``, if given.
 
     Owners of one ``store`` share its deployment's ``signer``.
     """
@@ -279,7 +279,7 @@ async def open_bench(
         signer=signer or Signer.generate(),
         broker=None,  # type: ignore[arg-type]  # made of the bench itself, below
     )
-    bench.broker = bench.new_desk(ownership.owner_id)
+    bench.broker = bench.new_broker(ownership.owner_id)
     bench.tasks += [asyncio.get_running_loop().create_task(hear(bench)) for hear in (_hear_questions, _hear_owners)]
     try:
         if callback is not None:
@@ -303,7 +303,7 @@ async def next_owner(bench: ConsentHarness) -> None:
     successor = make_owner()
     await bench.store.sessions.register_owner(successor)
     (session,) = await bench.store.sessions.adopt_sessions(successor.id)
-    bench.ownership, bench.broker = session.ownership, bench.new_desk(successor.id)
+    bench.ownership, bench.broker = session.ownership, bench.new_broker(successor.id)
 
 
 async def _hear_questions(bench: ConsentHarness) -> None:

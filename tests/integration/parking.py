@@ -1,4 +1,4 @@
-"""Worker processes and a desk in one loop, with everything real but the processes: for runs that wait for consent."""
+"""Worker processes and a broker in one loop, with everything real but the processes: for runs that wait for consent."""
 
 import asyncio
 from collections import Counter
@@ -79,7 +79,7 @@ class _Soon:
 
 @dataclass
 class Site:
-    """One session with its desk, a project, and as many worker processes as a test starts."""
+    """One session with its broker, a project, and as many worker processes as a test starts."""
 
     store: Store
     board: BothPorts

@@ -194,7 +194,8 @@ async def test_a_worker_does_all_its_work_as_its_own_user(server: AclServer, ser
     assert sorted(path.name for path in folder.iterdir()) == ["left.txt", "right.txt"]
     assert len(person.asked) == 2
     logs = service.logs()
-    assert [word for word in ("NOPERM", "no permissions", "can't run this command", "ear_lost") if word in logs] == []
+    refused = ("NOPERM", "no permissions", "can't run this command", "subscription_lost")
+    assert [word for word in refused if word in logs] == []
     assert {worker.returncode for worker in service.workers} == {0}
 
 

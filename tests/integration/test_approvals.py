@@ -149,7 +149,7 @@ async def test_an_answer_while_no_orchestrator_runs_is_kept_and_says_so(open_ben
         code, said = await answer(bench, question, Choice.ALLOW_ONCE, wait_s=0)
 
         assert (code, "no orchestrator has acted on it yet" in said) == (AnswerExitCode.DONE, True)
-        bench.broker = bench.new_desk(bench.ownership.owner_id)
+        bench.broker = bench.new_broker(bench.ownership.owner_id)
         await bench.broker.review([bench.session_id])
         (verdict,) = await verdicts(asking)
         assert (verdict.is_allowed, verdict.author) == (True, "person")

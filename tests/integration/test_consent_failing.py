@@ -22,7 +22,7 @@ from tests.model.memory import MemoryStore
 
 
 async def ask(bench: ConsentHarness) -> "tuple[asyncio.Task[Verdict], PermissionRequest]":
-    """Raise a question and wait until it is on the desk."""
+    """Raise a question and wait until it is on the broker."""
     ((claim, worker),) = await bench.claim()
     bench.claims.append(claim)
     asking = asyncio.get_running_loop().create_task(bench.gate(claim, worker).decide(make_call(claim)))

@@ -1,4 +1,4 @@
-"""The questions of parked runs at the desk: they wait like any other, and their answer sets the run going (PER-13)."""
+"""The questions of parked runs: they wait like any other, and their answer lets the run continue (PER-13)."""
 
 import asyncio
 

@@ -154,7 +154,7 @@ async def test_an_expired_decision_is_told_when_it_is_refused(open_bench: OpenBe
 
 # -- keys
 async def with_key_file(bench: ConsentHarness, path: Path, callback: Callback | None = None) -> KeyRing:
-    """Let the bench's desk sign with a key file, as an orchestrator does; return what operators hold."""
+    """Let the bench's broker sign with a key file, as an orchestrator does; return what operators hold."""
     keyring = KeyRing(bench.store.keys, path, bench.clock, "ada")
     await keyring.adopt(reason="the bench had another")
     bench.broker._tools = replace(bench.broker._tools, key=await open_key(bench.store, path, bench.clock))

@@ -136,7 +136,7 @@ async def test_a_blocking_read_outlives_the_time_limit_of_commands(
     assert await subscription.wait(6.0) == ()  # redis-py's own limit of 5 s would have ended it
     await notifier.permission_raised("req_1", "sess_1")
 
-    assert await heard(subscription, "sess_1") == ["sess_1"]  # no empty id: the ear was never away
+    assert await heard(subscription, "sess_1") == ["sess_1"]  # no empty id: the subscription was never away
     await subscription.close()
 
 

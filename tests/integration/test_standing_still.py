@@ -57,7 +57,7 @@ async def test_sqlite_says_which_process_holds_it_and_goes_on_after_it(tmp_path:
             with pytest.raises(UnavailableError) as caught:
                 await _take(store, "b")
             assert f"process {process.pid} holds the database" in str(caught.value)
-            assert f"it is stopped: let it go on (kill -CONT {process.pid}" in str(caught.value)
+            assert f"it is stopped: continue it (kill -CONT {process.pid}" in str(caught.value)
             async with asyncio.timeout(10), opened(url, migrate=False) as other:  # reading needs no lock
                 assert await _concurrency_limits(other) == []
 

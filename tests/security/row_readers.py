@@ -49,7 +49,7 @@ async def sweep(deployment: Deployment) -> None:
     async with while_reading("the session, as the scheduler"):
         expander = Expander(store.tasks, store.runs, bench.clock)
         await Scheduler(store.tasks, store.runs, expander, bench.clock).reconcile(bench.ownership)
-    async with while_reading("questions, as the desk"):
+    async with while_reading("questions, as the broker"):
         await bench.broker.review([bench.session_id])
         await store.consent.open_questions(bench.session_id, limit=1000)
         await store.consent.pending(bench.session_id)

@@ -219,7 +219,7 @@ async def test_row_42_bytes_that_are_no_text_are_kept_as_they_are(commands: Comm
     result = await commands.python("import sys\nsys.stdout.buffer.write(bytes(range(256)) * 100)")
 
     assert commands.bench.artifacts.stored == [bytes(range(256)) * 100]
-    assert "25600 bytes that are no text" in text_of(result)
+    assert "25600 bytes of other data than text" in text_of(result)
     assert result.artifacts[0].media_type == "application/octet-stream"
 
 

@@ -38,7 +38,7 @@ class LossyBoard(MemoryBus):
             super()._ring(subject, ids)
 
     def come_back(self) -> None:
-        """Redis answers again: every ear that was away says so."""
+        """Redis answers again: every subscription that was away says so."""
         self.is_down = False
         for subject in list(self._ears):
             own = "" if subject in (OWNERS_CHANNEL, REQUESTS) else subject.rpartition(":")[2]

@@ -21,7 +21,7 @@ async def keep_deliverable(result: ToolResult, artifacts: ArtifactStore, redacto
     What is kept is a copy without secrets (EVT-05); the file itself stays as it was written.
 
     Raises:
-        UsageError: it is no regular file any more, or too large to be kept.
+        UsageError: it is not a regular file any more, or too large to be kept.
         OSError: it cannot be read.
     """
     named = result.metadata.get("deliverable")

@@ -38,7 +38,7 @@ class CallRow:
     ``input_digest`` is of the real one. ``facts`` holds what permission looked at as ``facts`` and what it said as
     ``decision``. ``decision_id`` is consumed in the same transaction when not empty.
 
-    ``open_input`` is what the model sent, whole, of a call that has not ended and whose input holds a secret, wrapped
+    ``open_input`` is what the model sent, in full, of a call that has not ended and whose input holds a secret, wrapped
     as ``{"arguments": …}``: the nodes hold it redacted, and a call that is run again after a crash needs it as it was.
     It is in no log and listing, and gone when the call starts as a write or ends (EVT-05).
     """
@@ -118,7 +118,7 @@ class RunStore(Protocol):
     ) -> None:
         """End the ledger row, and append the result node and events, in one transaction.
 
-        ``call`` is the row as it stands at the end and replaces what was there; None ends the one there is, if any.
+        ``call`` is the row as it is at the end and replaces what was there; None ends the one there is, if any.
 
         ``taints``: the call has read what strangers wrote. The run is marked, and nothing takes that back (PER-21).
 

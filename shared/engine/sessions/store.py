@@ -132,7 +132,7 @@ class HeartbeatWriter(Protocol):
         """Add one to the worker's beat; False when the incarnation has been declared gone.
 
         Raises:
-            UnavailableError: the database did not answer; the caller goes on until its trust window ends.
+            UnavailableError: the database did not answer; the caller continues until its trust window ends.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Additional claims: why a run does or does not get another step of its task (DAG-03).
 
-Pure, so that every store refuses for the same reasons and in the same words. Whoever asks is an agent: each refusal
+Pure, so that every store refuses for the same reasons and in the same words. The caller is an agent: each refusal
 says what to do next.
 """
 
@@ -43,7 +43,7 @@ class ClaimRefusal:
 class ClaimingRun:
     """The run that asks, by its rows: its own step, the additional one it holds, how many it has had, and its limit.
 
-    ``is_stopping``: it, or its worker, was told to stop.
+    ``is_stopping``: it, or its worker, was asked to stop.
     """
 
     step_id: str
@@ -96,7 +96,7 @@ def limited(step_id: str, scope: str) -> ClaimRefusal:
     return ClaimRefusal(
         Refusal.CONCURRENCY_LIMIT,
         f"step {step_id!r} must wait: the concurrency limit of {scope} is reached",
-        "take another step, or go on with yours and ask again later",
+        "take another step, or continue with yours and ask again later",
     )
 
 
@@ -115,7 +115,7 @@ _ANOTHER: Final = "take another one; agent.task_query_steps lists the ready ones
 
 def _by_seeker(seeker: ClaimingRun) -> ClaimRefusal | None:
     if seeker.is_stopping:
-        problem = "your run was told to stop, so it gets no further step"
+        problem = "your run was asked to stop, so it gets no other step"
         return ClaimRefusal(Refusal.STOPPING, problem, "finish what you hold and give your answer")
     if seeker.open_step_id:
         return ClaimRefusal(
@@ -147,7 +147,7 @@ def _by_status(sought: RequestedStep) -> ClaimRefusal | None:
     if sought.is_paused:
         return ClaimRefusal(Refusal.PAUSED, "the task is paused", "finish what you hold; nothing new starts")
     if status is StepStatus.READY:
-        begun = f"step {name!r} has begun already, and its own run goes on with it"
+        begun = f"step {name!r} has begun already, and its own run continues it"
         return ClaimRefusal(Refusal.BEGUN, begun, _ANOTHER) if sought.has_begun else None
     if status is StepStatus.PENDING:
         waits = f"waits for {sought.open_deps} other steps" if sought.open_deps else "waits for its next attempt"

@@ -18,7 +18,7 @@ from soong.shared.engine.tasks.step import NewStep
 class TaskChange:
     """What changes, by step key; all of it in one transaction or none.
 
-    ``steps`` are new; they may depend on each other and on steps that stand. ``edges`` are further dependencies (child,
+    ``steps`` are new; they may depend on each other and on existing steps. ``edges`` are more dependencies (child,
     parent) of steps that are still pending. ``attempts`` are failed steps tried again, each as it is now planned and
     with the run of its next attempt. ``skipped`` and ``cancelled`` steps do not run any more, and nothing that waits
     for them does.
@@ -46,7 +46,7 @@ def must_wait(step_id: str, status: StepStatus, policy: FailurePolicy, *, is_set
     """Say whether a step that is made to depend on this one has to wait for it; no: it is done already.
 
     Raises:
-        ConflictError: it will never complete, or is no step that others may depend on.
+        ConflictError: it will never complete, or is not a step that others may depend on.
     """
     if is_map_child:
         raise ConflictError(f"step {step_id!r} is an item of a map step; depend on the map step")

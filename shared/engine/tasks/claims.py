@@ -74,7 +74,7 @@ class ClaimStore(Protocol):
         had its turn, the fence is one more than ever issued. A concurrency limit counts agents at work: the step
         counts where its holder does not. The step's own run is started; its step_claimed event says which run holds
         it (``claimed_by``). The lease is the worker's: it ends with an end, a hand-back or the worker like any
-        other. A run holds one further step at a time, and no more than its own step's limit in all. Of a
+        other. A run holds one additional step at a time, and no more than its own step's limit in all. Of a
         step that is not given :class:`soong.shared.engine.tasks.additional_claims.ClaimRefusal` says why.
 
         Raises: LeaseLostError when the holder does not hold its own step (any more).
@@ -93,14 +93,14 @@ class ClaimStore(Protocol):
     ) -> bool:
         """Give a held step up for as long as these questions of its run wait: step blocked, run parked, no lease.
 
-        The fence stays, and nothing is written under it any more. Whoever closes one of the run's questions
+        The fence stays, and nothing is written under it any more. The writer that closes one of the run's questions
         (``ConsentStore.decide``) makes the step ready again in the same transaction.
 
-        Told again of a run that is parked under that fence, it says True and changes nothing: the answer was lost.
+        Called again for a run that is parked under that fence, it says True and changes nothing: the answer was lost.
 
-        False, and nothing is changed, when one of the questions is closed already (the call goes on at once), when
+        False, and nothing is changed, when one of the questions is closed already (the call continues at once), when
         ``max_parked`` runs of the session are parked, when the step was asked to stop or its task is paused (its
-        interrupt comes), when the run holds a further step, and when the lease is not held any more.
+        interrupt comes), when the run holds an additional step, and when the lease is not held any more.
         """
         ...
 

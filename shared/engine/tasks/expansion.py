@@ -251,7 +251,7 @@ def map_items(step: Step, scope: Scope, budget: Budget) -> Sequence[Json]:
     """Return the items that a map step is over; ``scope`` is what its references may name.
 
     Raises:
-        TemplateError: what it is over names nothing, is no list, or has more items than ``max_items``.
+        TemplateError: what it is over names nothing, is not a list, or has more items than ``max_items``.
     """
     over = step.spec.over
     items = render(over, scope, budget)

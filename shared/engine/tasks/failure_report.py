@@ -20,7 +20,7 @@ MAX_PARTIAL_CHARS: Final = 4000
 class StepIncidents:
     """What a run was refused and which of its effects nobody knows the end of, as it comes to know it.
 
-    Filled by the agent loop, read by whoever asks people about its calls, and by whoever ends the run in its place.
+    Filled by the agent loop, read by the gate that asks people about its calls, and by the code that ends the run.
     """
 
     denials: list[JsonObject] = field(default_factory=list)

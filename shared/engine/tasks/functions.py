@@ -2,7 +2,7 @@
 
 A function takes the step's inputs and a :class:`StepContext` and returns JSON. Workers import the modules named by
 ``SOONG_FUNCTIONS``; importing registers. A plain function runs in the worker's bounded executor, a coroutine function
-on its loop; a *cheap* one (no I/O, microseconds) is called where the worker stands, without a thread hop.
+on its loop; a *cheap* one (no I/O, microseconds) is called on the loop itself, without a thread hop.
 """
 
 import asyncio

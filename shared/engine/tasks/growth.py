@@ -149,7 +149,7 @@ def _read(fields: Fields, steps: Sequence[Step], report: Report) -> Update:
     )
     fields.done()
     for name in sorted(set(update.skipped) & set(update.cancelled)):
-        report(("cancel_steps",), f"{name!r} stands in skip_steps too", "name it once")
+        report(("cancel_steps",), f"{name!r} is in skip_steps too", "name it once")
     return update
 
 
@@ -158,7 +158,7 @@ def _read_edges(values: Sequence[Json], ids: set[str], report: Report) -> list[t
     for index, value in enumerate(values):
         path: Path = ("add_dependencies", index)
         if not isinstance(value, Mapping):
-            report(path, "it is no mapping", "write {step: …, depends_on: […]}")
+            report(path, "it is not a mapping", "write {step: …, depends_on: […]}")
             continue
         fields = Fields(value, path, report)
         child, parents = fields.text("step", is_required=True), fields.texts("depends_on") or ()
@@ -174,7 +174,7 @@ def _read_attempt(value: Json, index: int, ids: set[str], report: Report) -> Att
     if isinstance(value, str):
         value = {"step": value}
     if not isinstance(value, Mapping):
-        report(path, "it is no mapping", "write the id of a failed step, or {step: …, agent: …}")
+        report(path, "it is not a mapping", "write the id of a failed step, or {step: …, agent: …}")
         return None
     fields = Fields(value, path, report)
     step_id = fields.text("step", is_required=True)

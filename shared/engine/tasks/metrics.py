@@ -1,6 +1,6 @@
 """What an operator watches, from rows: waiting steps, held steps, questions. Made for reading often.
 
-Owns the values and the port. Whoever shows them is elsewhere: metrics, lists of workers, an agent's own view.
+Owns the values and the port. They are shown elsewhere: metrics, lists of workers, an agent's own view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class WorkerLoad:
 class PoolFigures:
     """One pool's steps. ``oldest_us`` is since when the next in line has waited; None when nothing waits.
 
-    ``pulled`` are ready too, but wait for a run that asks for them: no further worker would begin them.
+    ``pulled`` are ready too, but wait for a run that asks for them: another worker would not begin them.
     """
 
     ready: int = 0

@@ -31,7 +31,7 @@ class Unknown:
     """The hint of a word that is none of the ``known`` ones; written only for problems that are kept.
 
     ``but`` is a known word that is not meant: a step does not depend on itself. ``after`` is added to the hint.
-    ``names_all``: the known words are named beside the near one.
+    ``names_all``: the known words are named in addition to the near one.
     """
 
     word: str

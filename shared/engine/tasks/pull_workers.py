@@ -1,7 +1,7 @@
 """Pull workers: runs that take the steps of a task which are to be pulled, dispatched by its owner (DAG-03).
 
-A pull worker is a step beside the plan, so that leases, fences, concurrency limits, hand-back and expiry hold for it as
-for any other; it is no work of the plan: nothing depends on it, no drawing shows it, and its failure fails nothing.
+A pull worker is a step outside the plan, so that leases, fences, concurrency limits, hand-back and expiry hold for it
+as for any other; it is not work of the plan: nothing depends on it, no drawing shows it, and its failure fails nothing.
 What may be asked for is checked here as a plan's step is.
 """
 
@@ -125,7 +125,7 @@ def pull_workers(dispatch: Dispatch, task: Task, steps: Sequence[Step], root: Ru
 
 
 def waiting_for_a_pull_worker(steps: Sequence[Step]) -> int:
-    """Return how many ready steps wait to be pulled while nothing of the task goes on that could take them."""
+    """Return how many ready steps wait to be pulled while nothing of the task runs that could take them."""
     waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.PULL]
     goes_on = any(step.status in _GOES_ON and step.claim_mode is ClaimMode.ASSIGNED for step in steps)
     return 0 if goes_on else len(waiting)

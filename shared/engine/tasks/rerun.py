@@ -19,7 +19,7 @@ RETRIED = frozenset({StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED
 class Rerun:
     """``attempts`` are the steps that get a new run; ``again`` the completed among all that go back, maps too.
 
-    ``regrown`` are map steps whose items may be others now: they are expanded anew, and their children are none of the
+    ``regrown`` are map steps whose items may be others now: they are expanded again, and their children are none of the
     attempts.
     """
 

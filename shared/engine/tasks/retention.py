@@ -1,6 +1,6 @@
 """What has ended and may be removed: the port of garbage collection (OPS-10).
 
-A task leaves in steps, each a small transaction, so that a service works beside it. The first one takes the task's row:
+A task leaves in steps, each a small transaction, so that a service works meanwhile. The first one takes the task's row:
 from then on nobody finds the task. What is left of it has no task any more, and is found by that, also after a
 collection that was killed.
 """

@@ -4,7 +4,7 @@ A scripted agent is an async function of the step's inputs and an :class:`AgentH
 Its tool calls are the run's: surface, hooks, permission and events are those of a model's calls. Workers import the
 modules named by ``SOONG_FUNCTIONS``; importing registers.
 
-A function is run again from its start when its run goes on in another process, and is given the recorded results. So
+A function is run again from its start when its run continues in another process, and is given the recorded results. So
 it must be deterministic: what it does follows from its inputs and its calls' results alone.
 """
 

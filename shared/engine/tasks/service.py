@@ -168,7 +168,7 @@ class TaskService:
         """Let ``count`` runs take the task's ready steps one by one, each at most ``max_steps`` (DAG-03).
 
         They take worker slots as every run does, and end when nothing is left for them to claim. ``allowed_tools`` are
-        theirs beside the tools for steps. What the owner refuses is a ConflictError with every problem.
+        theirs in addition to the tools for steps. What the owner refuses is a ConflictError with every problem.
         """
         detail: dict[str, Json] = {"count": count, "max_steps": max_steps, "agent": agent, "model": model}
         detail |= {"instructions": instructions, "script": script, "pool": pool}

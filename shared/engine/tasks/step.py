@@ -32,7 +32,7 @@ class NewStep:
     ``spec`` is the work as the plan says it; the worker and the expander read it, the store keeps it as JSON.
     ``needs`` are capabilities that a worker must announce. ``map_key`` and ``item_index`` are set for the children of a
     map step. ``run`` is the first attempt's run; None for a map step. ``is_pull_worker``: it stands for a run that
-    claims other steps of its task; it is no work of the plan itself.
+    claims other steps of its task; it is not work of the plan itself.
     """
 
     key: str
@@ -289,7 +289,7 @@ class Advance:
 
     ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions
     whose owner has something to do (a map to expand, a failure to settle, a task that may be finished). ``ready_left``
-    says that claimable work is left for others; it may be said of work that only a concurrency limit holds back,
+    says that claimable work is left for others; it may be true of work that only a concurrency limit holds back,
     never missed.
     """
 

@@ -36,7 +36,7 @@ class TaskStore(Protocol):
         """Insert a task with its steps, edges and runs; steps without open dependencies become ready or expanding.
 
         The root run is running from the start (fence 0, its owner appends to it); the steps' runs are queued. Nothing
-        happens when the session has a task of that id already: whoever did not hear the answer says it again. A closed
+        happens when the session has a task of that id already: a caller that missed the answer repeats it. A closed
         session is open again, for whichever owner adopts it.
 
         Raises:
@@ -112,8 +112,8 @@ class TaskStore(Protocol):
     async def settle_failure(self, ownership: Ownership, step_key: str, policy: FailurePolicy, *, now_us: int) -> None:
         """Finish a failure by its policy: skip dependents (all below), fail the task, or let them continue.
 
-        A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn; its other children go
-        on. FAIL_TASK cancels what is not leased and asks for the rest; ``finish_task`` then ends the task as failed.
+        A map step whose child failed with SKIP_DEPENDENTS fails itself, to be settled in turn; its other children
+        continue. FAIL_TASK cancels what is not leased and asks for the rest; ``finish_task`` then fails the task.
         Nothing happens when the failure is settled already.
 
         Raises: InvalidTransitionError when the step is not failed.
@@ -177,8 +177,8 @@ class TaskStore(Protocol):
         settled. A leased step that is cancelled is asked to stop, and ends as its worker says.
 
         Raises:
-            InvalidTransitionError: the task has ended; a step is not in a status that allows what is asked of it.
-            ConflictError: a step of that id stands already; a dependency can no longer complete, is the child of a map
+            InvalidTransitionError: the task has ended; a step is not in a status that allows the change.
+            ConflictError: a step of that id exists already; a dependency can no longer complete, is the child of a map
                 or closes a circle; a step that gets one has left ``pending``.
             NotFoundError: a named step is none of this task.
         """
@@ -225,14 +225,14 @@ class TaskStore(Protocol):
     ) -> None:
         """Put the failed, cancelled and skipped steps of an ended task back to pending, each with its new run.
 
-        ``again`` are keys of completed steps that run anew with them. ``regrown`` are map steps whose items may be
-        others now: their children's rows go (their runs and logs stay) and they are expanded anew.
+        ``again`` are keys of completed steps that run again with them. ``regrown`` are map steps whose items may be
+        others now: their children's rows go (their runs and logs stay) and they are expanded again.
 
         ``runs`` are matched by their step key; a map step needs none: with children it waits for them again, without it
-        is expanded again. A run without a step becomes the task's new root run; without one the old root run goes on.
+        is expanded again. A run without a step becomes the task's new root run; without one the old root run continues.
         Lost leases are forgotten, and a closed session is open again. ``model`` becomes the model of the agent steps
         that are put back, and of the items that their maps expand to; empty: each keeps its own. ``origin`` becomes
-        that of a root run that goes on, and so of what its maps expand to.
+        that of a root run that continues, and so of what its maps expand to.
 
         Raises: InvalidTransitionError when the task has not ended, or completed with nothing to run again (or
             ConflictError: a step of it is still leased, or a map step that waits again for its dependencies has

@@ -1,6 +1,6 @@
 """The total of children that one run may make (DIS-03): what grows without end is ended by a number.
 
-The children of the run that owns a task are its steps: map steps and their items, and what is added later; not further
+The children of the run that owns a task are its steps: map steps and their items, and what is added later; not their
 attempts. Unlike the concurrency limits, which let steps wait, a total refuses.
 """
 

@@ -2,7 +2,7 @@
 
 A capability is a word. Those of an operator are labels, plain words; ours have a kind before a colon. A step may be
 claimed by any worker that announces all it needs, so what is needed is what a step really uses: each tool by its name,
-not a program's whole catalogue, which a program of another version does not have.
+not a program's full catalogue, which a program of another version does not have.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """The port for hints: ring and wait. Adapters: Redis, and an in-memory one for one process.
 
-Nothing waits on a ring alone: whoever waits also looks at the rows when ``timeout_s`` has passed.
+Nothing waits on a ring alone: a waiting process also looks at the rows when ``timeout_s`` has passed.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Notifier(Protocol):
         ...
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
-        """Tell owners that a question was raised, answered or withdrawn: its session's desk is to look."""
+        """Tell owners that a question was raised, answered or withdrawn: its session's broker is to look."""
         ...
 
     async def permission_decided(self, request_id: str, worker_id: str) -> None: ...
@@ -52,9 +52,9 @@ class NullSubscription:
 
 
 class Subscriber(Protocol):
-    """Makes ears. One that was away (its server restarted) says so when it is back: look at all rows.
+    """Makes subscriptions. One that was away (its server restarted) says so when it is back: look at all rows.
 
-    It then reports an empty id, the ears of a worker and of a session their own.
+    It then reports an empty id, the subscriptions of a worker and of a session their own.
     """
 
     async def subscribe_owner(self) -> Subscription:

@@ -1,4 +1,4 @@
-"""Consent over Redis streams: hints beside the rows, in order and kept over a short outage.
+"""Consent over Redis streams: hints in addition to the rows, in order and kept over a short outage.
 
 ``REQUESTS`` carries ``{"v":"1","request":id,"session":id}`` to owners, who look at the session's rows; a worker's
 decision stream carries ``{"v":"1","request":id}`` back. Neither carries a decision: that is a signed row. Streams are

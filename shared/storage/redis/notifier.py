@@ -30,7 +30,7 @@ _Hint = tuple[Literal["publish", "stream"], str, str]
 
 
 class RedisNotifier:
-    """Implements ``soong.shared.engine.wire.notifier.Ring``. Bound to the loop of its first hint; ``close`` sends
+    """Implements ``soong.shared.engine.wire.notifier.Notifier``. Bound to the loop of its first hint; ``close`` sends
     what waits.
     """
 

@@ -1,4 +1,4 @@
-"""Ears over Redis: pub/sub for wake-ups, streams for permission traffic."""
+"""Subscriptions over Redis: pub/sub for wake-ups, streams for permission traffic."""
 
 from redis.asyncio import Redis
 
@@ -11,7 +11,7 @@ from soong.shared.storage.redis.subscriptions import ChannelSource, RedisSubscri
 class RedisSubscriber:
     """Implements ``soong.shared.engine.wire.notifier.Subscriber``. ``client`` is the one for blocking reads.
 
-    After an outage an ear of owners, questions or decisions reports an empty id, one of a worker or session its id.
+    After an outage a subscription to a worker or to a session reports its id, any other subscription an empty id.
     """
 
     def __init__(self, client: "Redis") -> None:

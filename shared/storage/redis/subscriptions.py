@@ -1,7 +1,7 @@
-"""Hints in: an ear is a task that keeps listening over every outage, and a set of what it has heard.
+"""Hints in: a subscription is a task that keeps listening over every outage, and a set of what it has heard.
 
-After it was away an ear reports a wake-up of its own, so that whoever waits looks at the rows: what was rung meanwhile
-on a channel is gone.
+After an outage a subscription reports a wake-up of its own, so that its reader looks at the rows: what was sent on a
+channel meanwhile is lost.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ MAX_ID_CHARS = 64
 
 
 class SubscriptionSource(Protocol):
-    """Where an ear gets its hints from. ``open`` may be called again after a failure; any of them may raise."""
+    """Where a subscription gets its hints from. ``open`` may be called again after a failure; any of them may raise."""
 
     async def open(self) -> None: ...
 
@@ -101,7 +101,7 @@ class RedisSubscription:
                     failures = 0
             except (RedisError, OSError, TimeoutError) as error:
                 if failures == 0:
-                    log.warning("ear_lost", error=str(error))
+                    log.warning("subscription_lost", error=str(error))
                 await self._hang_up()
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
@@ -153,7 +153,7 @@ class StreamSource:
     """A stream from its end at first, then from where we were: a short outage loses nothing.
 
     ``name`` is the field that says the id. ``cut_to`` entries are kept when more come at once than is read at once; 0
-    leaves that to whoever writes.
+    leaves that to the writer.
     """
 
     def __init__(self, client: "Redis", stream: str, name: str, *, cut_to: int = 0) -> None:

@@ -66,7 +66,7 @@ class SqlAuditStore(_Part, SqlAudit):
 
 
 class SqlStore:
-    """Implements :class:`soong.shared.storage.store.Store`. One object a process; safe from any loop and thread."""
+    """Implements :class:`soong.shared.storage.store.Store`. One object per process; safe from any loop and thread."""
 
     def __init__(self, database: Database, redactor: Redactor | None = None) -> None:
         self._database = database
@@ -95,7 +95,7 @@ async def open_store(
 
     With ``migrate`` it is created or brought to our schema first; without, another schema is refused. ``redactor``
     knows the secrets of this process, for what the audit log says. ``credential`` is a secret that a worker's process
-    makes anew at each start: where roles are given rights, the database lets it touch only what it holds.
+    makes again at each start: where roles are given rights, the database lets it touch only what it holds.
 
     Raises:
         InvalidConfigError: not such a URL, or a file that cannot be used.

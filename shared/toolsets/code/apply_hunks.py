@@ -122,7 +122,7 @@ class LineImage:
     def _spend(self, steps: int) -> None:
         self.steps -= steps
         if self.steps < 0:
-            hint = "read the file and make the diff anew"
+            hint = "read the file and make the diff again"
             raise DiffError(Fault.TOO_FAR, "the hunks are too far from where they say they belong", hint=hint)
 
     def _mismatch(self, hunk: Hunk, number: int, said: int) -> DiffError:
@@ -131,7 +131,7 @@ class LineImage:
             fault = Fault.MISPLACED_END
             problem += ", or the file does not end there without a newline as it says"
         elif not hunk.has_context:
-            problem += "; without context lines it can only stand at the beginning or the end"
+            problem += "; without context lines it can only be at the beginning or the end"
         return DiffError(fault, problem, line=hunk.line, hunk=number, hint=self._hint(hunk))
 
     def _hint(self, hunk: Hunk) -> str:
@@ -139,4 +139,4 @@ class LineImage:
         has_crlf = any(isinstance(line, bytes) and line.endswith(b"\r\n") for line in (*self.rest, *self.done))
         if ended == {False} and has_crlf:
             return "the file ends lines with \\r\\n; end the diff's lines so too, or use edits, which need not"
-        return "read the file again; every context and removed line must stand there exactly, whitespace too"
+        return "read the file again; every context and removed line must be there exactly, whitespace too"

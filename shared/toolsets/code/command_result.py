@@ -82,9 +82,9 @@ def _block(transcript: OutputTranscript, stream: Stream, title: str) -> TextBloc
     raw = transcript.raw(stream)
     original = (title + raw).encode("utf-8", "surrogateescape")
     if "\0" in raw and len(raw) > LONG_CHARS:
-        return TextBlock(f"{title}[{transcript.said[stream]} bytes that are no text]", original=original)
+        return TextBlock(f"{title}[{transcript.said[stream]} bytes of other data than text]", original=original)
     text = inert_text(raw)
     if len(text) > LONG_CHARS:
         tail = text[-LONG_CHARS // 2 :].partition("\n")[2]
-        text = f"[the end, the whole follows]\n{tail}\n[the whole]\n{text}"
+        text = f"[the end, everything follows]\n{tail}\n[everything]\n{text}"
     return TextBlock(title + text, original=original)

@@ -65,7 +65,7 @@ def find_header(lines: list[bytes]) -> Header:
     pair = None
     for at, line in enumerate(lines):
         if is_hunk_line(line):
-            raise _broken("a hunk stands before any file header", at)
+            raise _broken("a hunk comes before any file header", at)
         header, above = None, pair
         if line.startswith(GIT_MARK):
             pair = Name(line[len(GIT_MARK) :].rstrip(b"\n"), at + 1)
@@ -73,7 +73,7 @@ def find_header(lines: list[bytes]) -> Header:
         elif is_pair(lines, at) and at + 2 < len(lines) and lines[at + 2].startswith(HUNK_MARK):
             header = _bare_header(lines, at, pair)
         if header is not None and header.creates == "yes" and above is not None:
-            raise _broken("other text stands between 'diff --git' and 'new file mode'", at)
+            raise _broken("there is other text between 'diff --git' and 'new file mode'", at)
         if header is not None:
             return header
     raise _broken("it holds no file header", len(lines) - 1)
@@ -128,7 +128,7 @@ class _GitLines:
 
     def _take_new_file(self, line: bytes, at: int) -> None:
         if self.old or self.new:
-            raise _broken("'new file mode' stands below the names", at)
+            raise _broken("'new file mode' comes below the names", at)
         if _mode_of(line.removeprefix(b"new file mode "), at) != _PLAIN_FILE:
             raise _no_edit("creates something else than a plain file", at)
         self.creates = True

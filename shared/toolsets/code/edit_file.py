@@ -245,7 +245,7 @@ def _replaced(place: _Place, request: EditRequest, before: bytes, max_bytes: int
         before, edits, count = edits[0].new, edits[1:], 1
     elif place.is_absent:
         hint = "begin with an edit whose old is empty and whose new is the content"
-        raise ToolError(ErrorType.TEXT_NOT_FOUND, "the file does not exist, so no text stands in it", hint=hint)
+        raise ToolError(ErrorType.TEXT_NOT_FOUND, "the file does not exist, so there is no text in it", hint=hint)
     edited = apply_edits(before, edits, replaces_all=request.replaces_all, max_bytes=max_bytes)
     return _EditOutcome(edited.content, {"edits": len(request.edits), "replacements": edited.replacements + count})
 

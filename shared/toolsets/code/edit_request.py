@@ -65,7 +65,7 @@ def _edits(items: list[Json], max_bytes: int, *, creates_missing: bool) -> tuple
         if edit.old == edit.new:
             raise _invalid(f"old and new of edit {number} are the same")
         if not edit.old and not (creates_missing and number == 1):
-            hint = "quote the text to replace; to insert, quote the line beside it and repeat it in new"
+            hint = "quote the text to replace; to insert, quote the line next to it and repeat it in new"
             raise _invalid(f"old of edit {number} is empty", hint)
         if b"\0" in edit.old + edit.new:
             raise _invalid(f"edit {number} holds a NUL character, which no text file does")

@@ -186,7 +186,7 @@ def _not_found(original: bytes, current: bytes, edit: Edit, number: int, total: 
 
 def _ambiguous(several: _SeveralError, number: int, total: int) -> ToolError:
     listed = ", ".join(map(str, several.lines)) + (" and more" if several.count > len(several.lines) else "")
-    problem = f"the old text{_which(number, total)} stands at {several.count} places, beginning on lines {listed}"
+    problem = f"the old text{_which(number, total)} occurs at {several.count} places, beginning on lines {listed}"
     hint = "add lines around it until it is the only one, or pass replace_all=true"
     details: dict[str, Json] = {"edit": number, "count": several.count, "lines": list(several.lines)}
     return ToolError(ErrorType.AMBIGUOUS_EDIT, problem, hint=hint, details=details)

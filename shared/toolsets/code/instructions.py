@@ -25,5 +25,5 @@ def instructions(located: Located, shown: str, descriptor: int) -> tuple[Context
     digest = hashlib.sha256(content).hexdigest()[:_DIGEST_CHARS]
     text = content[:MAX_INSTRUCTION_BYTES].decode("utf-8", "ignore")
     end = "" if len(content) <= MAX_INSTRUCTION_BYTES else f"\n[cut at {MAX_INSTRUCTION_BYTES} bytes]"
-    head = f"Instructions of this project for the files beside and below {readable(shown)}:\n\n"
+    head = f"Instructions of this project for the files next to and below {readable(shown)}:\n\n"
     return (ContextNode("system", f"{shown}@{digest}", f"{head}{text}{end}"),)

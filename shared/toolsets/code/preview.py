@@ -37,7 +37,9 @@ def preview_of(located: Located, state: State, after: bytes) -> str:
         return f"replace {name}: {len(before)} bytes by {_size(after)}"
     if not diff:
         return f"replace {name} by the same {_size(after)}"
-    return diff if len(diff) <= MAX_PREVIEW_CHARS else f"{diff[:MAX_PREVIEW_CHARS]}\n[the diff goes on; {_size(after)}]"
+    if len(diff) <= MAX_PREVIEW_CHARS:
+        return diff
+    return f"{diff[:MAX_PREVIEW_CHARS]}\n[the diff continues; {_size(after)}]"
 
 
 def holds_key_now(state: State) -> bool:

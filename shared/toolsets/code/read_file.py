@@ -280,7 +280,7 @@ def _notes(page: _FilePage, following: int | None, total: int | None) -> str:
     if page.cut:
         notes.append(f"cut at {MAX_LINE_BYTES} bytes: lines {', '.join(map(str, page.cut))}")
     if following is not None:
-        notes.append(f"more lines follow; go on with start_line={following}")
+        notes.append(f"more lines follow; continue with start_line={following}")
     return "".join(f"[{note}]\n" for note in notes)
 
 

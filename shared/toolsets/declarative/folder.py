@@ -71,7 +71,7 @@ def _read(path: Path, bounds: Bounds) -> DeclaredTool | list[Problem]:
     try:
         document = _document(path)
     except InvalidJsonError as error:
-        return [Problem(str(path), f"is not JSON: {error}", "mend it")]
+        return [Problem(str(path), f"is not JSON: {error}", "fix it")]
     except (UsageError, OSError) as error:
         return [_problem(path, "cannot be used", error)]
     read = read_tool(document, str(path), bounds)
@@ -88,7 +88,7 @@ def _document(path: Path) -> Json:
             _refuse_foreign(around, resolved.parent)
         raw = _read_bytes(descriptor)
     if len(raw) > MAX_FILE_BYTES:
-        raise UsageError(f"it has more than {MAX_FILE_BYTES} bytes; that is no tool definition")
+        raise UsageError(f"it has more than {MAX_FILE_BYTES} bytes; that is not a tool definition")
     try:
         value = parse_strict(raw.decode("utf-8"), max_bytes=MAX_FILE_BYTES, max_depth=MAX_DEPTH)
     except UnicodeDecodeError as error:
@@ -123,4 +123,4 @@ def _refuse_foreign(descriptor: int, path: Path) -> None:
 
 def _problem(path: Path, problem: str, error: Exception) -> Problem:
     what, _, hint = str(error).partition("; ")
-    return Problem(str(path), f"{problem}: {what}", hint or "mend it, or take the file away")
+    return Problem(str(path), f"{problem}: {what}", hint or "fix it, or remove the file")

@@ -132,7 +132,7 @@ def _cwd(tool: DeclaredTool, bounds: Bounds, place: RunDirs) -> Path:
         return place.cwd
     if not is_inside(tool.working_dir, bounds.roots):
         problem = f"the working_dir {str(tool.working_dir)!r} of {tool.name!r} leads outside the allowed roots now"
-        raise ToolError(ErrorType.PATH_OUTSIDE_ROOTS, problem, hint="its definition must be mended by the user")
+        raise ToolError(ErrorType.PATH_OUTSIDE_ROOTS, problem, hint="its definition must be fixed by the user")
     return Path(os.path.realpath(tool.working_dir))
 
 

@@ -191,7 +191,7 @@ def _failure(fields: Mapping[str, Json], content: Sequence[ContentBlock]) -> Too
         words = str(fields.get("summary") or "") or _first_text(content) or "the tool reports an error"
         return ToolFailure(ErrorType.EXECUTION_FAILED, in_a_line(words, MAX_WORDS_CHARS))
     if is_error is False:
-        raise _wrong("$.is_error", "is false beside an error")
+        raise _wrong("$.is_error", "is false next to an error")
     given = _fields(error, "$.error", _ERROR_FIELDS)
     if not given.get("message"):
         raise _wrong("$.error.message", "is missing; say what went wrong")

@@ -90,11 +90,11 @@ def shell_problems(arguments: Sequence[TemplateArgument]) -> Iterator[tuple[int,
             quote = _quote_after(argument.literals[0], quote)
             continue
         if quote:
-            yield position, "stands inside quotes; the value is quoted already, so take the quotes away"
+            yield position, "is inside quotes; the value is quoted already, so take the quotes away"
         elif not all(map(_PLAIN_WORD.fullmatch, argument.literals)):
             yield (
                 position,
-                "has shell syntax beside a field; only letters, digits and _ . / : = , @ % + - may stand there",
+                "has shell syntax next to a field; only letters, digits and _ . / : = , @ % + - are allowed there",
             )
     if quote:
         yield len(arguments) - 1, f"leaves a {quote} open"
@@ -170,7 +170,7 @@ def _text_of(field: str, value: Json) -> str:
         return value
     if isinstance(value, bool | int | float):
         return dump(value)
-    raise ToolError(ErrorType.INVALID_INPUT, f"$.{field}: is not a scalar and cannot stand in an argument")
+    raise ToolError(ErrorType.INVALID_INPUT, f"$.{field}: is not a scalar and cannot be in an argument")
 
 
 def _refuse_option(argument: TemplateArgument, element: str) -> None:

@@ -71,7 +71,7 @@ class SkillTools:
             title="Load skill",
             description=(
                 "Load a skill by name: its instructions are added to your context. It gives you no more tools and "
-                "no permissions; what it asks for is only told."
+                "no permissions; what it asks for is only shown."
             ),
             search_hint="skill instructions context SKILL.md",
             input_schema={

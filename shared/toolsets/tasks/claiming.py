@@ -19,7 +19,7 @@ from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.schema import validate
-from soong.shared.toolsets.tasks.claims import FurtherClaims, step_id_of, work_of
+from soong.shared.toolsets.tasks.claims import AdditionalClaims, step_id_of, work_of
 from soong.shared.toolsets.tasks.showing import STEP_ID, TAGS, changes_state, step_line
 
 MAX_PROGRESS_CHARS: Final = 500
@@ -52,7 +52,7 @@ class ClaimTools:
     worker_id: Callable[[], str]
     clock: Clock
     shown: Callable[[str], str]
-    claims: FurtherClaims | None = None
+    claims: AdditionalClaims | None = None
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (self._claim_tool(), self._update_tool())
@@ -111,7 +111,7 @@ class ClaimTools:
         if standing is not None and step_id_of(standing) == asked:
             return {"claimed": work_of(standing)}
         if self.claims is None:
-            raise ToolError(ErrorType.STEP_NOT_CLAIMABLE, "no further step is given out here", hint="finish your own")
+            raise ToolError(ErrorType.STEP_NOT_CLAIMABLE, "no other step is given out here", hint="finish your own")
         answer = await self.claims.claim(holder, asked)
         if isinstance(answer, ClaimRefusal):
             reason = {"reason": answer.reason.value}
@@ -202,5 +202,5 @@ def _completed(claim: Claim, output: Json) -> StepEnd:
     violations = [] if claim.spec.output is None else validate(claim.spec.output, output)
     if violations:
         problem = f"the output of step {step_id_of(claim)!r} breaks its schema: " + "; ".join(map(str, violations))
-        raise ToolError(ErrorType.INVALID_OUTPUT, problem, hint="mend it and report again; you still hold the step")
+        raise ToolError(ErrorType.INVALID_OUTPUT, problem, hint="fix it and report again; you still hold the step")
     return claim.completed(output)

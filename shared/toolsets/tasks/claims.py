@@ -8,7 +8,7 @@ from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 
 
-class FurtherClaims(Protocol):
+class AdditionalClaims(Protocol):
     """The claims of additional steps by runs of this process, one at most for each run.
 
     They live as long as their holder is held here: a run that continues elsewhere, or again, holds none.

@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.step import Claim, Lease, Step
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.tasks.claiming import ClaimTools, TaskRows, own_step
-from soong.shared.toolsets.tasks.claims import FurtherClaims, step_id_of, work_of
+from soong.shared.toolsets.tasks.claims import AdditionalClaims, step_id_of, work_of
 from soong.shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
     STEP_ID,
@@ -43,7 +43,7 @@ class TaskTools:
     worker_id: Callable[[], str]
     clock: Clock
     shown: Callable[[str], str] = str
-    claims: FurtherClaims | None = None
+    claims: AdditionalClaims | None = None
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         claiming = ClaimTools(self.store, self.worker_id, self.clock, self.shown, self.claims)

@@ -236,12 +236,12 @@ async def _told(asking: Awaitable[T]) -> T:
     try:
         return await asking
     except LimitExceededError as error:
-        raise ToolError(ErrorType.LIMIT_EXCEEDED, str(error), hint="go on with the steps that there are") from error
+        raise ToolError(ErrorType.LIMIT_EXCEEDED, str(error), hint="continue with the existing steps") from error
     except UsageError as error:
         hint = "agent.plan_template shows how it is written"
         raise ToolError(ErrorType.INVALID_INPUT, str(error), hint=hint) from error
     except (ConflictError, UnavailableError) as error:
-        hint = "agent.task_get shows how the task stands"
+        hint = "agent.task_get shows the state of the task"
         raise ToolError(ErrorType.EXECUTION_FAILED, str(error), hint=hint) from error
 
 

@@ -55,7 +55,7 @@ SHAPES: Final[Mapping[str, JsonObject]] = {
             {
                 "id": "second",
                 "depends_on": ["first"],
-                "instructions": "Go on from ${first.output}.",
+                "instructions": "Continue from ${first.output}.",
             },
         ],
     },

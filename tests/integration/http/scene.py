@@ -1,4 +1,4 @@
-"""A deployment behind a real HTTP server on the loopback interface: SQL, Redis, an owner with its desk, workers' gates.
+"""A deployment behind a real HTTP server on the loopback interface: SQL, Redis, an owner, workers' gates.
 
 The owner and the server live in the test's own loop, over one store; time stands still until a test moves it.
 """

@@ -1,4 +1,4 @@
-"""Hints inside one process: a ring and a switchboard over plain queues."""
+"""Hints inside one process: a notifier and a subscriber over plain queues."""
 
 import asyncio
 from collections import defaultdict
@@ -66,7 +66,7 @@ class MemoryBus:
     async def permission_decided(self, request_id: str, worker_id: str) -> None:
         self._ring(decisions_of(worker_id), (request_id,))
 
-    # -- switchboard
+    # -- subscriber
     async def subscribe_owner(self) -> Subscription:
         return self._listen(OWNERS_CHANNEL)
 
@@ -86,7 +86,7 @@ class MemoryBus:
         return self._listen(run_channel(run_id))
 
     def forget(self, subject: str, subscription: MemorySubscription) -> None:
-        """Stop ringing an ear that was closed; a second time does nothing."""
+        """Stop ringing a subscription that was closed; a second time does nothing."""
         if subscription in self._ears[subject]:
             self._ears[subject].remove(subscription)
 

@@ -99,7 +99,7 @@ class MemoryRetrying:
         waiting = [step.key for step in steps if self._count_again(step.key)]
         for key in waiting:
             if self.rows.children_of(key):
-                raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded anew")
+                raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded again")
         for step in steps:
             if step.key not in waiting:
                 self._reopen(step.key, now_us)

@@ -5,10 +5,10 @@ from typing import Self
 
 from soong.shared.engine.sessions.store import HeartbeatWriter
 from tests.model.memory.access import MemoryAccess
+from tests.model.memory.additional_claims import MemoryAdditionalClaims
 from tests.model.memory.auditing import MemoryAudit
 from tests.model.memory.changing import MemoryChanging
 from tests.model.memory.consent import MemoryConsent
-from tests.model.memory.further import MemoryFurther
 from tests.model.memory.keys import MemoryKeys
 from tests.model.memory.owning import MemoryOwning
 from tests.model.memory.retrying import MemoryRetrying
@@ -21,7 +21,7 @@ from tests.model.memory.steps import MemorySteps
 class MemoryStore(
     MemorySessions,
     MemorySteps,
-    MemoryFurther,
+    MemoryAdditionalClaims,
     MemoryOwning,
     MemoryChanging,
     MemoryRetrying,

@@ -40,7 +40,7 @@ class Person:
 
 
 @dataclass
-class Desk:
+class GateHarness:
     gate: DirectGate
     events: list[NewEvent]
 
@@ -52,7 +52,7 @@ class Desk:
         return [event.type for event in self.events]
 
 
-def make_desk(callback: PermissionCallback | None = None, *allow: str, policy: Policy | None = None) -> Desk:
+def make_broker(callback: PermissionCallback | None = None, *allow: str, policy: Policy | None = None) -> GateHarness:
     events: list[NewEvent] = []
 
     async def record(new: Sequence[NewEvent]) -> None:
@@ -71,13 +71,13 @@ def make_desk(callback: PermissionCallback | None = None, *allow: str, policy: P
         home="/home/ada",
         redactor=redactor(["hunter2hunter2"]),
     )
-    return Desk(gate, events)
+    return GateHarness(gate, events)
 
 
 @pytest.mark.spec("PER-02", "EXE-12")
 async def test_a_read_is_asked_of_nobody() -> None:
     person = Person([Choice.DENY])
-    broker = make_desk(person)
+    broker = make_broker(person)
 
     verdict = await broker.decide(READ)
 
@@ -86,7 +86,7 @@ async def test_a_read_is_asked_of_nobody() -> None:
 
 
 async def test_an_allow_rule_answers_a_write_within_its_scope() -> None:
-    broker = make_desk(None, "code.write_file:/work/out")
+    broker = make_broker(None, "code.write_file:/work/out")
 
     inside = await broker.decide(make_call())
     outside = await broker.decide(make_call(target=make_path("/work/else/x")))
@@ -99,7 +99,7 @@ async def test_an_allow_rule_answers_a_write_within_its_scope() -> None:
 @pytest.mark.spec("PER-03", "PER-19")
 async def test_a_persons_yes_runs_one_call_and_is_recorded() -> None:
     person = Person([Choice.ALLOW_ONCE, Choice.DENY])
-    broker = make_desk(person)
+    broker = make_broker(person)
 
     first, second = await broker.decide(make_call()), await broker.decide(make_call())
 
@@ -112,7 +112,7 @@ async def test_a_persons_yes_runs_one_call_and_is_recorded() -> None:
 @pytest.mark.spec("PER-04.a", "PER-07")
 async def test_allowed_for_the_session_covers_its_scope_and_nothing_else() -> None:
     person = Person([Choice.ALLOW_FOR_SESSION, Choice.DENY])
-    broker = make_desk(person)
+    broker = make_broker(person)
 
     await broker.decide(make_call())
     same = await broker.decide(make_call(target=make_path("/work/out/another.md")))
@@ -124,7 +124,7 @@ async def test_allowed_for_the_session_covers_its_scope_and_nothing_else() -> No
 
 @pytest.mark.spec("PER-04.c")
 async def test_a_deny_is_not_remembered() -> None:
-    broker = make_desk(Person([Choice.DENY, Choice.ALLOW_ONCE]))
+    broker = make_broker(Person([Choice.DENY, Choice.ALLOW_ONCE]))
 
     assert not (await broker.decide(make_call())).is_allowed
     assert (await broker.decide(make_call())).is_allowed
@@ -133,7 +133,7 @@ async def test_a_deny_is_not_remembered() -> None:
 @pytest.mark.spec("PER-07")
 async def test_of_equal_questions_at_once_one_is_asked_and_its_grant_answers_all() -> None:
     person = Person([Choice.ALLOW_FOR_SESSION])
-    broker = make_desk(person)
+    broker = make_broker(person)
 
     verdicts = await asyncio.gather(*(broker.decide(make_call()) for _ in range(5)))
 
@@ -144,7 +144,7 @@ async def test_of_equal_questions_at_once_one_is_asked_and_its_grant_answers_all
 @pytest.mark.spec("PER-21")
 async def test_a_grant_carries_nothing_out_after_strangers_text_was_read() -> None:
     person = Person([Choice.ALLOW_FOR_SESSION, Choice.DENY])
-    broker = make_desk(person)
+    broker = make_broker(person)
     fetch = make_call(
         "web.fetch",
         tags=frozenset({"network"}),
@@ -162,7 +162,7 @@ async def test_a_grant_carries_nothing_out_after_strangers_text_was_read() -> No
 @pytest.mark.spec("PER-20.b")
 async def test_strict_mode_neither_uses_nor_gives_grants() -> None:
     person = Person([Choice.ALLOW_ONCE])
-    broker = make_desk(person, policy=Policy(mode=Mode.STRICT))
+    broker = make_broker(person, policy=Policy(mode=Mode.STRICT))
 
     await broker.decide(make_call())
     await broker.decide(make_call())
@@ -172,7 +172,7 @@ async def test_strict_mode_neither_uses_nor_gives_grants() -> None:
 
 @pytest.mark.spec("PER-05", "PER-14")
 async def test_without_a_callback_and_a_rule_it_is_denied_with_what_to_do() -> None:
-    broker = make_desk(None)
+    broker = make_broker(None)
 
     verdict = await broker.decide(make_call())
 
@@ -185,7 +185,7 @@ async def test_without_a_callback_and_a_rule_it_is_denied_with_what_to_do() -> N
 @pytest.mark.spec("PER-08")
 async def test_a_dangerous_call_is_told_that_no_rule_will_do() -> None:
     policy = Policy(is_dangerous_enabled=True).with_rules([parse_allow("code.run_command:exact:ls")])
-    broker = make_desk(None, policy=policy)
+    broker = make_broker(None, policy=policy)
 
     verdict = await broker.decide(make_call("code.run_command", tags=frozenset({"dangerous"}), risk=Risk.EXECUTE))
 
@@ -206,7 +206,7 @@ WRONG_ANSWERS = {
 @pytest.mark.spec("PER-05", "PER-14")
 @pytest.mark.parametrize(("answer", "told"), WRONG_ANSWERS.values(), ids=WRONG_ANSWERS.keys())
 async def test_a_callback_that_fails_denies_and_says_how(answer: object, told: str) -> None:
-    broker = make_desk(Person([answer]))
+    broker = make_broker(Person([answer]))
 
     verdict = await broker.decide(make_call())
 
@@ -217,7 +217,7 @@ async def test_a_callback_that_fails_denies_and_says_how(answer: object, told: s
 
 @pytest.mark.spec("PER-08")
 async def test_a_grant_that_was_not_offered_is_a_failed_answer() -> None:
-    broker = make_desk(Person([Choice.ALLOW_FOR_SESSION]))
+    broker = make_broker(Person([Choice.ALLOW_FOR_SESSION]))
 
     verdict = await broker.decide(make_call(target=make_path("/x")))
 
@@ -238,7 +238,7 @@ async def test_a_callback_that_does_not_answer_in_time_denies_and_a_late_yes_cou
                 raise
         return PermissionDecision(Choice.ALLOW_FOR_SESSION)
 
-    broker = make_desk(late)
+    broker = make_broker(late)
 
     verdict = await broker.decide(make_call())
 
@@ -258,7 +258,7 @@ async def test_a_question_whose_call_is_cancelled_is_withdrawn() -> None:
             was_cancelled.set()
         raise AssertionError
 
-    broker = make_desk(waiting)
+    broker = make_broker(waiting)
     broker.gate.timeout = timedelta(minutes=1)
     asking = asyncio.create_task(broker.decide(make_call()))
     await is_asked.wait()
@@ -274,7 +274,7 @@ async def test_a_question_whose_call_is_cancelled_is_withdrawn() -> None:
 @pytest.mark.spec("EVT-05")
 async def test_the_question_shows_no_secret() -> None:
     person = Person([Choice.ALLOW_ONCE])
-    broker = make_desk(person)
+    broker = make_broker(person)
 
     await broker.decide(make_call(call_input={"path": "/work/out/x", "content": "key hunter2hunter2"}))
 

@@ -32,7 +32,7 @@ def test_what_is_no_mark_marks_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / MARK).write_text(text)
 
     assert project_id(tmp_path) == ""
-    with pytest.raises(InvalidConfigError, match="is no mark"):
+    with pytest.raises(InvalidConfigError, match="is not a mark"):
         mark_project(tmp_path)
 
 

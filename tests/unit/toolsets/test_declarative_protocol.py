@@ -144,7 +144,7 @@ def test_an_error_without_words_takes_the_summary() -> None:
         ({"summary": "x", "context_nodes": []}, "$.context_nodes: is not a field"),
         ({"summary": 1}, "$.summary: must be string"),
         ({"is_error": "no", "summary": "x"}, "$.is_error: must be boolean"),
-        ({"is_error": False, "error": {"message": "x"}}, "$.is_error: is false beside an error"),
+        ({"is_error": False, "error": {"message": "x"}}, "$.is_error: is false next to an error"),
         ({"error": "failed"}, "$.error: must be object"),
         ({"error": {"type": "timeout"}}, "$.error.message: is missing"),
         ({"error": {"message": "x", "code": 1}}, "$.error.code: is not a field"),

@@ -209,7 +209,7 @@ async def test_a_long_line_is_cut_at_a_character_with_a_mark(project: Project) -
     (match,) = (await project.data("search", query="hit"))["matches"]
 
     assert match["text"].startswith("hit" + "\u00e4" * 198)
-    assert match["text"].endswith(" [the line goes on]")
+    assert match["text"].endswith(" [the line continues]")
     assert len(match["text"].encode()) < 450
 
 

@@ -35,7 +35,7 @@ class LateStore(MemoryStore):
 
 
 class Process:
-    """Pump and slots over a store, with one step to run."""
+    """Claim loop and slots over a store, with one step to run."""
 
     def __init__(self, store: MemoryStore, runner: Running) -> None:
         clock = SystemClock()

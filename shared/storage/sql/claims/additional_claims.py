@@ -1,7 +1,7 @@
-"""Further claims: a run takes a step of its task beside its own, under the concurrency limits and in its session's
-turn (DAG-03).
+"""Additional claims: a run takes a step of its task in addition to its own, under the concurrency limits and in its
+session's turn (DAG-03).
 
-The statement is the pump's, for one step that is named. Locks are taken in the order of a worker's other transactions:
+The statement is the claim loop's, for one named step. Locks are taken in the order of a worker's other transactions:
 the worker, the step that it holds, the concurrency limits, and last the step that it wants, which is passed by when
 it is locked.
 """
@@ -52,7 +52,7 @@ HOLDER: Final = Statement(
     """,
 )
 TAKEN: Final = Statement(
-    "taken: the steps that a run holds or has ended beside its own",
+    "taken: the steps that a run holds or has ended in addition to its own",
     """
     SELECT step_id, status FROM steps
     WHERE holder_run_id = :run_id AND holder_run_id <> '' AND task_id || '' = :task_id ORDER BY ordinal
@@ -67,7 +67,7 @@ SOUGHT: Final = Statement(
     """,
 )
 CLAIM_FURTHER: Final = Statement(
-    "claim further: take one named ready step for a run that goes on holding its own; nobody waits for it",
+    "claim additional: take one named ready step for a run that keeps its own; nobody waits for it",
     """
     UPDATE steps SET
         status = 'running', fence = fence + 1, starts = starts + 1, worker_id = :worker_id,
@@ -94,7 +94,7 @@ class _Ask:
 
 
 class SqlAdditionalClaims:
-    """The part of the task store in which a run takes steps beside its own."""
+    """The part of the task store in which a run takes steps in addition to its own."""
 
     _database: Database
     _contexts: Contexts

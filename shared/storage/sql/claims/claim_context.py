@@ -84,7 +84,7 @@ T = TypeVar("T")
 
 
 class Contexts:
-    """What claims are told besides their steps, with the immutable part of it kept parsed. Used by one thread."""
+    """What claims get in addition to their steps, with the immutable part of it kept parsed. Used by one thread."""
 
     def __init__(self) -> None:
         self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
@@ -92,11 +92,11 @@ class Contexts:
         self._policies: OrderedDict[str, JsonObject] = OrderedDict()
 
     def read(self, tx: Transaction, run_ids: Sequence[str]) -> "ClaimContext":
-        """Return what is told of the claims of these runs."""
+        """Return what the claims of these runs get."""
         return self.told(tx, tx.rows(CLAIM_CONTEXT, run_ids=list(run_ids)))
 
     def told(self, tx: Transaction, rows: Sequence[Row]) -> "ClaimContext":
-        """Return what is told, given the rows of runs and sessions."""
+        """Return what claims get, given the rows of runs and sessions."""
         runs = {row.id: row for row in map(ClaimedRun._make, rows)}
         return ClaimContext(
             runs,

@@ -1,6 +1,6 @@
 """Claiming: which steps a worker gets, decided on rows.
 
-Ready steps stand in **lanes**: steps of one lane have session, pool, needs, definition and model in common, so
+Ready steps are in **lanes**: steps of one lane have session, pool, needs, definition and model in common, so
 whether a worker may take them and which concurrency limits they count in is decided once a lane. A claim lists the
 lanes that have ready work, shares itself out among their sessions in turn, and takes each lane's first steps.
 """
@@ -77,8 +77,8 @@ LOCK_LIMITS: Final = Statement(
 )
 
 LIVE_LEASES: Final = Statement(
-    "live leases: counted after the limits are locked, by lane; a step that a run holds beside its own is taken off "
-    "again in what it has in common with that: it is no further agent at work",
+    "live leases: counted after the limits are locked, by lane; a step that a run holds in addition to its own is not "
+    "counted again in what both have in common: it is not another agent at work",
     """
     SELECT head.session_id, head.definition, head.model, head.pool, leased.number
     FROM (
@@ -120,7 +120,7 @@ TURNS: Final = Change(TAKE_TURNS, "UPDATE sessions SET last_claimed = ?2 WHERE i
 
 
 QueuePosition: TypeAlias = tuple[int, int, int]
-"""Where a ready step stands in line within its session; the lowest is next."""
+"""The place of a ready step in its session; the lowest is next."""
 
 
 def place_of(is_unparked: int, priority: int, ordinal: int) -> QueuePosition:
@@ -199,7 +199,7 @@ def read_lanes(
 
 
 def lanes_of_rows(rows: Sequence[Row], modes: Collection[ClaimMode] = (ClaimMode.ASSIGNED,)) -> list[ReadyGroup]:
-    """Return the lanes that are claimed in one of these modes; a pump leaves those alone that are pulled."""
+    """Return the lanes that are claimed in one of these modes; a claim loop leaves those alone that are pulled."""
     return [lane for lane in map(_lane_of_row, rows) if lane.claim_mode in modes]
 
 

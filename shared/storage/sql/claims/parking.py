@@ -1,6 +1,6 @@
-"""Runs that wait for consent without a slot: how they give it up, and how a closed question lets them go on.
+"""Runs that wait for consent without a slot: how they give it up, and how a closed question lets them continue.
 
-Whoever takes several of these takes them in one order: the questions of a run, its step, its row.
+A transaction that locks several of these locks them in one order: the questions of a run, its step, its row.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ STILL_OPEN: Final = Statement(
 )
 PARK: Final = Statement(
     "park: its holder gives a step up that waits for consent; not one that was asked to stop, whose task is paused, or "
-    "whose run holds another step beside it, which would wait with it",
+    "whose run holds another step too, which would wait with it",
     """
     UPDATE steps SET status = 'blocked', worker_id = '', is_unparked = 0
     WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id
@@ -57,7 +57,7 @@ UNPARK: Final = Statement(
     """,
 )
 WITHDRAW_OF: Final = Statement(
-    "withdraw of: the open questions of runs of a task that do not go on",
+    "withdraw of: the open questions of runs of a task that do not continue",
     """
     UPDATE permission_requests SET state = 'withdrawn'
     WHERE session_id = (SELECT session_id FROM tasks WHERE id = :task_id) AND state = 'pending' AND run_id IN @run_ids
@@ -93,7 +93,7 @@ def park(
 
 
 def unpark(tx: Transaction, run_log: RunLogBuffer, run_id: str, request_id: str) -> bool:
-    """Let the run of a question that was just closed go on, if it was parked; say whether it was."""
+    """Let the run of a question that was just closed continue, if it was parked; say whether it was."""
     rows = tx.rows(UNPARK, run_id=run_id)
     for (key,) in rows:
         run_log.release(run_id)
@@ -102,7 +102,7 @@ def unpark(tx: Transaction, run_log: RunLogBuffer, run_id: str, request_id: str)
 
 
 def withdraw_of(tx: Transaction, run_log: RunLogBuffer, task_id: str, run_ids: Sequence[str], reason: str) -> None:
-    """Withdraw the questions of runs of a task that end without having gone on."""
+    """Withdraw the questions of runs of a task that end while they are parked."""
     if run_ids:
         note_withdrawn(run_log, tx.rows(WITHDRAW_OF, task_id=task_id, run_ids=sorted(run_ids)), reason)
 

@@ -44,7 +44,7 @@ _STEP: Final = len(ClaimedStep._fields)
 # planner to another index written so that they cannot ("status || ''").
 END_AND_UNLOCK: Final = Statement(
     "end and unlock: end steps while their holder holds them, end their runs, write their logs, count down what "
-    "waited; the worker is held before its steps are, as by whoever declares it gone",
+    "waited; the worker is held before its steps are, as by the owner that declares it gone",
     f"""
     WITH holder AS MATERIALIZED (
         SELECT id FROM workers WHERE id = :worker_id FOR SHARE

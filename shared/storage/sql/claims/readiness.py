@@ -56,11 +56,11 @@ SET_MAP_OUTCOME: Final = Statement(
 )
 
 ROOT_RUNS: Final = Statement(
-    "root runs: the log in which the events of a task's map steps stand",
+    "root runs: the log in which the events of a task's map steps are",
     "SELECT id, root_run_id FROM tasks WHERE id IN @task_ids",
 )
 
-UNTOLD_MAPS: Final = Statement(
+UNREPORTED_MAPS: Final = Statement(
     "untold maps: those that a worker's end completed, and when",
     """
     SELECT key, ready_us FROM steps
@@ -68,7 +68,9 @@ UNTOLD_MAPS: Final = Statement(
       AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed' ORDER BY key
     """,
 )
-TOLD_MAPS: Final = Statement("told maps", "UPDATE steps SET ready_us = NULL WHERE key IN @keys AND kind = 'map'")
+REPORTED_MAPS: Final = Statement(
+    "reported maps", "UPDATE steps SET ready_us = NULL WHERE key IN @keys AND kind = 'map'"
+)
 
 
 def unlock_after(tx: Transaction, ended: Iterable[str], now_us: int) -> set[str]:
@@ -85,7 +87,7 @@ def unlock_after(tx: Transaction, ended: Iterable[str], now_us: int) -> set[str]
 
 
 def settle_unlocked(tx: Transaction, rows: Sequence[Row], now_us: int) -> tuple[set[str], bool]:
-    """Go on from rows that were counted down with their ends.
+    """Continue from rows that were counted down with their ends.
 
     Return the keys of the steps that became ready, and whether map steps completed, which may have opened more.
     """
@@ -109,11 +111,11 @@ def _opened(tx: Transaction, rows: Sequence[Row]) -> tuple[set[str], list[str]]:
 
 def tell_maps(tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str) -> None:
     """Note which map steps of a task workers have completed, in the log of its root run. For the task's owner."""
-    rows = tx.rows(UNTOLD_MAPS, task_id=task_id)
+    rows = tx.rows(UNREPORTED_MAPS, task_id=task_id)
     for key, completed_us in rows:
         run_log.note(root_run_id, EventType.STEP_COMPLETED, completed_us, step=key)
     if rows:
-        tx.rows(TOLD_MAPS, keys=[key for key, _ in rows])
+        tx.rows(REPORTED_MAPS, keys=[key for key, _ in rows])
 
 
 def note_claimed(run_log: RunLogBuffer, step: ClaimedStep, worker_id: str, **more: str) -> None:

@@ -47,7 +47,7 @@ from soong.shared.storage.sql.people.keys import ENDED, check_signs
 from soong.shared.storage.sql.tasks.runs import append_held
 
 RAISE: Final = Statement(
-    "raise: a question of a run that is held, of a call that none stands of",
+    "raise: a question of a run that is held, of a call that has none",
     """
     INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)
     SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs WHERE id = :run_id
@@ -74,7 +74,7 @@ STANDING: Final = Statement(
     """,
 )
 ANSWER: Final = Statement(
-    "answer: the first one wins; no row means that another stands",
+    "answer: the first one wins; no row means that there is another",
     """
     INSERT INTO answers
         (request_id, choice, principal, channel, input_digest, answered_us, reason, metadata, provenance)
@@ -100,7 +100,7 @@ HOLDER: Final = Statement(
     "SELECT worker_id, status FROM runs WHERE id = (SELECT run_id FROM permission_requests WHERE id = :id)",
 )
 HELD_OF_CALL: Final = Statement(
-    "held of call: its pending question, held before its run is, as by whoever decides it",
+    "held of call: its pending question, held before its run is, as by the one who decides it",
     """
     SELECT id FROM permission_requests
     WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state = 'pending' /*pg FOR UPDATE */

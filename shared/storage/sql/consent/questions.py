@@ -1,7 +1,7 @@
 """Questions read from rows that workers write: identity from the run's row, ids from columns, and nothing believed.
 
-A row that is no question (an unknown word, a field of another kind, ids of another row, a body that nobody could read)
-is shown to nobody. A reader skips it; whoever reads what is pending closes it and says so.
+A row that is not a question (an unknown word, a field of another kind, ids of another row, an unreadable body) is
+shown to nobody. A reader skips it; the reader of pending questions closes it and logs that.
 """
 
 from collections.abc import Container, Sequence
@@ -29,10 +29,10 @@ from soong.shared.storage.sql.people.keys import KEY, key_of_row
 log = get_logger(__name__)
 
 MAX_BODY_CHARS: Final = 1_000_000
-"""A longer body is no question that anybody could read; nobody loads it either."""
+"""A longer body is not a question that anybody could read; nobody loads it either."""
 
 CLOSE_UNREAD: Final = Statement(
-    "close unread: pending rows that are no questions",
+    "close unread: pending rows that are not questions",
     """
     UPDATE permission_requests SET state = 'withdrawn' WHERE id IN @ids AND state = 'pending'
     RETURNING id, run_id, session_id, created_us
@@ -41,7 +41,7 @@ CLOSE_UNREAD: Final = Statement(
 
 
 class _QuestionRow(NamedTuple):
-    """A question's row with what its run's row says of who asks, the run's secret, and whether it has ended."""
+    """A question's row with the asking run's identity, the run's secret, and whether it has ended."""
 
     request_id: str
     tool_call_id: str
@@ -160,7 +160,7 @@ def pending_of(tx: Transaction, session_id: str, limit: int) -> tuple[list[Permi
 
 
 def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[OpenQuestions | None, list[str]]:
-    """Return what waits in a session, None when nothing does, and the ids of rows that are no questions."""
+    """Return what waits in a session, None when nothing does, and the ids of rows that are not questions."""
     with tx.pipeline():
         asked = tx.send(PENDING, session_id=session_id, most=limit)
         said = tx.send(ANSWERED, session_id=session_id, most=limit)
@@ -186,7 +186,7 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
 
 
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:
-    """Withdraw pending rows that are no questions, and tell of each in its run's log and the audit log."""
+    """Withdraw pending rows that are not questions, and tell of each in its run's log and the audit log."""
     for request_id, run_id, session_id, created_us in sorted(tx.rows(CLOSE_UNREAD, ids=sorted(ids))):
         run_log, what = RunLogBuffer(created_us), "malformed_request"
         run_log.note(run_id, EventType.SECURITY, what=what, request_id=request_id)
@@ -196,7 +196,7 @@ def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None
 
 
 def question_of(tx: Transaction, request_id: str) -> tuple[PermissionRequest, RequestState]:
-    """Raises: NotFoundError; ForgedError when the row is no question."""
+    """Raises: NotFoundError; ForgedError when the row is not a question."""
     row, _ = _question(tx, request_id)
     return _request_of(row), _state_of(row)
 
@@ -249,7 +249,7 @@ def questions_of(tx: Transaction, session_id: str, include_closed: bool, beyond:
 
 
 def _pending_questions(tx: Transaction, session_id: str, limit: int) -> list[Question]:
-    """Return what a client of the session looks at whenever it is told to: one round trip."""
+    """Return what a client of the session looks at at each notification: one round trip."""
     with tx.pipeline():
         asked = tx.send(PENDING, session_id=session_id, most=limit)
         said = tx.send(ANSWERED, session_id=session_id, most=limit)
@@ -282,7 +282,7 @@ def _question(tx: Transaction, request_id: str) -> tuple[_QuestionRow, str | Non
 
 
 def _state_of(row: Any) -> RequestState:
-    """Return how a question stands: what an ended run asked is withdrawn, though its row may not say so yet."""
+    """Return the state of a question: what an ended run asked is withdrawn, though its row may not say so yet."""
     state = RequestState(row.state)
     return RequestState.WITHDRAWN if state is RequestState.PENDING and row.end_reason is not None else state
 

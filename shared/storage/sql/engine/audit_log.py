@@ -1,4 +1,4 @@
-"""The audit log as rows: one chain a process, so that no writer waits for another's entry.
+"""The audit log as rows: one chain per process, so that no writer waits for another's entry.
 
 An entry is read up and linked in the transaction of what it tells. Only this process adds to its chain, so reading its
 end takes no lock; a transaction that was undone, or applied and not confirmed, is seen by the next reading.

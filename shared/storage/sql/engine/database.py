@@ -114,7 +114,7 @@ class Database:
         return result
 
     async def _within_patience(self, work: _Work, lock: SideLock) -> Any:
-        """Wait for work of which a process that stands still might keep the writer's thread for ever."""
+        """Wait for work of which a stopped process might keep the writer's thread for ever."""
         try:
             async with asyncio.timeout(self._patience_left_s()):
                 return await work.future
@@ -122,12 +122,12 @@ class Database:
             raise UnavailableError(await asyncio.to_thread(lock.describe_holder, self.patience_s)) from None
 
     def _patience_left_s(self) -> float:
-        """Return how long it is worth waiting: whoever comes when somebody has waited in vain is told at once."""
+        """Return how long it is worth waiting: once a caller has waited without success, others fail at once."""
         since_s = self._locking_since_s
         return self.patience_s if since_s is None else max(0.0, self.patience_s - (time.monotonic() - since_s))
 
     async def built(self, build: Callable[[], T], *, are_many: bool) -> T:
-        """Return what ``build`` makes for a transaction, made in a thread when it is much: the loop goes on."""
+        """Return what ``build`` makes for a transaction, made in a thread when it is much: the loop continues."""
         return await asyncio.to_thread(build) if are_many else build()
 
     async def read(self, function: Callable[[Transaction], T]) -> T:

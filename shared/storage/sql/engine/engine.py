@@ -1,6 +1,6 @@
 """Engines for the two databases: URLs, pragmas, session settings, and foreign errors turned into ours.
 
-SQLite: write-ahead log, synchronous FULL (a commit that was told survives a power cut), and our own lock around every
+SQLite: write-ahead log, synchronous FULL (a reported commit survives a power cut), and our own lock around every
 write transaction (:mod:`soong.shared.storage.sql.engine.write_lock`).
 """
 
@@ -75,7 +75,7 @@ def parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise InvalidConfigError(f"SOONG_DATABASE_URL is no database URL: {error}") from error
+        raise InvalidConfigError(f"SOONG_DATABASE_URL is not a database URL: {error}") from error
     match parsed.get_backend_name():
         case "postgresql":
             if "options" in parsed.query:
@@ -141,7 +141,7 @@ class _File:
         self._ours = self._ours or found
         if found != self._ours or found is None:
             what = "replaced by another" if found else "removed"
-            raise sqlite3.OperationalError(f"the file {self._path} was {what}; put it back, or start anew what uses it")
+            raise sqlite3.OperationalError(f"the file {self._path} was {what}; put it back, or restart what uses it")
 
     def _found(self) -> tuple[int, int] | None:
         try:
@@ -254,7 +254,7 @@ def is_unstorable(error: BaseException) -> bool:
 
 
 def unstorable(error: BaseException) -> UsageError:
-    """Return what is said of :func:`is_unstorable`."""
+    """Return the message of :func:`is_unstorable`."""
     found = driver_error(error)
     shown = fault(str(found.object)) if isinstance(found, UnicodeEncodeError) else first_line(error)
     return UsageError(f"the database cannot store a text that it was given: {shown}; expected {EXPECTED}")

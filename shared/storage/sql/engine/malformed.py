@@ -1,4 +1,4 @@
-"""Rows that are not what a program of ours leaves behind: what is said of them, in whose log.
+"""Rows that are not what a program of ours leaves behind: their messages, and the log that gets them.
 
 Some worker wrote them. Who reads one fails, passes over or closes that row alone, and says so (OPS-12).
 """

@@ -1,4 +1,4 @@
-"""Where a page of a list goes on: at a row's place in the order of insertion, whatever was inserted since."""
+"""Where the next page of a list begins: at a row's place in the order of insertion, whatever was inserted since."""
 
 from sqlalchemy import ScalarSelect, Table, select
 

@@ -73,7 +73,7 @@ def require_own_process(url: URL) -> None:
 def keep_settings(connection: Any, settings: Mapping[str, str]) -> None:
     """Set session settings on a new connection of psycopg, and read them back in another transaction.
 
-    They are no startup ``options``: poolers refuse or drop those. A value is sent as a parameter, so that the
+    They are not startup ``options``: poolers refuse or drop those. A value is sent as a parameter, so that the
     credential of a worker is in no statement text, which other connections of its role can read (pg_stat_activity).
 
     Raises:

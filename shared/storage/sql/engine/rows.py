@@ -312,7 +312,7 @@ def _kind_of(text: str) -> NodeKind:
 
 
 _OPEN_INPUT: Final = "open_input"
-"""Beside the inputs in their column: one UPDATE of it takes the whole input away."""
+"""Next to the inputs in their column: one UPDATE of it removes the entire input."""
 
 
 def inputs_of(call: CallRow) -> dict[str, Json]:
@@ -343,7 +343,7 @@ def call_of(row: Any) -> CallRow:
 
 # -- consent
 def request_body(request: PermissionRequest) -> str:
-    """Return a request as its row keeps it: without what other columns and the run's row say."""
+    """Return a request as its row keeps it: without what other columns and the run's row hold."""
     kept = {name.name: getattr(request, name.name) for name in fields(request) if name.name != "identity"}
     if not request.unknown_effects:  # so that an owner of the version before reads it
         del kept["unknown_effects"]
@@ -380,7 +380,7 @@ def decision_body(decision: Decision) -> str:
 
 
 def decision_of(body: str) -> Decision:
-    """Raises: ForgedError when the text is no decision: an unknown word, a field too few or too many."""
+    """Raises: ForgedError when the text is not a decision: an unknown word, a field too few or too many."""
     try:
         kept = unpack(body)
         kept.update(choice=Choice(kept["choice"]), error=None if kept["error"] is None else ErrorType(kept["error"]))

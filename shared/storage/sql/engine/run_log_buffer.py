@@ -230,7 +230,7 @@ class RunLogBuffer:
         Raises: ValueError when something was gathered for a run that is not new: that needs a transaction.
         """
         if self.change_rows():
-            raise ValueError("a run that stands cannot be changed without a transaction")
+            raise ValueError("an existing run cannot be changed without a transaction")
         surfaces, runs = self._new_runs()
         tables = (
             (INSERT_SURFACES, surfaces),

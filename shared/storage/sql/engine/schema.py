@@ -85,7 +85,7 @@ def _prepare_file(path: Path, *, may_create: bool) -> None:
 
 
 def _is_current(url: URL) -> bool:
-    """Say whether an SQLite file has our schema, without its lock: a process that stands still may hold that."""
+    """Say whether an SQLite file has our schema, without its lock: a stopped process may hold that."""
     engine = make_engine(url, size=1, is_writer=False)
     try:
         with engine.connect() as connection, connection.begin():

@@ -1,6 +1,6 @@
-"""What rows take, in bytes: of the whole database, and of one task (OPS-10). Cold statements.
+"""What rows take, in bytes: of the entire database, and of one task (OPS-10). Cold statements.
 
-PostgreSQL keeps the pages of removed rows for new ones, so the size of its files says nothing about what is stored:
+PostgreSQL keeps the pages of removed rows for new ones, so the size of its files does not show what is stored:
 rows are weighed in a sample of the pages. SQLite counts its free pages.
 """
 
@@ -19,7 +19,7 @@ PAGE_BYTES: Final = 8192
 ROW_BYTES: Final = 28
 """Header and pointer of a row on PostgreSQL."""
 ENTRY_BYTES: Final = 120
-"""Roughly what a row and its index entries take beside its texts."""
+"""Roughly what a row and its index entries take in addition to its texts."""
 
 OF_FILES: Final = {
     "sqlite": Statement(

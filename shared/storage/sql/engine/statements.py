@@ -1,6 +1,6 @@
 """Hand-written SQL with a name, one text for both databases.
 
-The text is SQLite's; what PostgreSQL needs besides stands in ``/*pg … */``, which SQLite skips as a comment. Parameters
+The text is SQLite's; what PostgreSQL needs in addition is in ``/*pg … */``, which SQLite skips as a comment. Parameters
 are ``:name``; ``IN @name`` takes a list; ``FROM @name alias(column type, …)`` takes a list of tuples as a table, so a
 batch of any size is one statement with one plan.
 """
@@ -62,7 +62,7 @@ class Statement:
 class Insert:
     """Rows into one table in one round trip: ``executemany`` on SQLite, one JSON value on PostgreSQL.
 
-    ``columns`` maps each given value to its PostgreSQL type; those whose name begins with ``_`` are no columns, but
+    ``columns`` maps each given value to its PostgreSQL type; those whose name begins with ``_`` are not columns, but
     serve the expressions in ``computed``, which name the given values as ``:name``.
     """
 

@@ -1,6 +1,6 @@
 """Values of columns that a worker's role writes, read as what a stranger wrote (OPS-12).
 
-A function here returns what a program of ours may have written, or raises :class:`MalformedError`. Whoever reads rows
+A function here returns what a program of ours may have written, or raises :class:`MalformedError`. A reader of rows
 catches that for each row: one malformed row fails or is passed over, and the others are read.
 """
 
@@ -114,7 +114,7 @@ def instant_of(column: str, value: Any) -> int | None:
 
 
 def usage_of(text: Any) -> Usage:
-    """Return what a run's row says that it used. Raises: MalformedError."""
+    """Return the usage in a run's row. Raises: MalformedError."""
     value = object_of("usage", text, MAX_USAGE_CHARS)
     counts = [value.get(name) or 0 for name in ("requests", "input_tokens", "output_tokens", "tool_calls")]
     requests, input_tokens, output_tokens, tool_calls = (number_of("usage", count) for count in counts)
@@ -126,7 +126,7 @@ def _cost_of(value: Any) -> Decimal | None:
         return None
     with suppress(InvalidOperation):
         cost = Decimal(str(value))
-        exponent = cost.as_tuple().exponent  # a word, of what is no number
+        exponent = cost.as_tuple().exponent  # a word, of what is not a number
         if isinstance(exponent, int) and abs(exponent) <= MAX_COST_DIGITS and 0 <= cost <= MAX_COST_USD:
             return cost
     raise MalformedError(f"usage names {str(value)[:MAX_SHOWN_CHARS]!r} as its cost")
@@ -143,7 +143,7 @@ def _words_of(error: Exception) -> str:
 
 
 def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _finite(text: str) -> float:

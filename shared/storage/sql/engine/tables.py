@@ -238,7 +238,7 @@ steps = Table(
     _text("model"),
     # Session and a digest of all that decides who may claim the step: steps of one lane are claimable together.
     _text("lane", None),
-    # A step that is pulled is never claimed by a pump; one that is a pull worker is no work of the plan's own.
+    # A step that is pulled is never claimed by a claim loop; one that is a pull worker is no work of the plan's own.
     _text("claim_mode", "assigned"),
     _number("is_pull_worker"),
     _text("run_id"),

@@ -1,8 +1,8 @@
-"""A lock on a file beside an SQLite database, around every write transaction.
+"""A lock on a file next to an SQLite database, around every write transaction.
 
-SQLite's own waiting starves: beside one busy writer a heartbeat waited 3.5 s without this lock and 9 ms with it. The
+SQLite's own waiting starves: next to one busy writer a heartbeat waited 3.5 s without this lock and 9 ms with it. The
 kernel hands it out in turn and takes it from a process that has ended. From one that has only been stopped nobody can
-take it, so whoever waits for long is told who holds it.
+take it, so a process that waits for long learns which one holds it.
 """
 
 import fcntl
@@ -50,9 +50,9 @@ class SideLock:
         if pid == os.getpid():
             return f"a write of this process takes more than {waited_s:g} s; look at the disk of {self._path.parent}"
         if _is_stopped(pid):
-            hint = f"it is stopped: let it go on (kill -CONT {pid}, or fg in its terminal) or end it"
+            hint = f"it is stopped: continue it (kill -CONT {pid}, or fg in its terminal) or end it"
         else:
-            hint = "if it does not go on, end it: what it had not committed is undone"
+            hint = "if it does not continue, end it: what it had not committed is undone"
         return f"process {pid} holds the database, for more than {waited_s:g} s; {hint}"
 
 

@@ -16,7 +16,7 @@ from soong.shared.storage.sql.engine.tables import api_tokens
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 ADD_TOKEN: Final = Statement(
-    "add token: no row means that one of that id stands",
+    "add token: no row means that one of that id exists",
     """
     INSERT INTO api_tokens (id, principal, rights, digest, created_us, expires_us)
     VALUES (:id, :principal, :rights, :digest, :created_us, :expires_us)

@@ -34,7 +34,7 @@ PUBLISH_FIRST: Final = Statement(
     """,
 )
 RETIRE: Final = Statement(
-    "retire: the end of a key, once of each kind; no row means that it stands already",
+    "retire: the end of a key, once of each kind; no row means that it exists already",
     """
     INSERT INTO key_retirements (key_id, is_revoked, retired_us, principal, reason)
     VALUES (:key_id, :is_revoked, :retired_us, :principal, :reason)
@@ -52,7 +52,7 @@ UNUSED: Final = Statement(
 )
 LAPSE_ALL: Final = Statement(
     # By id: "state || ''" keeps PostgreSQL from walking all questions that were ever decided.
-    "lapse all: their calls may be asked about anew",
+    "lapse all: their calls may be asked about again",
     "UPDATE permission_requests SET state = 'expired' WHERE id IN @ids AND state || '' = 'decided'",
 )
 ENDED: Final = Statement(

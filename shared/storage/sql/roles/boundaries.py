@@ -1,4 +1,4 @@
-"""What the database lets the role of a connection do, asked of PostgreSQL itself (``soong doctor``)."""
+"""What the database lets the role of a connection do, read from PostgreSQL itself (``soong doctor``)."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """Gives the rights of :mod:`soong.shared.storage.sql.roles.role_privileges` to database roles, on PostgreSQL
 (``soong migrate --grant-…``).
 
-Run by the owner of the tables after each migration. All of a role's rights are taken away and given anew in one
+Run by the owner of the tables after each migration. All of a role's rights are revoked and granted again in one
 transaction, so nothing of an older version stays and no process sees a moment without them.
 """
 
@@ -102,7 +102,7 @@ def _check(connection: Connection, roles: Roles) -> None:
         if found is None:
             raise InvalidConfigError(f"there is no database role {role!r}; make it first: CREATE ROLE {role} LOGIN")
         if found.is_above_rights:
-            raise InvalidConfigError(f"the database role {role!r} is above all rights; name one that is no superuser")
+            raise InvalidConfigError(f"the database role {role!r} is above all rights; name one that bypasses none")
         if found.is_owner:
             raise InvalidConfigError(f"the database role {role!r} is, or may become, the owner of the tables")
     others = connection.execute(_NOT_OURS, {"tables": sorted(metadata.tables)}).scalars().all()

@@ -1,8 +1,8 @@
 """What a worker's and an orchestrator's database role may do, table by table and column by column.
 
-A worker takes what stands in the rows and writes what it did: it never makes a step, a run or a decision, and never
-changes whose they are (DESIGN, trust). Every column of :mod:`soong.shared.storage.sql.engine.tables` stands here
-once; a test fails for one that does not, and another runs a worker's whole work under these rights and under no more.
+A worker takes what is in the rows and writes what it did: it never makes a step, a run or a decision, and never
+changes whose they are (DESIGN, trust). Every column of :mod:`soong.shared.storage.sql.engine.tables` is here
+once; a test fails for one that does not, and another runs all work of a worker under these rights and under no more.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from soong.shared.storage.sql.engine.pooler import CREDENTIAL
 class WorkerRight:
     """A worker's rights on one table. ``never`` names the columns that others write, or the database itself.
 
-    ``new`` and ``changed`` are conditions that the rows it inserts and leaves behind an update must meet, ``old`` one
+    ``new`` and ``changed`` are conditions that the rows must meet that it inserts or has updated, ``old`` a condition
     that a row must meet before it is locked or updated. A lock needs the right to update a column, so a table that is
     only locked has an update that no changed row can pass. How far a row may move in one update is for
     :mod:`soong.shared.storage.sql.roles.row_rules`.
@@ -72,7 +72,7 @@ LAST_TURN_BODY: Final = "SELECT coalesce(max(last_claimed), 0) FROM sessions"
 
 
 def _log(table: str, number: str, last: str, held: str) -> str:
-    """Return that an entry is added to a log that is ``held``, not so far on that others could not go on from there."""
+    """Return that an entry is added to a log that is ``held``, not too far after the last one."""
     within = f"{table}.{number} BETWEEN its.{last} + 1 AND its.{last} + 2 * {MOST_ADDED}"
     return _of_run(table, f"{within} AND ({held})")
 
@@ -89,7 +89,7 @@ _OWN_HOLDER: Final = (
     "(holder_run_id = '' OR EXISTS"  # noqa: S608  # as above
     f" (SELECT 1 FROM runs AS its WHERE its.id = holder_run_id AND its.worker_id {OURS}))"
 )
-"""Nothing is held beside a step of another."""
+"""Nothing is held in addition to a step of another."""
 
 WORKER: Final[Mapping[str, WorkerRight]] = {
     # -- processes and sessions
@@ -290,7 +290,7 @@ CHANGED: Final = frozenset(
 """Tables in which an orchestrator also updates rows."""
 
 EMPTIED: Final = frozenset({"responders", "concurrency_limits", "steps"})
-"""Tables from which it also takes rows away; of steps, the items of a map step that is expanded anew."""
+"""Tables from which it also takes rows away; of steps, the items of a map step that is expanded again."""
 
 CLIENT_ADDS: Final = frozenset(
     {
@@ -310,6 +310,6 @@ CLIENT_CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
     "permission_requests": ("created_us",),
     "responders": ("beat",),
 }
-"""What of the rows that stand a client changes, column by column."""
+"""What of existing rows a client changes, column by column."""
 
 CLIENT_EMPTIES: Final = frozenset({"responders"})

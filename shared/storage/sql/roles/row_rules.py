@@ -1,9 +1,9 @@
-"""How far a worker's rows may move in one update: triggers beside the policies of row level security.
+"""How far a worker's rows may move in one update: triggers in addition to the policies of row level security.
 
 A policy sees a row as it is before a statement or as it leaves it; only a trigger sees both. All of these are ``AFTER``
-triggers, which lock nothing. What they compare stands in functions, whose plans a session keeps: a trigger's own
-condition is read anew for each statement, so it says no more than whom it concerns. They are made for a worker's role,
-with its rights; rows that it holds it may change as it likes, but for their fences and for counts that others go on
+triggers, which lock nothing. What they compare is in functions, whose plans a session keeps: a trigger's own
+condition is read again for each statement, so it says no more than whom it concerns. They are made for a worker's role,
+with its rights; rows that it holds it may change as it likes, but for their fences and for counts that others continue
 from.
 """
 

@@ -1,7 +1,7 @@
 """How steps end that nobody completes: cancelled, skipped, poisoned, and leases that are given back or lost.
 
-On PostgreSQL whoever changes several steps locks the leased ones before those that wait, each in key order: so does a
-worker that ends steps and unlocks others.
+On PostgreSQL a transaction that changes several steps locks the leased ones before those that wait, each in key order:
+so does a worker that ends steps and unlocks others.
 """
 
 from collections.abc import Sequence

@@ -78,7 +78,7 @@ LOST_LEASES: Final = Statement(
     """,
 )
 BESIDE: Final = Statement(
-    "beside: by pool, the steps that are held beside others and take no slot",
+    "additional: by pool, the steps that are held in addition to others and take no slot",
     """
     SELECT pool, count(*) FROM steps WHERE holder_run_id <> '' AND status IN ('claimed', 'running') GROUP BY pool
     """,

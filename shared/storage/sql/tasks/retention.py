@@ -1,6 +1,6 @@
 """Removing what has ended, in SQL (OPS-10). Cold statements; each transaction is bounded by a number of rows.
 
-The audit table is read by nothing here: its chain stays whole.
+The audit table is read by nothing here: its chain stays complete.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ EMPTY: Final = """
     AND NOT EXISTS (SELECT 1 FROM responders AS a WHERE a.session_id = s.id)
 """
 EMPTY_SESSIONS: Final = Statement(
-    "empty sessions: a bounded number of those without anything, held against whoever writes a task into one",
+    "empty sessions: a bounded number of those without anything, held against a writer of a task into one",
     f"""
     SELECT s.id FROM sessions AS s WHERE s.is_closed = :is_closed AND {EMPTY} ORDER BY s.id LIMIT :limit
     /*pg FOR UPDATE SKIP LOCKED */
@@ -243,8 +243,8 @@ class SqlRetention:
 def _empty_sessions(tx: Transaction, before_us: int, *, is_closed: int) -> Sequence[str]:
     """Return a bounded number of sessions without anything, held until commit.
 
-    A writer of a task holds its session first. So whoever came before us has committed when we hold it, which the
-    second look sees, and whoever comes after us sees what we did.
+    A writer of a task holds its session first. So a writer before us has committed when we hold it, which the
+    second look sees, and a writer after us sees what we did.
     """
     held = tx.column(EMPTY_SESSIONS, before_us=before_us, is_closed=is_closed, limit=SESSIONS_AT_ONCE)
     return tx.column(STILL_EMPTY, session_ids=held, before_us=before_us) if held else ()

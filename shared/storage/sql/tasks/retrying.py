@@ -58,7 +58,7 @@ WAIT_AGAIN: Final = Statement(
     "UPDATE steps SET status = 'waiting', open_deps = :open_deps WHERE key = :key",
 )
 REOPEN_RUN: Final = Statement(
-    "reopen run: the root run of a task that is tried again goes on",
+    "reopen run: the root run of a task that is tried again continues",
     """
     UPDATE runs SET status = 'running', end_reason = NULL, ended_us = NULL, dispatched_by = :dispatched_by,
         is_foreign = :is_foreign
@@ -74,7 +74,7 @@ SET_MODEL: Final = Statement(
     "UPDATE steps SET model = :model WHERE key IN @keys AND model <> ''",
 )
 DROP_CHILDREN: Final = Statement(
-    "drop children: of map steps that are expanded anew; the runs and logs of the old ones stay",
+    "drop children: of map steps that are expanded again; the runs and logs of the old ones stay",
     "DELETE FROM steps WHERE map_key IN @keys AND map_key <> ''",
 )
 
@@ -146,7 +146,7 @@ def _retry(
 
 
 def drop_children(tx: Transaction, map_keys: Sequence[str]) -> None:
-    """Take away the rows of the children of map steps that are to be expanded anew."""
+    """Take away the rows of the children of map steps that are to be expanded again."""
     if map_keys:
         tx.rows(DROP_CHILDREN, keys=sorted(map_keys))
 
@@ -182,7 +182,7 @@ def _open_again(
     for key in keys:
         kind, run_id, open_deps = counted[key]
         if open_deps and kind == StepKind.MAP and tx.value(CHILDREN, key=key):
-            raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded anew")
+            raise ConflictError(f"{key} waits again for its dependencies: it has to be expanded again")
         if not open_deps:
             reopen(tx, run_log, key, StepKind(kind), run_id or root_run_id)
             if kind == StepKind.MAP:

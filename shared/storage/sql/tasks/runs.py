@@ -62,7 +62,7 @@ CONSUME: Final = Statement(
 )
 
 PUT_CALL: Final = Statement(
-    "put call: write the ledger row as it stands now; a call that goes on, or is run again, has one row",
+    "put call: write the ledger row as it is now; a call that continues, or is run again, has one row",
     """
     INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
                        decision_id, status, result)

@@ -325,7 +325,7 @@ def read_workers(rows: Iterable[Any], busy: Mapping[str, int]) -> Iterator[Worke
 
 
 def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> bool:
-    """Insert a row; one that stands already stays as it is, so that saying it twice does no harm (False then)."""
+    """Insert a row; one that exists already stays as it is, so that saying it twice does no harm (False then)."""
     added = upsert(tx, table).values(**values).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
     return tx.execute(added).first() is not None
 

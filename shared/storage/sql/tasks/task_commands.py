@@ -21,7 +21,7 @@ from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
 from soong.shared.storage.sql.tasks.task_updates import SqlChanging
 
 MOVE_TASK: Final = Statement(
-    "move task: to its next status; whatever its folders say, they are to be written anew",
+    "move task: to its next status; its folders are to be written again in any case",
     "UPDATE tasks SET status = :status, reason = :reason, ended_us = :ended_us, is_recorded = 0 WHERE id = :task_id",
 )
 UNRECORDED: Final = Statement(
@@ -121,7 +121,7 @@ class _RemainingWork:
 
 
 class SqlTaskCommands(SqlChanging):
-    """The part of the task store in which the owner steers whole tasks."""
+    """The part of the task store in which the owner controls tasks."""
 
     _database: Database
 

@@ -1,4 +1,4 @@
-"""The owner's changes of a task that goes on: growth, further attempts, steps that are not to run (DESIGN: fan-out).
+"""The owner's changes of a running task: growth, more attempts, steps that are not to run (DESIGN: fan-out).
 
 On PostgreSQL the steps concerned are locked first, leased ones before the others and each in key order, as everywhere.
 A step that others are made to depend on is counted up (``growths``): an end of it that was under way meanwhile has not
@@ -47,7 +47,7 @@ LOCK_OPEN: Final = Statement(
     ORDER BY CASE WHEN status IN ('claimed', 'running') THEN 0 ELSE 1 END, key /*pg FOR UPDATE */
     """,
 )
-TAKEN: Final = Statement("taken: which of these keys stand already", "SELECT key FROM steps WHERE key IN @keys")
+TAKEN: Final = Statement("taken: which of these keys exist already", "SELECT key FROM steps WHERE key IN @keys")
 EDGES_INTO: Final = Statement(
     "edges into: what these steps depend on",
     "SELECT child_key, parent_key, position FROM edges WHERE child_key IN @keys ORDER BY child_key, position",
@@ -60,7 +60,7 @@ EDGES_OF_TASK: Final = Statement(
     """,
 )
 WAIT_FOR_MORE: Final = Statement(
-    "wait for more: pending steps that got further dependencies",
+    "wait for more: pending steps that got more dependencies",
     """
     UPDATE steps SET open_deps = open_deps + m.number FROM @more m(key text, number bigint)
     WHERE steps.key = m.key AND steps.status || '' = 'pending'
@@ -74,7 +74,7 @@ SET_PRIORITY: Final = Statement(
     "set priority", "UPDATE steps SET priority = :priority WHERE key = :key AND task_id = :task_id"
 )
 PLAN_AGAIN: Final = Statement(
-    "plan again: what a further attempt of a step is to do, and who may do it",
+    "plan again: what another attempt of a step is to do, and who may do it",
     """
     UPDATE steps SET title = :title, spec = :spec, definition = :definition, model = :model, pool = :pool,
         needs = :needs, lane = :lane, priority = :priority
@@ -132,7 +132,7 @@ OPEN_COUNTED: Final = Statement(
 
 @dataclass(frozen=True, slots=True)
 class _StepState:
-    """What a change has to know of a step that stands."""
+    """What a change has to know of an existing step."""
 
     key: str
     step_id: str
@@ -148,7 +148,7 @@ class _StepState:
 
 
 class SqlChanging:
-    """The part of the task store in which the owner changes tasks that go on."""
+    """The part of the task store in which the owner changes running tasks."""
 
     _database: Database
 
@@ -191,7 +191,7 @@ def _open(tx: Transaction, run_log: RunLogBuffer, key: str, kind: StepKind, log_
 
 @dataclass(slots=True)
 class _Changing:
-    """One change being written; nothing of it stands unless all of it does."""
+    """One change being written; nothing of it is stored unless all of it is."""
 
     tx: Transaction
     run_log: RunLogBuffer

@@ -63,7 +63,7 @@ def own_and_more(**spec: Json) -> tuple[NewStep, NewStep]:
 
 @dataclass
 class Process:
-    """Pump, slots and what runs hold beside their steps, over the reference store."""
+    """Claim loop, slots and what runs hold beside their steps, over the reference store."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     redactor: Redactor = field(default_factory=Redactor)

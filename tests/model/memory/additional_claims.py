@@ -1,4 +1,4 @@
-"""Further claims in memory: a run takes a step of its task beside its own."""
+"""Additional claims in memory: a run takes a step of its task in addition to its own."""
 
 import threading
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tests.model.memory.claiming import claim_step, counted_leases, scopes_of
 from tests.model.memory.rows import Rows, transaction
 
 
-class MemoryFurther:
+class MemoryAdditionalClaims:
     """The part of the task store in which a run takes steps beside its own."""
 
     rows: Rows

@@ -78,7 +78,7 @@ class Site:
 
     async def keep_up(self, number: int) -> int:
         """Do what a worker does by the clock: beat, and look for interrupts and for claims that it did not hear of."""
-        heart = self.store.heart()
+        heart = self.store.heartbeat_writer()
         for _ in range(number):
             heart.beat(self.worker_id)
             await self.store.claims.interrupts(self.worker_id)

@@ -115,13 +115,18 @@ class LoopWorker:
         runner = StepRunner(FunctionStepRunner(ThreadPoolExecutor(max_workers=4)), NoAgents())
         self.slots = Slots(self.slots_count, self.store.claims, clock, runner, NoFlower())
         self.claim_loop = ClaimLoop(
-            self.store.claims, self.board, clock, self.incarnation.capacity, self.slots.spare, self.slots.grow
+            self.store.claims,
+            self.board,
+            clock,
+            self.incarnation.capacity,
+            self.slots.free_slots,
+            self.slots.start_slot,
         )
         self.slots.claim_loop = self.claim_loop
 
     @property
     def free(self) -> int:
-        return self.slots.spare()
+        return self.slots.free_slots()
 
     async def start(self) -> None:
         await self.incarnation.register()

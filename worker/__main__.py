@@ -29,7 +29,7 @@ EXIT_USAGE = 2
 
 def main() -> int:
     status = StatusPipe()
-    faulthandler.enable(2)  # where a process is that its keeper ends, or that a C extension crashes
+    faulthandler.enable(2)  # where a process is that its subreaper ends, or that a C extension crashes
     guard_streams()
     tune_gc()
     hear_signals()

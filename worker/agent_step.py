@@ -67,7 +67,7 @@ class AgentStepRunner:
     config: Config = field(default_factory=Config)
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
     watcher: AgentObserver = field(default_factory=NullObserver)
-    further: AdditionalSteps = field(init=False)
+    additional: AdditionalSteps = field(init=False)
     """The additional steps of runs; the slots of the same process end it with them."""
     lot: ParkingCoordinator = field(init=False)
     _registry: ToolRegistry = field(init=False)
@@ -92,10 +92,10 @@ class AgentStepRunner:
             max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
             max_result_chars=self.settings.max_result_chars,
         )
-        self.further = AdditionalSteps(self._redactor)
+        self.additional = AdditionalSteps(self._redactor)
         environment = ToolEnvironment.of(self.settings, self.config)
         self._registry = make_registry(
-            environment, [TaskTools(self.store, self._worker_id, self.clock, self._redactor.text, self.further)]
+            environment, [TaskTools(self.store, self._worker_id, self.clock, self._redactor.text, self.additional)]
         )
         self.incarnation.abilities = abilities(self._registry, self.settings)
         configured = hooks_of(
@@ -135,7 +135,7 @@ class AgentStepRunner:
         transcript = WorkerTranscript(self.store.runs, log, self.clock, run_id, fence, self._redactor)
         try:
             with self.lot.entered(parking):
-                end = await run_agent(task, model, calls, transcript, log, self.clock, suffered=interruption.suffered)
+                end = await run_agent(task, model, calls, transcript, log, self.clock, incidents=interruption.incidents)
         except asyncio.CancelledError:
             if not interruption.goes_on_elsewhere:
                 await unbroken(log.flush())  # what the aborted calls noted after their ends
@@ -181,7 +181,7 @@ class AgentStepRunner:
             on_settled=partial(self.watcher.approval_settled, claim.identity),
             waiting=parking.waiting,
             # The loop adds to it what it finds; every later question of the run tells it (DAG-09).
-            unknown=interruption.suffered.unknown_effects,
+            unknown=interruption.incidents.unknown_effects,
         )
 
     def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:

@@ -104,14 +104,14 @@ def run_celery(
     process: WorkerProcess,
     thread: LoopThread,
     *,
-    wear: RecycleLimits,
+    recycle_limits: RecycleLimits,
     parent: ParentPipe,
 ) -> int:
     """Consume until stopped, then drain; return the exit code."""
     grace = timedelta(seconds=settings.drain_s)
 
     def begin_drain(**_: object) -> None:
-        if wear.on_stop_signal():
+        if recycle_limits.on_stop_signal():
             thread.call(lambda: process.drain(grace))
 
     def orphaned() -> None:

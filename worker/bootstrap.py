@@ -53,24 +53,24 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
     for module in dict.fromkeys(settings.functions):
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
-    wear, parent = RecycleLimits.of(settings, random.SystemRandom()), ParentPipe()
+    recycle_limits, parent = RecycleLimits.of(settings, random.SystemRandom()), ParentPipe()
     thread = LoopThread()
     thread.start()
     app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
-    process = thread.submit(_build(settings, config, clean, node_name, thread, watcher, wear, pulse)).result()
+    process = thread.submit(_build(settings, config, clean, node_name, thread, watcher, recycle_limits, pulse)).result()
     thread.submit(process.start()).result()
     status.ready()
     watcher.start()
     try:
-        code = run_celery(app, settings, node_name, process, thread, wear=wear, parent=parent)
+        code = run_celery(app, settings, node_name, process, thread, recycle_limits=recycle_limits, parent=parent)
     finally:
-        thread.submit(_drain(process, settings, wear)).result()
+        thread.submit(_drain(process, settings, recycle_limits)).result()
         watcher.stop()
         thread.submit(process.stop()).result(timeout=STOP_S)
         thread.stop()
-    if wear.is_over:
-        restart_in_place(wear, lambda: _pass_on(parent, pulse))
+    if recycle_limits.is_over:
+        restart_in_place(recycle_limits, lambda: _pass_on(parent, pulse))
     return code
 
 
@@ -81,7 +81,7 @@ async def _build(
     node_name: str,
     thread: LoopThread,
     watcher: FlowerEvents | NoFlower,
-    wear: RecycleLimits,
+    recycle_limits: RecycleLimits,
     pulse: Pulse,
 ) -> WorkerProcess:
     clock = SystemClock()
@@ -105,9 +105,9 @@ async def _build(
         watcher=watcher,
         thread=thread,
         closers=(inbox.close, notifier.close, clients.close),
-        wear=wear,
+        recycle_limits=recycle_limits,
         on_drain=agents.lot.hurry,
-        further=agents.further,
+        additional=agents.additional,
         pulse=pulse,
     )
 
@@ -139,6 +139,6 @@ def _agents(
     )
 
 
-async def _drain(process: WorkerProcess, settings: Settings, wear: RecycleLimits) -> None:
-    is_patient = wear.is_over and not wear.is_told_to_stop
+async def _drain(process: WorkerProcess, settings: Settings, recycle_limits: RecycleLimits) -> None:
+    is_patient = recycle_limits.is_over and not recycle_limits.is_told_to_stop
     await process.drain(None if is_patient else timedelta(seconds=settings.drain_s))

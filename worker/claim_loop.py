@@ -70,12 +70,12 @@ class ClaimLoop:
     notifier: Notifier
     clock: Clock
     capacity: Callable[[], WorkerCapacity]
-    spare: Callable[[], int]
+    free_slots: Callable[[], int]
     """How many slots of the process nobody holds."""
-    grow: Callable[[Claim], None]
+    start_slot: Callable[[Claim], None]
     """Opens a spare slot for a claim."""
     is_draining: bool = False
-    promised: int = 0
+    reserved: int = 0
     """How many of the spare slots the batch under way claims steps for: they are nobody else's until it has ended."""
     _wishes: list[SlotTurn] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,16 +86,16 @@ class ClaimLoop:
     """Claims that were heard and have not come back: what this process knows that it holds."""
 
     async def next_step(
-        self, end: StepEnd | None, ran: Claim | None = None, further: tuple[StepEnd, ...] = ()
+        self, end: StepEnd | None, ran: Claim | None = None, additional: tuple[StepEnd, ...] = ()
     ) -> Claim | None:
         """Hand in ``end`` and return a claimed step, or None when nothing is claimable now.
 
-        ``ran`` is what the slot has had; without an end it is not held any more. ``further`` are the ends of what its
-        run held in addition to its own step: they are written in the same transaction.
+        ``ran`` is what the slot has had; without an end it is not held any more. ``additional`` are the ends of what
+        its run held in addition to its own step: they are written in the same transaction.
         """
         if ran is not None and end is None:
             self.forget(ran)
-        ends = (*(() if end is None else (end,)), *further)
+        ends = (*(() if end is None else (end,)), *additional)
         return await self._wish(ends, wants_step=not self.is_draining).future
 
     async def claim_additional(self, holder: Lease, step_id: str) -> Claim | ClaimRefusal:
@@ -179,7 +179,7 @@ class ClaimLoop:
                     try:
                         await self._serve(wishes)
                     finally:
-                        self.promised = 0
+                        self.reserved = 0
 
     async def _serve(self, wishes: list[SlotTurn]) -> None:
         capacity = self.capacity()
@@ -217,7 +217,7 @@ class ClaimLoop:
     def _place(self, claims: list[Claim]) -> None:
         """Open a slot for each claim without a request; one whose own slot went away takes its place."""
         for claim in claims:
-            self.grow(claim)
+            self.start_slot(claim)
 
     async def _serve_apart(self, capacity: WorkerCapacity, wishes: list[SlotTurn], error: Exception) -> None:
         """Something of this batch cannot be written or claimed: write each end alone, and claim in the next batch.
@@ -247,9 +247,9 @@ class ClaimLoop:
     async def _advance(self, capacity: WorkerCapacity, wishes: list[SlotTurn]) -> Advance:
         ends = [end for wish in wishes for end in wish.ends]
         waiting = sum(wish.wants_step for wish in wishes)
-        spare = 0 if self.is_draining else self.spare()
-        self.promised = max(0, min(spare, BATCH - waiting))
-        return await self._write(capacity, ends, claim=min(waiting + self.promised, BATCH))
+        free = 0 if self.is_draining else self.free_slots()
+        self.reserved = max(0, min(free, BATCH - waiting))
+        return await self._write(capacity, ends, claim=min(waiting + self.reserved, BATCH))
 
     async def _write(self, capacity: WorkerCapacity, ends: list[StepEnd], *, claim: int) -> Advance:
         """Advance, however long the database is away: the heartbeat, not the claim loop, decides when to give up."""

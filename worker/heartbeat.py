@@ -55,11 +55,11 @@ class ThreadTicker:
 
 
 class Heartbeat:
-    """Beats for one incarnation at a time. ``on_lost`` is called from where the pace beats, once an incarnation."""
+    """Beats for one incarnation at a time. ``on_lost`` is called from where the ticker beats, once an incarnation."""
 
     def __init__(
         self,
-        heart: HeartbeatWriter,
+        writer: HeartbeatWriter,
         clock: Clock,
         *,
         beat: timedelta,
@@ -67,9 +67,9 @@ class Heartbeat:
         loop_stall: timedelta,
         tick: Callable[[Callable[[], None]], None],
         on_lost: Callable[[str], None],
-        pace: Ticker | None = None,
+        ticker: Ticker | None = None,
     ) -> None:
-        self._heart = heart
+        self._writer = writer
         self._clock = clock
         self._beat_s = beat.total_seconds()
         self._trust_s = lease.total_seconds() * TRUST
@@ -79,12 +79,12 @@ class Heartbeat:
         self._worker_id = ""
         self._beaten_at = 0.0
         self._ticked_at = 0.0
-        self._pace: Ticker = pace or ThreadTicker()
+        self._ticker: Ticker = ticker or ThreadTicker()
 
     def start(self, worker_id: str) -> None:
         """Begin to beat for ``worker_id``, just registered."""
         self.renew(worker_id)
-        self._pace.start(self._beat_s, self.beat_once)
+        self._ticker.start(self._beat_s, self.beat_once)
 
     def renew(self, worker_id: str) -> None:
         """Continue for a new incarnation, just registered."""
@@ -93,8 +93,8 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Beat no more; the incarnation stays as it is."""
-        self._pace.stop()
-        self._heart.close()
+        self._ticker.stop()
+        self._writer.close()
 
     def beat_once(self) -> None:
         """Do what one interval calls for: beat, bear an unanswered one, or give the incarnation up."""
@@ -118,7 +118,7 @@ class Heartbeat:
 
     def _is_alive(self, worker_id: str) -> bool:
         try:
-            if self._heart.beat(worker_id):
+            if self._writer.beat(worker_id):
                 return True
         except UnavailableError as error:
             log.warning("beat_unanswered", worker=worker_id, error=str(error))

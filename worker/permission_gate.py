@@ -230,7 +230,7 @@ class WorkerGate:
     async def _lapse(self, request: PermissionRequest) -> bool:
         """Let an expired decision go, unless it was used; its question is closed and another may be asked."""
         run_id, now_us = request.identity.run_id, self.clock.now_us()
-        return await self.store.consent.lapse(run_id, request.tool_call_id, request.fence, now_us=now_us)
+        return await self.store.consent.expire_decision(run_id, request.tool_call_id, request.fence, now_us=now_us)
 
     async def _facts(self, call: GateCall) -> CallFacts:
         """Return the facts of a call; whether its run is tainted is asked only where that changes something."""

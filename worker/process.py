@@ -1,7 +1,7 @@
 """The worker process: one asyncio loop on its own thread, next to Celery's threads pool.
 
 Order of stopping: no new claims; runs that wait for consent park; running steps may end for the grace time while the
-heart beats on; what is left is handed back; the incarnation is closed; the loop ends. A kill is the reaper's business.
+heartbeat continues; what is left is released; the incarnation is closed; the loop ends. A kill is for the reaper.
 A process that recycles stops in the same order, with no end to its grace.
 """
 
@@ -82,16 +82,16 @@ class LoopThread:
 class _CountingRuns:
     """Counts each run for the recycling limits, in addition to its observer."""
 
-    def __init__(self, watcher: RunObserver, wear: RecycleLimits) -> None:
+    def __init__(self, watcher: RunObserver, recycle_limits: RecycleLimits) -> None:
         self._watcher = watcher
-        self._wear = wear
+        self._recycle_limits = recycle_limits
 
     def started(self, claim: Claim) -> None:
         self._watcher.started(claim)
 
     def ended(self, claim: Claim, end: StepEnd | None) -> None:
         self._watcher.ended(claim, end)
-        self._wear.count_run()
+        self._recycle_limits.count_run()
 
 
 class WorkerProcess:
@@ -110,14 +110,14 @@ class WorkerProcess:
         watcher: RunObserver,
         thread: CommandCaller,
         closers: tuple[Callable[[], Awaitable[None]], ...] = (),
-        pace: Ticker | None = None,
-        wear: RecycleLimits | None = None,
+        ticker: Ticker | None = None,
+        recycle_limits: RecycleLimits | None = None,
         on_drain: Callable[[], object] | None = None,
-        further: AdditionalSteps | None = None,
+        additional: AdditionalSteps | None = None,
         pulse: Pulse | None = None,
     ) -> None:
         self._pulse = pulse
-        self._wear = wear or RecycleLimits()
+        self._recycle_limits = recycle_limits or RecycleLimits()
         self._store = store
         self._ring = notifier
         self._subscriber = subscriber
@@ -134,22 +134,22 @@ class WorkerProcess:
             store.claims,
             clock,
             runner,
-            _CountingRuns(watcher, self._wear),
-            further or AdditionalSteps(),
+            _CountingRuns(watcher, self._recycle_limits),
+            additional or AdditionalSteps(),
         )
         self.claim_loop = ClaimLoop(
-            store.claims, notifier, clock, incarnation.capacity, self.slots.spare, self.slots.grow
+            store.claims, notifier, clock, incarnation.capacity, self.slots.free_slots, self.slots.start_slot
         )
-        self.slots.claim_loop = self.slots.further.claim_loop = self.claim_loop
+        self.slots.claim_loop = self.slots.additional.claim_loop = self.claim_loop
         self._heartbeat = Heartbeat(
-            store.heart(),
+            store.heartbeat_writer(),
             clock,
             beat=timedelta(seconds=settings.beat_s),
             lease=timedelta(seconds=settings.lease_s),
             loop_stall=timedelta(seconds=settings.loop_stall_s),
             tick=thread.call,
             on_lost=lambda worker_id: thread.call(lambda: self._lost(worker_id)),
-            pace=pace,
+            ticker=ticker,
         )
 
     async def start(self) -> None:
@@ -225,10 +225,10 @@ class WorkerProcess:
 
     async def _recycle(self) -> None:
         """Stop in order once the process has done what it may; what comes after that is its starter's matter."""
-        reason = await self._wear.until_due(self._settings.beat_s)
+        reason = await self._recycle_limits.until_due(self._settings.beat_s)
         log.info("recycling", reason=reason)
         _ = self.drain(None)
-        self._wear.begin()
+        self._recycle_limits.begin()
 
     async def _watch_trust(self) -> None:
         """Give the incarnation up in time even while a beat hangs in a dead connection."""
@@ -280,7 +280,7 @@ class WorkerProcess:
         try:
             if self.slots.busy:
                 for interrupt in await self._store.claims.interrupts(worker_id):
-                    if await self.slots.further.interrupt(interrupt):
+                    if await self.slots.additional.interrupt(interrupt):
                         continue
                     self.slots.stop_run(
                         interrupt.run_id, "cancel" if interrupt.kind == "cancel" else "release", interrupt.reason

@@ -1,7 +1,7 @@
-"""Signs of life for the keeper of this process: the event loop moves (:mod:`soong.shared.sandbox.subreaper`).
+"""Signs of life for the subreaper of this process: the event loop moves (:mod:`soong.shared.sandbox.subreaper`).
 
 A C call that holds the interpreter's lock stops every thread of the process, so nothing in it can notice that. The
-keeper is another process: when the signs stop for ``SOONG_HANG_S``, it ends this one.
+subreaper is another process: when the signs stop for ``SOONG_HANG_S``, it ends this one.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ PAUSES: Final = 5
 
 
 class Pulse:
-    """The inherited pipe to the keeper, if there is one. Made once, before any child of ours could inherit it."""
+    """The inherited pipe to the subreaper, if there is one. Made once, before any child of ours could inherit it."""
 
     def __init__(self, hang_s: float) -> None:
         text = os.environ.pop(PULSE_FD, "")
@@ -45,5 +45,5 @@ class Pulse:
             os.environ[PULSE_FD] = str(self._descriptor)
 
     def _say(self, silent_s: float) -> None:
-        with suppress(OSError):  # the keeper is gone, and we with it; or it is stopped, and the pipe full
+        with suppress(OSError):  # the subreaper is gone, and we with it; or it is stopped, and the pipe full
             os.write(self._descriptor, f"{silent_s:g}\n".encode())

@@ -101,20 +101,20 @@ class RecycleLimits:
         return True
 
 
-def restart_in_place(wear: RecycleLimits, parent: Callable[[], None]) -> None:
+def restart_in_place(recycle_limits: RecycleLimits, parent: Callable[[], None]) -> None:
     """Execute this program again, as it was started; return when it is to end after all.
 
     A signal to stop that comes from now on waits for the new program, which ends by it. ``parent`` hands the watch over
     the process that started us on.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    if wear.is_told_to_stop:
+    if recycle_limits.is_told_to_stop:
         return
     subreaper.end_own_descendants()  # what steps have left behind ends with this worker, not with the next one
     parent()
     sys.stdout.flush()
     sys.stderr.flush()
-    log.info("recycled", runs=wear.runs)
+    log.info("recycled", runs=recycle_limits.runs)
     try:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # an argv, no shell
     except OSError as error:

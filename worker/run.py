@@ -42,7 +42,7 @@ class StepRunner:
 
     async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         """Run the step; cancellation and a lost lease pass through to the slot. Its end holds no secret (EVT-05)."""
-        end = with_report(await self._ended(claim, interruption), interruption.suffered)
+        end = with_report(await self._ended(claim, interruption), interruption.incidents)
         return clean_end(end, self.redactor)
 
     async def _ended(self, claim: Claim, interruption: StopSignal) -> StepEnd:

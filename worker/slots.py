@@ -57,7 +57,7 @@ class Slots:
     clock: Clock
     runner: ClaimRunner
     watcher: RunObserver
-    further: AdditionalSteps = field(default_factory=AdditionalSteps)
+    additional: AdditionalSteps = field(default_factory=AdditionalSteps)
     """The additional steps of the held runs."""
     claim_loop: ClaimLoop = field(init=False)
     _held: dict[RunFence, _HeldRun] = field(default_factory=dict)
@@ -71,18 +71,18 @@ class Slots:
 
         While those that are left are promised to a batch under way, it waits to see how many of them are taken.
         """
-        while 0 < self.spare() <= self.claim_loop.promised:
+        while 0 < self.free_slots() <= self.claim_loop.reserved:
             await self.claim_loop.settled()
-        if self.spare() <= 0:
+        if self.free_slots() <= 0:
             return 0
         self._open += 1
         return await self._slot(None)
 
-    def spare(self) -> int:
+    def free_slots(self) -> int:
         """Return how many slots nobody holds."""
         return self.capacity - self._open
 
-    def grow(self, claim: Claim) -> None:
+    def start_slot(self, claim: Claim) -> None:
         """Open a slot for a claim that no dispatch waits for."""
         self._open += 1
         task = asyncio.get_running_loop().create_task(self._slot(claim))
@@ -101,9 +101,9 @@ class Slots:
             claim = claim or await self.claim_loop.next_step(None)
             while claim is not None:
                 end = await self._run(claim)
-                further = () if end is None else self.further.ends_with(claim, end)
+                additional = () if end is None else self.additional.ends_with(claim, end)
                 count += 1
-                claim = await self.claim_loop.next_step(end, claim, further)
+                claim = await self.claim_loop.next_step(end, claim, additional)
         finally:
             self._open -= 1
         return count
@@ -148,7 +148,7 @@ class Slots:
         try:
             end = await task
         except LeaseLostError:
-            self.further.drop(claim)
+            self.additional.drop(claim)
             log.warning("lease_lost", run=claim.identity.run_id, step=claim.step_key, fence=claim.fence)
         except UnavailableError as error:
             # Its log could not be written, so it may not go on; whoever claims it next goes on where the log ends.
@@ -172,11 +172,11 @@ class Slots:
         claim = held.claim
         match held.interruption.stop:
             case "drop" | "park" | None:
-                self.further.drop(claim)
+                self.additional.drop(claim)
                 return None
             case "cancel":
                 # What it held beside its own step was not cancelled with it, or is by being handed back.
-                await self._free(held, self.further.leases_of(claim), held.interruption.reason)
+                await self._free(held, self.additional.leases_of(claim), held.interruption.reason)
                 return _cancelled(claim, held.interruption)
             case "release":
                 await self._hand_back(held, held.interruption.reason)
@@ -195,7 +195,7 @@ class Slots:
         """Free the lease, however long the database is away: while this worker beats nobody else can."""
         claim = held.claim
         own = claim.lease
-        await self._free(held, (own, *self.further.leases_of(claim)), reason)
+        await self._free(held, (own, *self.additional.leases_of(claim)), reason)
 
     async def _free(self, held: _HeldRun, leases: Sequence[Lease], reason: str) -> None:
         if not leases:
@@ -216,4 +216,4 @@ def _cancelled(claim: Claim, interruption: StopSignal) -> StepEnd:
     """Return the end of a step that was cancelled; its run's says so when tools were cut off with it (EXE-07)."""
     reason = EndReason.ABORTED_TOOLS if interruption.aborted_calls else EndReason.CANCELLED
     end = claim.cancelled(interruption.reason or "the task was cancelled", reason)
-    return with_report(end, interruption.suffered)
+    return with_report(end, interruption.incidents)

@@ -24,7 +24,7 @@ class StopSignal:
     stop: StopReason | None = None
     reason: str = ""
     aborted_calls: int = 0
-    suffered: StepIncidents = field(default_factory=StepIncidents)
+    incidents: StepIncidents = field(default_factory=StepIncidents)
     """What the run tells of itself meanwhile: it stays when the run cannot say it at its end any more."""
 
     @property

@@ -62,6 +62,6 @@ class QuestionLimiter:
         return proven[:MAX_OPEN]
 
     async def _shed(self, ownership: Ownership, run_id: str, kept: Sequence[str]) -> None:
-        closed = await self.store.shed(ownership, run_id, kept, now_us=self.clock.now_us())
+        closed = await self.store.drop_excess(ownership, run_id, kept, now_us=self.clock.now_us())
         if closed:
             log.error("question_flood", session=ownership.session_id, run=run_id, closed=closed)

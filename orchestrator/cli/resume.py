@@ -46,10 +46,12 @@ def command(
         if found.status is not TaskStatus.COMPLETED:  # a completed task is only shown
             await tasks.resume(found, model=model)
 
-    raise typer.Exit(asyncio.run(go_on(settings, task or LAST, resumed, is_detached=detach, is_json=is_json)))
+    raise typer.Exit(
+        asyncio.run(resume_and_follow(settings, task or LAST, resumed, is_detached=detach, is_json=is_json))
+    )
 
 
-async def go_on(settings: Settings, text: str, begin: Begin, *, is_detached: bool, is_json: bool) -> int:
+async def resume_and_follow(settings: Settings, text: str, begin: Begin, *, is_detached: bool, is_json: bool) -> int:
     """Continue a task by what ``begin`` asks of its owner, and follow it; return the exit code."""
     from soong.orchestrator.cli.ids import open_store  # late: SQLAlchemy
 

@@ -165,12 +165,12 @@ def retry(
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
 ) -> None:
     """Rerun an ended task: steps that did not complete, and everything downstream of a step. All else is kept."""
-    from soong.orchestrator.cli.resume import go_on
+    from soong.orchestrator.cli.resume import resume_and_follow
 
     def begin(tasks: "TaskService", found: "Task") -> Awaitable[None]:
         return tasks.retry(found, from_step=start, reason="asked for by `soong tasks retry`")
 
-    raise typer.Exit(asyncio.run(go_on(load_settings(), task, begin, is_detached=detach, is_json=is_json)))
+    raise typer.Exit(asyncio.run(resume_and_follow(load_settings(), task, begin, is_detached=detach, is_json=is_json)))
 
 
 async def _list(limit: int, *, is_json: bool) -> None:

@@ -26,7 +26,7 @@ def command(
     given = {"--name": name, "--slots": slots, "--pools": pools, "--labels": labels, "--functions": functions}
     options = [part for option, value in given.items() if value for part in (option, str(value))]
     argv = kept_command(module_command("soong.worker", *options))
-    # This process becomes the worker's keeper, which forwards signals and ends as the worker does.
+    # This process becomes the worker's subreaper, which forwards signals and ends as the worker does.
     os.execve(argv[0], argv, child_environment(settings))  # noqa: S606  # an argv, no shell
 
 

@@ -35,7 +35,7 @@ ChildState = Literal["starting", "running", "dead"]
 class ServiceChild:
     """A process that is kept running. ``deaths`` counts those in a row; it spaces out the starts.
 
-    A worker runs under a keeper, so that everything that it starts ends with it; ``control`` is then the pipe that
+    A worker runs under a subreaper, so that everything that it starts ends with it; ``control`` is then the pipe that
     tells both when the service has ended. It reports on a pipe when it is ready, or why it cannot start.
     """
 
@@ -63,7 +63,7 @@ class ServiceChild:
     _own_pid: int = 0
     _is_ready: bool = False
     _hung_s: str = ""
-    """For how long a worker's event loop had not moved when its keeper ended it; empty when that was not so."""
+    """For how long a worker's event loop had not moved when its subreaper ended it; empty when that was not so."""
 
     @property
     def is_running(self) -> bool:
@@ -71,7 +71,7 @@ class ServiceChild:
 
     @property
     def pid(self) -> int:
-        """The id of the program itself, while it runs; 0 while it does not, and while its keeper has not said it."""
+        """The id of the program itself, while it runs; 0 while it does not, and while its subreaper has not said it."""
         if self.process is None or self.process.returncode is not None:
             return 0
         return self.own_pid
@@ -138,18 +138,18 @@ class ServiceChild:
         """Return how the program ended, for people."""
         self._read_report()
         if self._hung_s:
-            return f"its event loop hung for {self._hung_s} s, so its keeper ended it"
+            return f"its event loop hung for {self._hung_s} s, so its subreaper ended it"
         return exit_words(code)
 
     def ask_to_end(self) -> None:
         self._signal(signal.SIGTERM)
 
     def end_now(self) -> None:
-        """End it and, where it has a keeper, its family."""
+        """End it and, where it has a subreaper, its family."""
         self._signal(END_NOW if self._is_kept else signal.SIGKILL)
 
     def kill(self) -> None:
-        """End what :meth:`end_now` did not: the kernel ends a kept program with its keeper."""
+        """End what :meth:`end_now` did not: the kernel ends a kept program with its subreaper."""
         self._signal(signal.SIGKILL)
 
     def pause_s(self) -> float:

@@ -47,7 +47,7 @@ def kept_command(argv: Sequence[str], *, control: int = -1, status: int = -1) ->
     (:mod:`soong.shared.sandbox.subreaper`).
 
     ``control`` is a pipe whose end says that this process has ended, ``status`` one that gets the worker's own id.
-    Where there can be no keeper, the argv stays as it is.
+    Where there can be no subreaper, the argv stays as it is.
     """
     if not HAS_KEEPER:
         return list(argv)

@@ -3,7 +3,7 @@
 It owns one Redis and the worker processes. Each child has a process group of its own, so that Ctrl-C in a terminal
 reaches the service alone, which then stops them in order; none outlives the service: Redis is on a leash
 (:mod:`soong.orchestrator.embedded.die_with_parent`), workers watch a pipe whose other end is here. Each worker has a
-keeper (:mod:`soong.shared.sandbox.subreaper`), which ends with it whatever a step has started, also when the service
+subreaper (:mod:`soong.shared.sandbox.subreaper`), which ends with it whatever a step has started, also when the service
 was killed.
 """
 
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 PARENT_FD = "SOONG_PARENT_FD"
 REDIS_START_LIMIT_S = 20.0
 FAMILY_ENDS_S = SWEEP_LIMIT_S + 2.0
-"""How long a keeper may take to end its family; what it could not end by then, nobody here can."""
+"""How long a subreaper may take to end its family; what it could not end by then, nobody here can."""
 
 
 @dataclass(slots=True)
@@ -180,20 +180,20 @@ class Supervisor:
             await asyncio.sleep(0.01)
 
     async def _wait_for(self, children: Sequence[ServiceChild], grace_s: float) -> None:
-        keepers = [self._keepers[child.name] for child in children if child.name in self._keepers]
-        for child, keeper in zip(children, keepers, strict=False):
+        watchers = [self._keepers[child.name] for child in children if child.name in self._keepers]
+        for child, watcher in zip(children, watchers, strict=False):
             if not child.is_running:
-                keeper.cancel()  # between two starts: there is nothing to wait for
-        if keepers:
-            await asyncio.wait(keepers, timeout=max(grace_s, 0.001))
+                watcher.cancel()  # between two starts: there is nothing to wait for
+        if watchers:
+            await asyncio.wait(watchers, timeout=max(grace_s, 0.001))
         for child in children:
             child.end_now()
-        if keepers:
-            await asyncio.wait(keepers, timeout=FAMILY_ENDS_S)
+        if watchers:
+            await asyncio.wait(watchers, timeout=FAMILY_ENDS_S)
         for child in children:
             child.kill()
-        if keepers:
-            await asyncio.wait(keepers, timeout=5.0)
+        if watchers:
+            await asyncio.wait(watchers, timeout=5.0)
 
 
 async def answers(socket_path: Path) -> bool:

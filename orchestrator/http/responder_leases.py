@@ -17,20 +17,20 @@ LOOK_EVERY_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class _Seat:
+class _KeptLease:
     """One principal's presence: until when, by session, on the loop's clock."""
 
-    attendance: ResponderLease
+    lease: ResponderLease
     until_s: dict[str, float] = field(default_factory=dict)
     keeping: asyncio.Task[None] | None = None
 
     async def keep(self) -> None:
         """Be there until the last lease has run out; then take the rows back."""
         loop = asyncio.get_running_loop()
-        beating = loop.create_task(self.attendance.run())
+        beating = loop.create_task(self.lease.run())
         try:
             while self.until_s:
-                self.attendance.attend(self.until_s)
+                self.lease.attend(self.until_s)
                 await asyncio.sleep(LOOK_EVERY_S)
                 self.until_s = {name: until_s for name, until_s in self.until_s.items() if until_s > loop.time()}
         finally:
@@ -43,7 +43,7 @@ class ResponderLeases:
     """Who is there to answer through one server."""
 
     client: Client
-    _seats: dict[str, _Seat] = field(default_factory=dict)
+    _kept: dict[str, _KeptLease] = field(default_factory=dict)
 
     def stay(self, principal: str, session_ids: Iterable[str]) -> None:
         """Be there for these sessions for one responder's lease from now on."""
@@ -51,22 +51,24 @@ class ResponderLeases:
         until_s = dict.fromkeys(session_ids, asyncio.get_running_loop().time() + lease_s)
         if not until_s:
             return
-        seat = self._seats.get(principal)
-        if seat is None:
-            seat = _Seat(ResponderLease(self.client.store.sessions, self.client.notifier, principal, CHANNEL, lease_s))
-            self._seats[principal] = seat
-        seat.until_s.update(until_s)
-        if seat.keeping is None or seat.keeping.done():
-            seat.keeping = asyncio.get_running_loop().create_task(seat.keep())
-        seat.attendance.attend(seat.until_s)
+        kept = self._kept.get(principal)
+        if kept is None:
+            kept = _KeptLease(
+                ResponderLease(self.client.store.sessions, self.client.notifier, principal, CHANNEL, lease_s)
+            )
+            self._kept[principal] = kept
+        kept.until_s.update(until_s)
+        if kept.keeping is None or kept.keeping.done():
+            kept.keeping = asyncio.get_running_loop().create_task(kept.keep())
+        kept.lease.attend(kept.until_s)
 
     @property
     def present(self) -> tuple[str, ...]:
         """The principals that are there just now."""
-        return tuple(name for name, seat in self._seats.items() if seat.keeping is not None and not seat.keeping.done())
+        return tuple(name for name, kept in self._kept.items() if kept.keeping is not None and not kept.keeping.done())
 
     async def close(self) -> None:
-        keeping = [seat.keeping for seat in self._seats.values() if seat.keeping is not None]
+        keeping = [kept.keeping for kept in self._kept.values() if kept.keeping is not None]
         for task in keeping:
             task.cancel()
         await asyncio.gather(*keeping, return_exceptions=True)

@@ -63,20 +63,20 @@ async def run_agent(
     clock: Clock,
     *,
     sleep: Sleep = asyncio.sleep,
-    suffered: StepIncidents | None = None,
+    incidents: StepIncidents | None = None,
 ) -> AgentEnd:
     """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
 
-    ``suffered`` takes denials and unknown effects as they are found, also for others than the run's end (DAG-10).
+    ``incidents`` takes denials and unknown effects as they are found, also for others than the run's end (DAG-10).
 
     Raises:
         LeaseLostError: the run is no longer ours.
         asyncio.CancelledError: it was interrupted.
     """
-    found = StepIncidents() if suffered is None else suffered
+    found = StepIncidents() if incidents is None else incidents
     repeats = RepeatedFailures(task.limits.max_repeated_failures)
     talk = Conversation(transcript, clock)
-    loop = _Loop(task, model, executor, log, clock, talk, sleep, repeats, suffered=found)
+    loop = _Loop(task, model, executor, log, clock, talk, sleep, repeats, incidents=found)
     try:
         return await loop.run(transcript)
     finally:
@@ -95,7 +95,7 @@ class _Loop:
     sleep: Sleep
     repeats: RepeatedFailures
     usage: Usage = NOTHING_USED
-    suffered: StepIncidents = field(default_factory=StepIncidents)
+    incidents: StepIncidents = field(default_factory=StepIncidents)
     reasks: int = 0
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
@@ -270,9 +270,9 @@ class _Loop:
             "message": result.error.message,
         }
         if result.error.type.is_denial:
-            self.suffered.denials.append(entry)
+            self.incidents.denials.append(entry)
         elif result.error.type is ErrorType.UNKNOWN_AFTER_CRASH:
-            self.suffered.unknown_effects.append({**entry, **result.error.details})
+            self.incidents.unknown_effects.append({**entry, **result.error.details})
 
     def _call(self, part: ToolCallPart, names: NameTable) -> ToolCall:
         """Return a call under its canonical name (REG-04, REG-10)."""
@@ -284,7 +284,7 @@ class _Loop:
 
     # -- ends
     def _completed(self, output: Json) -> AgentEnd:
-        outcome = Outcome.PARTIAL if self.suffered else Outcome.CLEAN
+        outcome = Outcome.PARTIAL if self.incidents else Outcome.CLEAN
         return self._end(EndReason.COMPLETED, output, outcome, None)
 
     def _failed(self, reason: EndReason, message: str, *, type: str = "", is_retryable: bool = False) -> AgentEnd:
@@ -297,12 +297,12 @@ class _Loop:
             "end_reason": str(reason),
             "output": output,
             "outcome": str(outcome),
-            **self.suffered.lists(),
+            **self.incidents.lists(),
             "tools": [tool.name for tool in self.task.tools],
         }
         self.talk.add_node(NewNode(NodeKind.RESULT, payload))
         nodes, events = self.talk.take()
-        denials, unknown = tuple(self.suffered.denials), tuple(self.suffered.unknown_effects)
+        denials, unknown = tuple(self.incidents.denials), tuple(self.incidents.unknown_effects)
         return AgentEnd(reason, output, outcome, self.usage, denials, unknown, error, nodes, events)
 
 

@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     hang_s: float = Field(
         default=15.0,
         ge=0,
-        description="A worker whose event loop has not ticked for this long is ended by its keeper (Linux); 0: never.",
+        description="A worker whose event loop is silent for this long is ended by its subreaper (Linux); 0: never.",
     )
     max_lost_leases: int = Field(
         default=3, ge=1, description="A step that lost its lease this often is quarantined as poisoned."

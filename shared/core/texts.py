@@ -51,13 +51,13 @@ def faults(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
                 yield place, found
         elif isinstance(item, _PARTS) and id(item) not in seen:
             seen.add(id(item))
-            further: list[tuple[Path, object]] = []
+            deeper: list[tuple[Path, object]] = []
             for key, part in item.items() if isinstance(item, Mapping) else enumerate(item):
                 if isinstance(key, str) and (found := fault(key)):
                     yield place, f"the key {found}"
                 elif fault(part) if isinstance(part, str) else isinstance(part, _PARTS):
-                    further.append(((*place, key), part))
-            waiting.extend(reversed(further))
+                    deeper.append(((*place, key), part))
+            waiting.extend(reversed(deeper))
 
 
 def require_text(what: str, *texts: str) -> None:

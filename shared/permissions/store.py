@@ -90,7 +90,7 @@ class ConsentStore(Protocol):
         """
         ...
 
-    async def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
+    async def drop_excess(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
         """Withdraw all pending requests of a run of the session but ``kept``, in one transaction; return how many.
 
         One security event in the run's log and one audit entry tell of all of them.
@@ -151,7 +151,7 @@ class ConsentStore(Protocol):
         """
         ...
 
-    async def lapse(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
+    async def expire_decision(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
         """Close the decided request of a call whose decision has expired unused, with permission_expired.
 
         The call may then ask again. False, and nothing is changed, when the decision has been used.

@@ -1,11 +1,11 @@
 """Child processes with every bound they need: argv only, bounded output and time, nothing left behind.
 
 The child gets the environment it is given, no descriptor but its three and no terminal. :class:`ProcessRunner` puts a
-keeper (:mod:`soong.shared.sandbox.subreaper`) between us and a program, so that all its descendants end with it,
+subreaper (:mod:`soong.shared.sandbox.subreaper`) between us and a program, so that all its descendants end with it,
 also when we are killed. :func:`run` does without: for programs of our own that start nothing, where some
 milliseconds count.
 
-The keeper needs Linux. Elsewhere :class:`ProcessRunner` is :func:`run`, which ends the process group alone: there a
+The subreaper needs Linux. Elsewhere :class:`ProcessRunner` is :func:`run`, which ends the process group alone: there a
 descendant that makes a session of its own outlives its command.
 """
 
@@ -28,9 +28,9 @@ from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
 HAS_KEEPER: Final = sys.platform.startswith("linux")
 
 _KEEPER_LIMIT_S: Final = subreaper.SWEEP_LIMIT_S + 4.0
-"""How long a keeper may need to end its family before it is taken for broken."""
+"""How long a subreaper may need to end its family before it is taken for broken."""
 _KEEPER_GRACE_S: Final = 5.0
-"""How much later than we the keeper itself counts the time as over: it acts when we are stuck."""
+"""How much later than we the subreaper itself counts the time as over: it acts when we are stuck."""
 
 
 async def run(command: ChildCommand) -> Finished:
@@ -52,7 +52,7 @@ class ProcessRunner:
     """The :class:`soong.shared.sandbox.command.CommandRunner` without an operating system sandbox."""
 
     async def run(self, command: ChildCommand) -> Finished:
-        """Run it, under a keeper where there can be one.
+        """Run it, under a subreaper where there can be one.
 
         Raises:
             OSError: it cannot be started.
@@ -70,7 +70,7 @@ async def _run_kept(command: ChildCommand, leash: SubreaperPipes) -> Finished:
     argv = (sys.executable, "-I", "-S", subreaper.__file__, *map(str, leash.far_ends), str(limit_s), *command.argv)
     child = await _started(command, argv, leash.far_ends)
     try:
-        leash.start()  # until here there is only an idle keeper, which a cancelled start kills
+        leash.start()  # until here there is only an idle subreaper, which a cancelled start kills
         ended = await child.end()
     finally:
         await _unbroken(_leave_kept(child, leash))
@@ -117,7 +117,7 @@ async def _leave(child: ChildProcess) -> None:
 
 
 async def _leave_kept(child: ChildProcess, leash: SubreaperPipes) -> None:
-    """Have the keeper end its family, and do what can be done where it was killed or stopped by it."""
+    """Have the subreaper end its family, and do what can be done where it was killed or stopped by it."""
     leash.let_go()
     child.send(signal.SIGCONT)
     try:

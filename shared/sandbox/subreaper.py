@@ -1,6 +1,6 @@
-"""Runs one program and ends its entire family: ``python -I -S keeper.py CONTROL STATUS LIMIT_S PROGRAM ARG…`` (Linux).
+"""Runs one program and ends its family: ``python -I -S subreaper.py CONTROL STATUS LIMIT_S PROGRAM ARG…`` (Linux).
 
-A process group is not enough: ``setsid`` leaves it, and a double fork is adopted by init. The keeper is the *subreaper*
+A process group is not enough: ``setsid`` leaves it, and init adopts a double fork. This process is the *subreaper*
 of all that comes from the program, so every orphan becomes its own child and none gets out of its sight. It waits for
 one byte on CONTROL before it starts the program. When the program ends, when CONTROL is closed (its owner has let go,
 or was killed), on SIGTERM, or after LIMIT_S, it freezes and kills every descendant until the kernel says that it has no
@@ -10,24 +10,24 @@ The report has lines ``started PID``, then ``ended CODE LEFT``, or ``failed ERRN
 started. CODE is negative for a signal, LEFT counts descendants that could not be killed (another user's, or stuck in
 the kernel).
 
-What remains: the keeper runs as the same user as the program, which can kill it. Then the kernel kills the program
+What remains: the subreaper runs as the same user as the program, which can kill it. Then the kernel kills the program
 itself, its owner kills the program's group, and only what had left that group before lives on. A set-user-ID program is
 beyond its reach. What another service starts on the program's behalf (``at``, ``systemd-run``, a container daemon) is
 not a descendant. Against these only an operating system sandbox helps.
 
-The keeper has exactly the program's environment and working directory; there is no secret in it to be read. It imports
+The subreaper has exactly the program's environment and working directory; there is no secret in it to read. It imports
 little (no typing, no pathlib): its start is what a command costs more. It marks itself and with that the entire family
 (:func:`mark_family`).
 
-``keeper.py stand-in CONTROL STATUS GRACE_S PROGRAM ARG…`` keeps a program that serves: a worker. It starts the program
+``subreaper.py stand-in CONTROL STATUS GRACE_S PROGRAM ARG…`` keeps a server program: a worker. It starts the program
 at once, forwards signals to it, and ends as the program ended: with its exit code or by its signal. The family ends
 with the program; GRACE_S after CONTROL was closed; and at once on ``END_NOW``. The program gets CONTROL too and may
 watch it, and STATUS, to report on its own. CONTROL and STATUS may be -1: nobody to watch, nobody to report to.
 
 The program may write lines to the pipe that ``SOONG_PULSE_FD`` names: for how many seconds it may be silent from then
 on, 0 for any time. One that is silent for longer hangs: it gets SIGABRT, at which Python writes its stacks, then
-SIGKILL; the report has a line ``hung SECONDS``. The keeper needs no lock of the program's interpreter for that. Time in
-which the program or the keeper itself was stopped, frozen or without a CPU does not count.
+SIGKILL; the report has a line ``hung SECONDS``. The subreaper needs no lock of the program's interpreter for that. Time
+in which the program or the subreaper itself was stopped, frozen or without a CPU does not count.
 """
 
 import contextlib
@@ -129,10 +129,10 @@ class ProcessTree:
         """
         environment = {**_given_environment(), **(more or {})}
         heard, told = os.pipe()  # closed by a successful exec
-        keeper = os.getpid()
+        subreaper = os.getpid()
         self.program = os.fork()
         if self.program == 0:
-            _become(argv, environment, keeper, status, told)
+            _become(argv, environment, subreaper, status, told)
         os.close(told)
         problem = os.read(heard, 16)
         os.close(heard)
@@ -289,7 +289,7 @@ class SchedulingDelay:
 
 
 def end_own_descendants() -> None:
-    """Kill and reap what this process has started and what that has started, for as long as a keeper would try."""
+    """Kill and reap what this process has started and what that has started, for as long as a subreaper would try."""
     until = time.monotonic() + SWEEP_LIMIT_S
     while time.monotonic() < until:
         for pid in freeze(os.getpid()):
@@ -365,18 +365,18 @@ def _entries(folder: str) -> list[str]:
 
 def _content(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  # pathlib would double the time that a keeper takes to start
+        with open(path, "rb") as file:  # noqa: PTH123  # pathlib would double the time that a subreaper takes to start
             return file.read()
     except (FileNotFoundError, ProcessLookupError):
         return b""  # that process or thread has ended
 
 
-def _become(argv: list[str], environment: dict[bytes, bytes], keeper: int, status: int, told: int) -> None:
-    """In the new child: leave the keeper's session and become the program. Never returns."""
+def _become(argv: list[str], environment: dict[bytes, bytes], subreaper: int, status: int, told: int) -> None:
+    """In the new child: leave the subreaper's session and become the program. Never returns."""
     try:
         os.setsid()
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:
+        if os.getppid() != subreaper:
             os._exit(127)  # it died before the kernel was asked
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

@@ -1,4 +1,4 @@
-"""Our end of the two pipes to a keeper: its input and its reports (:mod:`soong.shared.sandbox.subreaper`)."""
+"""Our end of the two pipes to a subreaper: its input and its reports (:mod:`soong.shared.sandbox.subreaper`)."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ _MAX_REPORT_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a keeper said. One that said no end was killed, and the kernel killed its program with it.
+    """What a subreaper said. One that said no end was killed, and the kernel killed its program with it.
 
     ``problem`` is the errno of a program that could not be started, ``program`` its process id, ``left`` how many
     descendants could not be killed.
@@ -32,13 +32,13 @@ class Report:
 
 
 class SubreaperPipes:
-    """Two pipes, open for one run. When our end of the first is closed, by us or by our death, the keeper ends all."""
+    """Two pipes, open for one run. When our end of the first is closed, by us or by our death, all of it ends."""
 
     def __init__(self) -> None:
         control, self._control = os.pipe()
         self._status, status = os.pipe()
         self.far_ends: Final = (control, status)
-        """The keeper's ends: where it receives, where it reports."""
+        """The subreaper's ends: where it receives, where it reports."""
         self.report = Report()
         self._open = {control, status, self._control, self._status}
 
@@ -49,17 +49,17 @@ class SubreaperPipes:
         self._close(*tuple(self._open))
 
     def start(self) -> None:
-        """Have the keeper start its program."""
+        """Have the subreaper start its program."""
         self._close(*self.far_ends)
         with contextlib.suppress(BrokenPipeError):  # somebody killed it; then there is no report
             os.write(self._control, b"1")
 
     def let_go(self) -> None:
-        """Have the keeper end whatever lives."""
+        """Have the subreaper end whatever lives."""
         self._close(self._control)
 
     def listen(self) -> None:
-        """Read the report. Not before the keeper has ended: then all of it is in the pipe."""
+        """Read the report. Not before the subreaper has ended: then all of it is in the pipe."""
         os.set_blocking(self._status, False)
         with contextlib.suppress(BlockingIOError):
             self.report = Report.read(os.read(self._status, _MAX_REPORT_BYTES).decode("ascii"))

@@ -47,7 +47,7 @@ class Store(Protocol):
     @property
     def audit(self) -> AuditStore: ...
 
-    def heart(self) -> HeartbeatWriter:
+    def heartbeat_writer(self) -> HeartbeatWriter:
         """Return a heartbeat with a connection of its own."""
         ...
 

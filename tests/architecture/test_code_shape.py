@@ -21,7 +21,7 @@ _VAGUE_FILES = frozenset({"utils.py", "util.py", "helpers.py", "common.py", "mis
 _ENVIRONMENT_READERS = {
     "orchestrator/cli/application.py": "a shell asks for completion by variables of its script",
     "shared/core/settings.py": "the one place for settings",
-    "worker/pulse.py": "the pipe to the keeper that this process was started with",
+    "worker/pulse.py": "the pipe to the subreaper that this process was started with",
     "worker/starter.py": "takes the inherited pipe on which its start is reported",
     "worker/app.py": "takes the inherited pipe whose end says that the starter is gone",
     "orchestrator/embedded/environment.py": "makes the environment of the processes that a service starts",

@@ -1,4 +1,4 @@
-"""What users of other systems suffered from around consent: each public thread is named by a test that proves better.
+"""What users of other systems incidents from around consent: each public thread is named by a test that proves better.
 
 The threads are those about approvals from children, who is asking, an approver who is away, and tools that a child has
 or lacks. A test names a thread in its docstring as ``owner/repository#number``; the owner may be left out, and further

@@ -44,14 +44,14 @@ async def further(
 
 
 async def taken(scene: ContractHarness, holder: Claim, step_id: str, *, worker: str = "") -> Claim:
-    """Return the further claim, which must be given."""
+    """Return the additional claim, which must be given."""
     claim = await further(scene, holder, step_id, worker=worker)
     assert isinstance(claim, Claim), claim
     return claim
 
 
 async def refused(scene: ContractHarness, holder: Claim, step_id: str, **where: Any) -> Refusal:
-    """Return why the further claim is not given, which it must not be."""
+    """Return why the additional claim is not given, which it must not be."""
     answer = await further(scene, holder, step_id, **where)
     assert isinstance(answer, ClaimRefusal), answer
     assert answer.problem

@@ -1,4 +1,4 @@
-"""A run takes a further step of its task beside its own: exclusive, leased, fenced, under the concurrency limits
+"""A run takes an additional step of its task beside its own: exclusive, leased, fenced, under the concurrency limits
 (DAG-03, CARD-2).
 """
 

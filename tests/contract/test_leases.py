@@ -120,7 +120,7 @@ async def test_how_a_worker_was_lost_stands_in_the_step_its_log_and_its_error(sc
 @PRESENT
 async def test_worker_that_has_beaten_does_not_expire(scene: ContractHarness) -> None:
     claim = await scene.start("a")
-    heart = scene.store.heart()
+    heart = scene.store.heartbeat_writer()
     assert await asyncio.to_thread(heart.beat, scene.worker)
     heart.close()
 
@@ -136,7 +136,7 @@ async def test_expired_worker_is_gone_and_cannot_beat_or_claim(scene: ContractHa
 
     await scene.expire()
 
-    heart = scene.store.heart()
+    heart = scene.store.heartbeat_writer()
     assert not await asyncio.to_thread(heart.beat, scene.worker)
     heart.close()
     assert await scene.claim() == ()

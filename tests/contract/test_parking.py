@@ -489,7 +489,7 @@ async def test_decision_that_lapsed_leaves_its_call_to_be_asked_anew(scene: Cont
     (first,) = await ask(scene, claim)
     await decide(scene, first)
 
-    assert await scene.store.consent.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
+    assert await scene.store.consent.expire_decision(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
 
     (second,) = await ask(scene, claim)
     assert second.id != first.id
@@ -508,7 +508,9 @@ async def test_decision_that_was_used_does_not_lapse(scene: ContractHarness) -> 
     row = make_call(claim, "call_1", decision_id=decision.id)
     await scene.store.runs.start_call(row, claim.fence, events=(), now_us=scene.now_us)
 
-    assert not await scene.store.consent.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
+    assert not await scene.store.consent.expire_decision(
+        claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us
+    )
     assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
 
 
@@ -516,7 +518,9 @@ async def test_pending_question_does_not_lapse_and_a_lost_lease_lapses_nothing(s
     claim = await scene.start("a")
     (request,) = await ask(scene, claim)
 
-    assert not await scene.store.consent.lapse(claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us)
+    assert not await scene.store.consent.expire_decision(
+        claim.identity.run_id, "call_1", claim.fence, now_us=scene.now_us
+    )
     with pytest.raises(LeaseLostError):
-        await scene.store.consent.lapse(claim.identity.run_id, "call_1", claim.fence - 1, now_us=scene.now_us)
+        await scene.store.consent.expire_decision(claim.identity.run_id, "call_1", claim.fence - 1, now_us=scene.now_us)
     assert (await scene.store.consent.request(request.id))[1] is RequestState.PENDING

@@ -125,7 +125,7 @@ async def test_owner_that_has_beaten_does_not_expire(scene: ContractHarness) -> 
 async def test_a_process_registered_again_stays_as_it_stands(scene: ContractHarness) -> None:
     """Whoever did not hear the answer says it again, perhaps after it has beaten, or was declared gone."""
     owner, worker = make_owner("own_said_twice"), make_worker("wrk_said_twice")
-    heart = scene.store.heart()
+    heart = scene.store.heartbeat_writer()
     for _ in range(2):
         await scene.store.sessions.register_owner(owner)
         await scene.store.sessions.register_worker(worker)
@@ -337,7 +337,7 @@ async def test_worker_goes_from_live_over_draining_to_gone_and_never_back(store:
 async def test_heart_beats_from_a_thread_of_its_own(store: Store) -> None:
     worker = make_worker()
     await store.sessions.register_worker(worker)
-    heart = store.heart()
+    heart = store.heartbeat_writer()
 
     beaten = [await asyncio.to_thread(heart.beat, worker.id) for _ in range(3)]
     await asyncio.to_thread(heart.close)
@@ -350,14 +350,14 @@ async def test_draining_worker_still_beats(store: Store) -> None:
     worker = make_worker()
     await store.sessions.register_worker(worker)
     await store.sessions.set_worker_state(worker.id, ProcessState.DRAINING)
-    heart = store.heart()
+    heart = store.heartbeat_writer()
 
     assert await asyncio.to_thread(heart.beat, worker.id)
     await asyncio.to_thread(heart.close)
 
 
 async def test_heart_of_an_unknown_worker_does_not_beat(store: Store) -> None:
-    heart = store.heart()
+    heart = store.heartbeat_writer()
 
     assert not await asyncio.to_thread(heart.beat, "wrk_none")
     await asyncio.to_thread(heart.close)

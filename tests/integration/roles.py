@@ -72,8 +72,8 @@ class SplitStore:
     def __getattr__(self, name: str) -> Any:
         return _SplitPart(getattr(self._worker, name), getattr(self._others, name))
 
-    def heart(self) -> HeartbeatWriter:
-        return self._worker.heart()
+    def heartbeat_writer(self) -> HeartbeatWriter:
+        return self._worker.heartbeat_writer()
 
     async def close(self) -> None:
         await self._worker.close()

@@ -1,4 +1,4 @@
-"""What users of other systems suffered from when a child had to ask: in silence, out of sight, or not at all."""
+"""What users of other systems incidents from when a child had to ask: in silence, out of sight, or not at all."""
 
 import asyncio
 from dataclasses import replace

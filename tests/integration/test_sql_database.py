@@ -221,7 +221,7 @@ async def test_a_heart_whose_connection_is_cut_beats_on(postgres_url: str) -> No
     async with opened(postgres_url) as store:
         worker = make_worker()
         await store.sessions.register_worker(worker)
-        heart = store.heart()
+        heart = store.heartbeat_writer()
         assert await asyncio.to_thread(heart.beat, worker.id)
         _cut_all(postgres_url)
 

@@ -60,7 +60,7 @@ async def test_without_its_file_nothing_is_read_or_written_and_no_empty_one_appe
 
 
 async def test_a_heart_does_not_beat_into_the_void(store: SqlStore, path: Path) -> None:
-    worker, heart = make_worker(), store.heart()
+    worker, heart = make_worker(), store.heartbeat_writer()
     await store.sessions.register_worker(worker)
     assert heart.beat(worker.id)
     remove(path)

@@ -22,7 +22,7 @@ async def test_heart_is_not_kept_waiting_by_busy_writers(tmp_path: Path) -> None
         session, worker_id = await begin(store)
         claims = [await claim_one(store, session, worker_id) for _ in range(2)]
         writers = [_busy_writer(url, claim) for claim in claims]
-        heart = store.heart()
+        heart = store.heartbeat_writer()
         try:
             took = [await asyncio.to_thread(_timed, heart.beat, worker_id) for _ in range(30)]
         finally:
@@ -40,7 +40,7 @@ async def test_heart_of_a_worker_declared_gone_says_so(tmp_path: Path) -> None:
     async with opened(f"sqlite:///{tmp_path / 'soong.db'}") as store:
         worker = make_worker()
         await store.sessions.register_worker(worker)
-        heart = store.heart()
+        heart = store.heartbeat_writer()
         assert heart.beat(worker.id)
 
         await store.sessions.set_worker_state(worker.id, ProcessState.GONE)

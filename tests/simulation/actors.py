@@ -273,7 +273,7 @@ class WorkerActor(Actor):
         self.strands.append(self.heart)
         self._busy_threads = 0
         self._is_started = False
-        self.further = AdditionalSteps()
+        self.additional = AdditionalSteps()
         self.incarnation = Incarnation(self.store.sessions, self.clock, name, slots, pools, labels)
         settings = ground.settings.model_copy(update={"slots": slots, "pools": pools})
         lot = ParkingCoordinator(self.store.claims, self.clock, settings.park_after_s, settings.max_parked)
@@ -289,9 +289,9 @@ class WorkerActor(Actor):
             runner=StepRunner(FunctionStepRunner(None), work),  # type: ignore[arg-type]  # no plain function is called here
             watcher=_NoWatcher(),
             thread=_Caller(ground.loop, self.main),
-            pace=StrandPace(ground.loop, self.heart),
+            ticker=StrandPace(ground.loop, self.heart),
             on_drain=lot.hurry,
-            further=self.further,
+            additional=self.additional,
         )
 
     async def live(self) -> None:

@@ -154,7 +154,7 @@ class Auditor:
             case "advance" if isinstance(outcome, Advance):
                 self._check_ends(args[0], args[1], outcome, rows)
             case "claim_additional" if not isinstance(outcome, SoongError):
-                self._check_further(args[0], args[1], outcome, rows)
+                self._check_additional(args[0], args[1], outcome, rows)
             case "release" if isinstance(outcome, frozenset):
                 stale = {held.run_id for held in args[1] if not self._holds(args[0], held)}
                 _promise(stale == outcome, f"hand_back told {outcome} stale, and {stale} were")
@@ -192,7 +192,7 @@ class Auditor:
             _promise(place not in self.accepted, f"{held} was ended twice under one fence")
             self.accepted.add(place)
 
-    def _check_further(self, worker_id: str, holder: Lease, outcome: object, rows: Rows) -> None:
+    def _check_additional(self, worker_id: str, holder: Lease, outcome: object, rows: Rows) -> None:
         """A step is given to a run that holds its own, one at a time, in its own task, within every concurrency
         limit (DAG-03).
         """
@@ -207,7 +207,7 @@ class Auditor:
         _promise(step.task_id == own.task_id, f"{holder} was given {step.key} of another task")
         _promise(most is None or len(had) < most, f"{holder} was given {step.key}, and had {len(had)} of {most}")
         _promise(step.holder_run_id == holder.run_id, f"{step.key} was given to {holder}, and its row says {step}")
-        self.claims.further(rows, step)
+        self.claims.additional(rows, step)
 
     def _check_told(self, outcome: object, rows: Rows) -> None:
         """A run is told what its dependencies have come to, as they stand when it is claimed."""

@@ -148,8 +148,8 @@ class _BorderStore:
         setattr(self, name, part)
         return part
 
-    def heart(self) -> HeartbeatWriter:
-        return _BorderHeart(self._inner.heart(), self._process)
+    def heartbeat_writer(self) -> HeartbeatWriter:
+        return _BorderHeart(self._inner.heartbeat_writer(), self._process)
 
     async def close(self) -> None:
         """The rows outlive their users."""

@@ -26,7 +26,7 @@ class ClaimAuditor:
     unparked: set[str] = field(default_factory=set)
     longest_wait: int = 0
     claims: int = 0
-    furthers: int = 0
+    additional_claims: int = 0
 
     def check(
         self, rows: Rows, worker_id: str, wish: Mapping[str, Any], advance: Advance, changed: Sequence[Step]
@@ -51,9 +51,9 @@ class ClaimAuditor:
             waiting.remove(step)
             leases.update(scopes_of(step))
 
-    def further(self, rows: Rows, step: Step) -> None:
+    def additional(self, rows: Rows, step: Step) -> None:
         """Judge a claim of a run that goes on with its own step: it was its session's turn like any other."""
-        self.furthers += 1
+        self.additional_claims += 1
         self.passed[step.session_id] = 0
         self._check_limits(rows, counted_leases(rows))
 

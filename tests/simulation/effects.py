@@ -15,7 +15,7 @@ class Host(Protocol):
     def worker_id(self) -> str: ...
 
     @property
-    def further(self) -> AdditionalSteps:
+    def additional(self) -> AdditionalSteps:
         """What the process's runs hold beside their own steps."""
         ...
 

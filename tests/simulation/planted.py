@@ -26,7 +26,7 @@ class FencelessStore(MemoryStore):
 
 
 class GenerousStore(MemoryStore):
-    """Gives a run a further step although it holds one."""
+    """Gives a run an additional step although it holds one."""
 
     def _seeker(self, worker_id: str, own: Step) -> ClaimingRun:
         return replace(super()._seeker(worker_id, own), open_step_id="")

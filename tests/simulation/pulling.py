@@ -21,7 +21,7 @@ class Holder(Protocol):
     """The worker process, with what its runs hold beside their own steps."""
 
     @property
-    def further(self) -> AdditionalSteps: ...
+    def additional(self) -> AdditionalSteps: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Pulling:
             end = await self.work(claim, script)
             if script["is_unreported"] and end.status is StepStatus.COMPLETED:
                 return _answer(own, end)
-            await self.host.further.end(holder, end)
+            await self.host.additional.end(holder, end)
         return _answer(own)
 
     async def _claim(self, own: Claim, holder: Lease) -> Claim | None:
         """Take the first step that is given; None when none is."""
         for step in await self.store.tasks.steps(own.identity.task_id):
             if _is_open(step):
-                claim = await self.host.further.claim(holder, step.step_id)
+                claim = await self.host.additional.claim(holder, step.step_id)
                 if isinstance(claim, Claim):
                     return claim
         return None

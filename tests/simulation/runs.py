@@ -74,7 +74,7 @@ def _report(deployment: Deployment, *, is_whole: bool) -> Report:
             "tasks": len(rows.tasks),
             "steps": len(rows.steps),
             "claims": auditor.claims.claims,
-            "further claims": auditor.claims.furthers,
+            "additional claims": auditor.claims.additional_claims,
             "commits": auditor.commits,
             "parked": auditor.parked,
             "decisions used": len(auditor.used),

@@ -104,7 +104,7 @@ class InlineStore(SqlStore):
         self._seen = -1
         self._rows = Rows()
 
-    def heart(self) -> HeartbeatWriter:
+    def heartbeat_writer(self) -> HeartbeatWriter:
         return _InlineHeart(self._inline)
 
     async def close(self) -> None:

@@ -70,7 +70,7 @@ def test_these_seeds_strike_with_every_fault_and_let_work_be_done(seen: list[Rep
     assert {"worker.raise_request", "worker.park", "worker.start_call", "owner.decide"} <= borders
     assert sum(report.counts["stale writes refused"] for report in seen) > 20
     assert sum(report.counts["claims"] for report in seen) > 2_000
-    assert sum(report.counts["further claims"] for report in seen) > 400
+    assert sum(report.counts["additional claims"] for report in seen) > 400
     assert sum(report.counts["parked"] for report in seen) > 100
     assert sum(report.counts["decisions used"] for report in seen) > 200
 

@@ -85,12 +85,12 @@ class Spy:
         until(lambda: self.reports(self.way), "the other process is done")
 
     def orphan(self) -> None:
-        """Outlive the keeper, which was the only process of the command above us."""
-        keeper = os.getppid()
+        """Outlive the subreaper, which was the only process of the command above us."""
+        subreaper = os.getppid()
 
         def answer() -> None:
-            os.kill(keeper, signal.SIGKILL)
-            until(lambda: os.getppid() != keeper, "another process has adopted us")
+            os.kill(subreaper, signal.SIGKILL)
+            until(lambda: os.getppid() != subreaper, "another process has adopted us")
             self.allow()
             self.done()
 

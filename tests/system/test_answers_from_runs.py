@@ -100,7 +100,7 @@ async def service() -> AsyncIterator[Service]:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def attempts(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Attempts:
-    """What the spy was told on every way but the one that kills its keeper."""
+    """What the spy was told on every way but the one that kills its subreaper."""
     ways = [*ANSWERED, *CONSENTED, "token", *KEYS]
     if os.geteuid():
         ways = [way for way in ways if way not in PRIVILEGED]
@@ -203,7 +203,7 @@ async def test_a_program_of_a_run_changes_no_signing_key(attempts: Attempts, ser
     assert [key["state"] for key in service.cli.json("keys", "list")] == ["active"]
 
 
-async def test_what_outlives_its_keeper_answers_nothing(service: Service, tmp_path: Path) -> None:
+async def test_what_outlives_its_subreaper_answers_nothing(service: Service, tmp_path: Path) -> None:
     attempts = await attempted(service, tmp_path, ["orphan"])
 
     assert "belongs to a run" in attempts.words("orphan")

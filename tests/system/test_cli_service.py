@@ -306,7 +306,7 @@ def test_doctor_tells_a_frozen_service(service: CliHarness) -> None:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """Say whether it is a worker itself and not its keeper."""
+    """Say whether it is a worker itself and not its subreaper."""
     words = process.cmdline()
     return "soong.worker" in words and subreaper.STAND_IN not in words
 

@@ -13,7 +13,7 @@ from tests.system.http_scene import Service, http_service
 
 pytestmark = [
     pytest.mark.timeout(180),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux"),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_steps_that_hang_every_worker_are_quarantined_and_the_workers_come_back(
     assert failed["status"] == "failed"
     for step in failed["steps"].values():
         assert (step["error"]["type"], step["lost_leases"]) == ("poisoned", 3)
-        assert "died (its event loop hung for 2 s, so its keeper ended it)" in step["error"]["message"]
+        assert "died (its event loop hung for 2 s, so its subreaper ended it)" in step["error"]["message"]
 
 
 @pytest.mark.spec("DAG-05", "OPS-12")

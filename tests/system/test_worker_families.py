@@ -17,7 +17,7 @@ from tests.system.family_steps import CHILDREN
 
 pytestmark = [
     pytest.mark.timeout(180),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux"),
 ]
 
 PROMISED_S = 5.0
@@ -62,7 +62,7 @@ def left(folder: Path) -> dict[str, int]:
 
 
 def worker_of(cli: CliHarness) -> psutil.Process:
-    """Return the worker itself, not its keeper."""
+    """Return the worker itself, not its subreaper."""
     found = [one for one in cli.processes() if "soong.worker" in one.cmdline() and "stand-in" not in one.cmdline()]
     return next(one for one in found if "soong.worker" in (one.parent() or one).cmdline())
 
@@ -147,11 +147,13 @@ def test_a_worker_of_its_own_forwards_signals_ends_as_it_ended_and_leaves_nobody
     own = cli.start("worker", "--name", "own", "--pools", "special")
     plan = cli.plan((FORK % "false").replace("kind: python", "kind: python, pool: special"))
     assert cli.json("run", plan)["exit_code"] == 0
-    keeper = psutil.Process(own.pid)
+    subreaper = psutil.Process(own.pid)
     forked = set(left(tmp_path).values())
-    (worker,) = [child for child in keeper.children() if "soong.worker" in child.cmdline() and child.pid not in forked]
+    (worker,) = [
+        child for child in subreaper.children() if "soong.worker" in child.cmdline() and child.pid not in forked
+    ]
 
-    (keeper if number is signal.SIGTERM else worker).send_signal(number)
+    (subreaper if number is signal.SIGTERM else worker).send_signal(number)
 
     assert own.wait(timeout=60) == code
     assert not left(tmp_path)

@@ -34,11 +34,11 @@ class StepIncidents:
         return {"denials": list(self.denials), "unknown_effects": list(self.unknown_effects)}
 
 
-def with_report(end: StepEnd, suffered: StepIncidents) -> StepEnd:
-    """Return an end that says what the run suffered where the run itself could not: it was cut off, or had a fault."""
-    if not suffered or any(node.kind is NodeKind.RESULT for node in end.nodes):
+def with_report(end: StepEnd, incidents: StepIncidents) -> StepEnd:
+    """Return an end that says what the run incidents where the run itself could not: it was cut off, or had a fault."""
+    if not incidents or any(node.kind is NodeKind.RESULT for node in end.nodes):
         return end
-    payload: dict[str, Json] = {"v": 1, "end_reason": str(end.end_reason), "output": None, **suffered.lists()}
+    payload: dict[str, Json] = {"v": 1, "end_reason": str(end.end_reason), "output": None, **incidents.lists()}
     return replace(end, nodes=(*end.nodes, NewNode(NodeKind.RESULT, payload)))
 
 

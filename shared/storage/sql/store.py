@@ -80,7 +80,7 @@ class SqlStore:
         self.access = SqlAccessStore(*parts)
         self.audit = SqlAuditStore(*parts)
 
-    def heart(self) -> HeartbeatWriter:
+    def heartbeat_writer(self) -> HeartbeatWriter:
         return SqlHeartbeatWriter(self._database.url, self._database.credential)
 
     async def close(self) -> None:

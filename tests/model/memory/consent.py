@@ -84,7 +84,7 @@ class MemoryConsent:
         return ClosedQuestion(decision, None if decision is None else self.rows.keys.get(decision.key_id))
 
     @transaction
-    def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
+    def drop_excess(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
         self.rows.owned(ownership)
         pending = [one.id for one in self._pending(ownership.session_id) if one.identity.run_id == run_id]
         closed = [request_id for request_id in pending if request_id not in kept]
@@ -201,7 +201,7 @@ class MemoryConsent:
                 withdraw(self.rows, request, reason, now_us)
 
     @transaction
-    def lapse(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
+    def expire_decision(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
         held_run(self.rows, run_id, fence)
         for request in self.rows.requests.values():
             is_of_call = (request.identity.run_id, request.tool_call_id) == (run_id, tool_call_id)

@@ -72,7 +72,7 @@ class MemoryStore(
     def audit(self) -> Self:
         return self
 
-    def heart(self) -> HeartbeatWriter:
+    def heartbeat_writer(self) -> HeartbeatWriter:
         return MemoryHeart(self.rows, self.lock)
 
     async def close(self) -> None:

@@ -53,7 +53,7 @@ class World:
 
 
 async def play(
-    notebook: Notebook, world: World, *, is_resumed: bool, suffered: StepIncidents | None = None
+    notebook: Notebook, world: World, *, is_resumed: bool, incidents: StepIncidents | None = None
 ) -> AgentEnd:
     tools = (
         ToolDefinition("test.double", "Doubles.", NUMBER, world.double, Permission.READONLY),
@@ -63,7 +63,7 @@ async def play(
     place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
     pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
     model = resolve_model("script", "tests.sums")
-    return await run_agent(task, model, pipeline, notebook, notebook, FakeClock(), suffered=suffered)
+    return await run_agent(task, model, pipeline, notebook, notebook, FakeClock(), incidents=incidents)
 
 
 async def whole_run() -> list[NewNode]:
@@ -121,7 +121,7 @@ async def test_a_second_crash_forgets_neither_the_unknown_effect_nor_what_it_was
     first = await play(notebook, World(), is_resumed=True)
     told = StepIncidents()
 
-    again = await play(Notebook(written=notebook.written), World(), is_resumed=True, suffered=told)
+    again = await play(Notebook(written=notebook.written), World(), is_resumed=True, incidents=told)
 
     assert list(again.unknown_effects) == list(first.unknown_effects) == told.unknown_effects
     assert again.outcome is Outcome.PARTIAL

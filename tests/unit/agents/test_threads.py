@@ -1,4 +1,4 @@
-"""What users of other systems suffered from at the end of a child's work, each by its thread (DAG-10)."""
+"""What users of other systems incidents from at the end of a child's work, each by its thread (DAG-10)."""
 
 from collections.abc import Mapping
 from typing import cast

@@ -80,10 +80,10 @@ async def test_a_worker_starts_until_it_says_that_it_is_ready(tmp_path: Path) ->
     assert states == ["starting", "dead"]
 
 
-async def test_a_worker_that_its_keeper_ended_is_said_to_have_hung_until_it_is_started_again(tmp_path: Path) -> None:
+async def test_a_worker_that_its_subreaper_ended_is_said_to_have_hung_until_it_is_started_again(tmp_path: Path) -> None:
     child = await ended(worker("hung 15", "1"), tmp_path)
 
-    assert child.ending(-signal.SIGABRT) == "its event loop hung for 15 s, so its keeper ended it"
+    assert child.ending(-signal.SIGABRT) == "its event loop hung for 15 s, so its subreaper ended it"
 
     child.close()
     assert child.ending(-signal.SIGABRT) == "SIGABRT, aborted"

@@ -19,7 +19,7 @@ from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.subreaper_pipes import Report
 from tests.unit.sandbox.families import DOUBLE_FORK, STAYING, all_gone, command, is_alive, pids, python, until
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux")
 
 OWNER = """
 import asyncio, os, sys
@@ -109,7 +109,7 @@ async def test_everybody_ends_when_the_process_that_ran_the_command_is_killed(tm
     await all_gone(pids(tmp_path))
 
 
-async def test_a_keeper_told_to_end_by_a_signal_ends_everybody(folder: int, tmp_path: Path) -> None:
+async def test_a_subreaper_told_to_end_by_a_signal_ends_everybody(folder: int, tmp_path: Path) -> None:
     task = asyncio.ensure_future(run(python(folder, tmp_path, STAYING, str(tmp_path))))
     await until(lambda: len(pids(tmp_path)) == 4)
 
@@ -120,7 +120,7 @@ async def test_a_keeper_told_to_end_by_a_signal_ends_everybody(folder: int, tmp_
     await all_gone(pids(tmp_path))
 
 
-async def test_a_program_that_kills_its_keeper_dies_with_its_group(folder: int, tmp_path: Path) -> None:
+async def test_a_program_that_kills_its_subreaper_dies_with_its_group(folder: int, tmp_path: Path) -> None:
     script = "sleep 300 & echo $!; kill -9 $PPID; sleep 300"
 
     ended = await run(command(folder, tmp_path, "/bin/sh", "-c", script))
@@ -129,7 +129,7 @@ async def test_a_program_that_kills_its_keeper_dies_with_its_group(folder: int, 
     await until(lambda: not is_alive(int(ended.stdout)))
 
 
-async def test_a_program_that_stops_its_keeper_gains_nothing(folder: int, tmp_path: Path) -> None:
+async def test_a_program_that_stops_its_subreaper_gains_nothing(folder: int, tmp_path: Path) -> None:
     stopping = DOUBLE_FORK + "import signal; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(300)\n"
 
     ended = await run(python(folder, tmp_path, stopping, str(tmp_path), timeout=timedelta(seconds=4)))
@@ -283,7 +283,7 @@ async def test_freezing_stops_every_descendant_of_a_process() -> None:
         parent.wait()
 
 
-def test_a_report_without_an_end_is_that_of_a_killed_keeper() -> None:
+def test_a_report_without_an_end_is_that_of_a_killed_subreaper() -> None:
     assert Report.read("") == Report(0, 0, -signal.SIGKILL, 0, is_complete=False)
     assert Report.read("started 12\n") == Report(12, 0, -signal.SIGKILL, 0, is_complete=False)
     assert Report.read("started 12\nended 3 1\n") == Report(12, 0, 3, 1, is_complete=True)

@@ -1,4 +1,4 @@
-"""A keeper ends a program that hangs, and no program that only got no time to give a sign of life."""
+"""A subreaper ends a program that hangs, and no program that only got no time to give a sign of life."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 from soong.shared.sandbox import subreaper
 
 pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux"),
     pytest.mark.timeout(90),
 ]
 
@@ -30,7 +30,7 @@ HOLDS_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep(10**6)"
 
 @contextmanager
 def kept(code: str, allowed_s: float) -> "Iterator[tuple[subprocess.Popen[str], int]]":
-    """Run a program under a keeper; yield both, the keeper by its process and the program by its id."""
+    """Run a program under a subreaper; yield both, the subreaper by its process and the program by its id."""
     reading, writing = os.pipe()
     program = [sys.executable, "-I", "-S", "-c", BEGIN % allowed_s + code]
     argv = [sys.executable, "-I", "-S", subreaper.__file__, subreaper.STAND_IN, "-1", str(writing), "0.2", *program]
@@ -98,7 +98,7 @@ def test_a_program_that_was_stopped_for_long_goes_on_where_it_was() -> None:
         assert process.wait(LIMIT_S) == 0
 
 
-def test_a_keeper_that_was_stopped_itself_does_not_count_that_time() -> None:
+def test_a_subreaper_that_was_stopped_itself_does_not_count_that_time() -> None:
     code = "print('up', flush=True)\nalive()\nfor _ in range(20):\n    time.sleep(0.1)\nalive(0)\n"
     with kept(code, 3.0) as (process, _):
         assert process.stdout is not None

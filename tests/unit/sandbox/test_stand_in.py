@@ -1,4 +1,4 @@
-"""A keeper that stands in for a program that serves: it forwards signals, ends as the program does, leaves nobody."""
+"""A subreaper that stands in for a program that serves: it forwards signals, ends as it does, leaves nobody."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ import pytest
 from soong.shared.sandbox import subreaper
 from tests.unit.sandbox.families import STAYING, is_alive, pids
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the keeper needs Linux")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux")
 
 LIMIT_S = 20.0
 HEARING = """
@@ -125,7 +125,7 @@ def test_the_program_has_a_grace_when_whoever_started_it_has_ended(pipe: tuple[i
         assert process.wait(LIMIT_S) == 3
 
 
-def test_a_killed_keeper_takes_its_program_with_it(tmp_path: Path) -> None:
+def test_a_killed_subreaper_takes_its_program_with_it(tmp_path: Path) -> None:
     with stand_in(*python(HEARING.format("SIGTERM").replace("'up'", "__import__('os').getpid()"))) as process:
         assert process.stdout is not None
         program = int(process.stdout.readline())

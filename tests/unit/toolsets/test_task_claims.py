@@ -1,4 +1,4 @@
-"""A child claims a further step by its id, works on it and reports it; every refusal says what to do."""
+"""A child claims an additional step by its id, works on it and reports it; every refusal says what to do."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ class Child:
     store: MemoryStore
     ownership: Ownership
     claim_loop: ClaimLoop
-    further: AdditionalSteps
+    additional: AdditionalSteps
     tools: TaskTools
     claim: Claim
     gate: RuleGate = field(default_factory=RuleGate)
@@ -79,7 +79,7 @@ class Child:
         stop = TaskChange(cancelled=((await self.step(step_id)).key,), reason="not needed")
         await self.store.tasks.update_task(self.ownership, self.claim.identity.task_id, stop, now_us=1)
         for interrupt in await self.store.claims.interrupts(self.claim_loop.capacity().worker_id):
-            await self.further.interrupt(interrupt)
+            await self.additional.interrupt(interrupt)
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ async def test_a_step_that_was_cancelled_is_told_at_the_next_report(child: Child
 
 async def test_one_that_believes_to_hold_a_step_after_an_interruption_is_told_to_claim_it_again(child: Child) -> None:
     await child.do("claim_step", step_id="one")
-    for lease in child.further.leases_of(child.claim):
+    for lease in child.additional.leases_of(child.claim):
         await child.store.claims.release(child.claim_loop.capacity().worker_id, [lease], reason="drain", now_us=1)
 
     error = await child.refused("update_step", step_id="one", output={"n": 1})
@@ -250,7 +250,7 @@ async def test_one_that_believes_to_hold_a_step_after_an_interruption_is_told_to
 
 async def test_a_report_that_the_rows_refuse_does_not_count(child: Child) -> None:
     await child.do("claim_step", step_id="two")
-    taken = child.further.held_by(Lease(child.claim.step_key, child.claim.identity.run_id, child.claim.fence))
+    taken = child.additional.held_by(Lease(child.claim.step_key, child.claim.identity.run_id, child.claim.fence))
     assert taken is not None
     lease = Lease(taken.step_key, taken.identity.run_id, taken.fence)
     await child.store.claims.release(child.claim_loop.capacity().worker_id, [lease], reason="expired", now_us=1)
@@ -270,7 +270,7 @@ async def test_reports_of_other_runs_steps_are_refused(child: Child) -> None:
 
 async def test_where_no_run_is_held_no_further_step_is_given(child: Child) -> None:
     alone = TaskTools(child.store, lambda: child.claim_loop.capacity().worker_id, SystemClock())
-    elsewhere = Child(child.store, child.ownership, child.claim_loop, child.further, alone, child.claim)
+    elsewhere = Child(child.store, child.ownership, child.claim_loop, child.additional, alone, child.claim)
 
     error = await elsewhere.refused("claim_step", step_id="one")
 
@@ -282,12 +282,12 @@ async def test_a_report_under_way_counts_although_the_run_is_stopped_meanwhile(c
     own = Lease(child.claim.step_key, child.claim.identity.run_id, child.claim.fence)
     reporting = asyncio.get_running_loop().create_task(child.call("update_step", step_id="two", output="done"))
     async with asyncio.timeout(10):
-        while child.further.held_by(own) is not None:  # noqa: ASYNC110  # what is let go of has no event
+        while child.additional.held_by(own) is not None:  # noqa: ASYNC110  # what is let go of has no event
             await asyncio.sleep(0)
     reporting.cancel()
     await asyncio.gather(reporting, return_exceptions=True)
 
-    assert child.further.leases_of(child.claim) == ()
+    assert child.additional.leases_of(child.claim) == ()
     async with asyncio.timeout(10):
         while not (await child.step("two")).status.is_terminal:  # noqa: ASYNC110  # rows have no event
             await asyncio.sleep(0)

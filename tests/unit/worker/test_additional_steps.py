@@ -74,10 +74,12 @@ class Process:
     async def running(self, work: Work, *steps: NewStep) -> AsyncIterator["Process"]:
         clock, board = SystemClock(), MemoryBus()
         incarnation = Incarnation(self.store, clock, "w@h", 4, ("default",), ())
-        self.further = AdditionalSteps(self.redactor)
-        self.slots = Slots(4, self.store, clock, Running(work), NoFlower(), self.further)
-        self.claim_loop = ClaimLoop(self.store, board, clock, incarnation.capacity, self.slots.spare, self.slots.grow)
-        self.slots.claim_loop = self.further.claim_loop = self.claim_loop
+        self.additional = AdditionalSteps(self.redactor)
+        self.slots = Slots(4, self.store, clock, Running(work), NoFlower(), self.additional)
+        self.claim_loop = ClaimLoop(
+            self.store, board, clock, incarnation.capacity, self.slots.free_slots, self.slots.start_slot
+        )
+        self.slots.claim_loop = self.additional.claim_loop = self.claim_loop
         self.ownership = await open_session(self.store, make_session(owner_id="own_1"))
         task = make_task(self.ownership.session_id, *steps)
         self.task_id = task.id
@@ -96,7 +98,7 @@ class Process:
             holding.cancel()
 
     async def take(self, claim: Claim, step_id: str = "more") -> Claim:
-        taken = await self.further.claim(held(claim), step_id)
+        taken = await self.additional.claim(held(claim), step_id)
         assert isinstance(taken, Claim), taken
         return taken
 
@@ -105,7 +107,7 @@ class Process:
 
 
 async def ended_with(way: Callable[[Claim], StepEnd], **spec: Json) -> Step:
-    """Return the further step after its holder has ended in this way."""
+    """Return the additional step after its holder has ended in this way."""
     process = Process()
 
     async def work(claim: Claim) -> StepEnd:
@@ -156,8 +158,8 @@ async def test_a_step_that_was_reported_keeps_its_report_whatever_becomes_of_the
 
     async def work(claim: Claim) -> StepEnd:
         more = await process.take(claim)
-        assert await process.further.end(held(claim), end(more, "mine"))
-        assert process.further.held_by(held(claim)) is None
+        assert await process.additional.end(held(claim), end(more, "mine"))
+        assert process.additional.held_by(held(claim)) is None
         return end(claim, status=StepStatus.FAILED, error=StepError("failed", "later"))
 
     async with process.running(work, *own_and_more()):
@@ -172,7 +174,7 @@ async def test_what_is_reported_holds_no_secret() -> None:
 
     async def work(claim: Claim) -> StepEnd:
         more = await process.take(claim)
-        await process.further.end(held(claim), end(more, "it is hunter2hunter2"))
+        await process.additional.end(held(claim), end(more, "it is hunter2hunter2"))
         return end(claim)
 
     async with process.running(work, *own_and_more()):
@@ -184,7 +186,7 @@ async def test_what_is_reported_holds_no_secret() -> None:
 # -- the run is stopped
 @dataclass
 class Halted:
-    """A run that takes the further step once and then waits to be stopped; taken up again it completes."""
+    """A run that takes the additional step once and then waits to be stopped; taken up again it completes."""
 
     process: Process
     has_taken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -192,7 +194,7 @@ class Halted:
 
     async def __call__(self, claim: Claim) -> StepEnd:
         if self.has_taken.is_set():
-            self.again.append(self.process.further.held_by(held(claim)))
+            self.again.append(self.process.additional.held_by(held(claim)))
             return end(claim)
         await self.process.take(claim)
         self.has_taken.set()
@@ -236,7 +238,7 @@ async def test_a_cancelled_task_cancels_both() -> None:
         assert process.ownership is not None
         await process.store.tasks.cancel_task(process.ownership, process.task_id, reason="stop", now_us=1)
         for interrupt in await process.store.claims.interrupts(process.worker_id):
-            if not await process.further.interrupt(interrupt):
+            if not await process.additional.interrupt(interrupt):
                 process.slots.stop_run(interrupt.run_id, "cancel", interrupt.reason)
 
     assert (await process.step("own")).status is (await process.step()).status is StepStatus.CANCELLED
@@ -252,8 +254,8 @@ async def test_a_cancel_of_the_further_step_ends_it_alone_and_the_run_can_be_tol
         more = await process.take(claim)
         has_taken.set()
         await may_end.wait()
-        assert not await process.further.end(held(claim), end(more, "late"))
-        told.append(process.further.why_lost(held(claim), "more"))
+        assert not await process.additional.end(held(claim), end(more, "late"))
+        told.append(process.additional.why_lost(held(claim), "more"))
         return end(claim)
 
     has_taken = asyncio.Event()
@@ -263,7 +265,7 @@ async def test_a_cancel_of_the_further_step_ends_it_alone_and_the_run_can_be_tol
         assert process.ownership is not None
         await process.store.tasks.update_task(process.ownership, process.task_id, stop, now_us=1)
         (interrupt,) = await process.store.claims.interrupts(process.worker_id)
-        assert await process.further.interrupt(interrupt)
+        assert await process.additional.interrupt(interrupt)
         may_end.set()
 
     assert ((await process.step()).status, (await process.step()).output) == (StepStatus.CANCELLED, None)
@@ -280,7 +282,7 @@ async def test_a_pause_leaves_the_further_step_to_its_holders_hand_back() -> Non
         assert process.ownership is not None
         await process.store.tasks.pause_task(process.ownership, process.task_id, reason="wait", now_us=1)
         for interrupt in await process.store.claims.interrupts(process.worker_id):
-            if not await process.further.interrupt(interrupt):
+            if not await process.additional.interrupt(interrupt):
                 process.slots.stop_run(interrupt.run_id, "release", interrupt.reason)
 
     assert (await process.step("own")).status is (await process.step()).status is StepStatus.READY
@@ -324,7 +326,7 @@ async def test_a_further_claim_that_was_heard_is_not_given_back_as_unheard() -> 
     async def work(claim: Claim) -> StepEnd:
         more = await process.take(claim)
         await process.claim_loop.return_unheard()
-        assert await process.further.end(held(claim), end(more))
+        assert await process.additional.end(held(claim), end(more))
         return end(claim)
 
     async with process.running(work, *own_and_more()):
@@ -364,7 +366,7 @@ async def test_a_step_whose_instructions_name_what_is_not_there_fails_at_once() 
     answers: list[Claim | ClaimRefusal] = []
 
     async def work(claim: Claim) -> StepEnd:
-        answers.append(await process.further.claim(held(claim), "more"))
+        answers.append(await process.additional.claim(held(claim), "more"))
         return end(claim)
 
     async with process.running(work, *own_and_more(instructions="Use ${inputs.nothing}.")):

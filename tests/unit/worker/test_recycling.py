@@ -15,20 +15,20 @@ def test_each_process_waits_for_at_least_what_it_is_told_and_not_for_much_more()
 
     worn = [RecycleLimits.of(settings, random.Random(seed)) for seed in range(50)]
 
-    assert all(100 <= wear.most_runs <= 100 * (1 + JITTER) for wear in worn)
-    assert all(200 <= wear.most_mib <= 200 * (1 + JITTER) for wear in worn)
-    assert len({wear.most_runs for wear in worn}) > 10
+    assert all(100 <= recycle_limits.most_runs <= 100 * (1 + JITTER) for recycle_limits in worn)
+    assert all(200 <= recycle_limits.most_mib <= 200 * (1 + JITTER) for recycle_limits in worn)
+    assert len({recycle_limits.most_runs for recycle_limits in worn}) > 10
 
 
 def test_nothing_wears_a_process_out_unless_it_is_told() -> None:
-    wear = RecycleLimits.of(Settings(), random.Random(0))
-    wear.runs = 1_000_000
+    recycle_limits = RecycleLimits.of(Settings(), random.Random(0))
+    recycle_limits.runs = 1_000_000
 
-    assert wear.reason() == ""
+    assert recycle_limits.reason() == ""
 
 
 @pytest.mark.parametrize(
-    ("wear", "reason"),
+    ("recycle_limits", "reason"),
     [
         (RecycleLimits(most_runs=3, runs=2), ""),
         (RecycleLimits(most_runs=3, runs=3), "it has run 3 steps"),
@@ -38,28 +38,28 @@ def test_nothing_wears_a_process_out_unless_it_is_told() -> None:
     ],
     ids=["few runs", "enough runs", "small", "large", "large before it has worked"],
 )
-def test_a_process_is_worn_out_by_runs_or_by_memory(wear: RecycleLimits, reason: str) -> None:
-    assert wear.reason() == reason
+def test_a_process_is_worn_out_by_runs_or_by_memory(recycle_limits: RecycleLimits, reason: str) -> None:
+    assert recycle_limits.reason() == reason
 
 
 async def test_the_last_run_tells_at_once_that_it_is_time() -> None:
-    wear = RecycleLimits(most_runs=2)
-    wear.count_run()
-    wear.count_run()
+    recycle_limits = RecycleLimits(most_runs=2)
+    recycle_limits.count_run()
+    recycle_limits.count_run()
 
-    assert await wear.until_due(3600) == "it has run 2 steps"
+    assert await recycle_limits.until_due(3600) == "it has run 2 steps"
 
 
 def test_our_own_signal_is_told_from_an_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    wear = RecycleLimits(most_runs=1, runs=1)
+    recycle_limits = RecycleLimits(most_runs=1, runs=1)
 
-    wear.begin()
+    recycle_limits.begin()
 
     assert sent == [(os.getpid(), signal.SIGTERM)]
-    assert (wear.on_stop_signal(), wear.is_told_to_stop) == (False, False)
-    assert (wear.on_stop_signal(), wear.is_told_to_stop) == (True, True)
+    assert (recycle_limits.on_stop_signal(), recycle_limits.is_told_to_stop) == (False, False)
+    assert (recycle_limits.on_stop_signal(), recycle_limits.is_told_to_stop) == (True, True)
 
 
 def test_the_memory_of_this_process_is_a_plausible_number() -> None:

@@ -1,4 +1,4 @@
-"""A run that is cut off says at its end what it had suffered until then (DAG-10)."""
+"""A run that is cut off says at its end what it had incidents until then (DAG-10)."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +33,8 @@ class Stuck:
     error: Exception | None = None
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
-        interruption.suffered.denials.append(DENIAL)
-        interruption.suffered.unknown_effects.append(UNKNOWN)
+        interruption.incidents.denials.append(DENIAL)
+        interruption.incidents.unknown_effects.append(UNKNOWN)
         if self.error is not None:
             raise self.error
         await asyncio.Event().wait()

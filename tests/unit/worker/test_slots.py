@@ -43,7 +43,7 @@ class SlotsHarness:
         self.slots = Slots(capacity, self.store, clock, Running(work), NoFlower())
         board = MemoryBus()
         self.claim_loop = ClaimLoop(
-            self.store, board, clock, self.incarnation.capacity, self.slots.spare, self.slots.grow
+            self.store, board, clock, self.incarnation.capacity, self.slots.free_slots, self.slots.start_slot
         )
         self.slots.claim_loop = self.claim_loop
 
@@ -123,14 +123,14 @@ async def test_dispatches_that_come_while_one_claims_open_no_slot_beyond_capacit
     bench = SlotsHarness(work, capacity=3, store=store)
     holding = asyncio.ensure_future(bench.hold(*"abcdef"[:ready]))
     await store.is_claiming.wait()
-    further = [asyncio.ensure_future(bench.slots.hold()) for _ in range(3)]
+    additional = [asyncio.ensure_future(bench.slots.hold()) for _ in range(3)]
     await asyncio.sleep(0.01)
     store.may_go_on.set()
 
     steps = await holding
-    await asyncio.gather(*further)
+    await asyncio.gather(*additional)
     assert most == min(ready, 3)
-    assert bench.slots.spare() == 3
+    assert bench.slots.free_slots() == 3
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
 
 
@@ -139,11 +139,11 @@ async def test_a_slot_beyond_what_a_batch_can_fill_is_promised_to_none() -> None
     bench = SlotsHarness(lambda claim: asyncio.sleep(0, done(claim)), capacity=BATCH + 1, store=store)
     holding = asyncio.ensure_future(bench.hold("a"))
     await store.is_claiming.wait()
-    assert bench.slots.spare() == BATCH
+    assert bench.slots.free_slots() == BATCH
     further = asyncio.ensure_future(bench.slots.hold())
     await asyncio.sleep(0)
 
-    assert bench.slots.spare() == BATCH - 1
+    assert bench.slots.free_slots() == BATCH - 1
     store.may_go_on.set()
     await asyncio.gather(holding, further)
 

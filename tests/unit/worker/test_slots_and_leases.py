@@ -43,7 +43,7 @@ class Process:
         self.incarnation = Incarnation(store, clock, "w@h", 2, ("default",), ())
         self.slots = Slots(2, store, clock, runner, NoFlower())
         self.claim_loop = ClaimLoop(
-            store, MemoryBus(), clock, self.incarnation.capacity, self.slots.spare, self.slots.grow
+            store, MemoryBus(), clock, self.incarnation.capacity, self.slots.free_slots, self.slots.start_slot
         )
         self.slots.claim_loop = self.claim_loop
 
@@ -99,15 +99,15 @@ async def test_nothing_begins_when_the_incarnation_is_lost_between_claim_and_slo
     process = Process(MemoryStore(), Running(work))
     await process.start("a", "b")
 
-    def grow_and_lose(claim: Claim) -> None:
-        process.slots.grow(claim)
+    def start_and_lose(claim: Claim) -> None:
+        process.slots.start_slot(claim)
         process.incarnation.worker_id = ""
         process.claim_loop.lose()
 
-    process.claim_loop.grow = grow_and_lose
+    process.claim_loop.start_slot = start_and_lose
     async with asyncio.timeout(10):
         own_claim = await process.claim_loop.next_step(None)  # a spare slot is opened for the other step
-        while process.slots.spare() < 2:  # noqa: ASYNC110  # a slot that closes tells nobody
+        while process.slots.free_slots() < 2:  # noqa: ASYNC110  # a slot that closes tells nobody
             await asyncio.sleep(0)
 
     assert own_claim is not None

@@ -43,8 +43,8 @@ PARK: Final = Statement(
     UPDATE steps SET status = 'blocked', worker_id = '', is_unparked = 0
     WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id
       AND status || '' = 'running' AND cancel_reason IS NULL AND is_paused = 0
-      AND NOT EXISTS (SELECT 1 FROM steps AS further WHERE further.holder_run_id = :run_id
-                      AND further.holder_run_id <> '' AND further.status IN ('claimed', 'running'))
+      AND NOT EXISTS (SELECT 1 FROM steps AS additional WHERE additional.holder_run_id = :run_id
+                      AND additional.holder_run_id <> '' AND additional.status IN ('claimed', 'running'))
     RETURNING key
     """,
 )

@@ -106,8 +106,8 @@ HELD_OF_CALL: Final = Statement(
     WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state = 'pending' /*pg FOR UPDATE */
     """,
 )
-LAPSE: Final = Statement(
-    "lapse: the decided question of a call whose decision was not used",
+EXPIRE_DECISION: Final = Statement(
+    "expire decision: the decided question of a call whose decision was not used",
     """
     UPDATE permission_requests SET state = 'expired'
     WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state = 'decided'
@@ -133,8 +133,8 @@ WITHDRAW_ORPHANS: Final = Statement(
     RETURNING id, run_id, tool_call_id
     """,
 )
-SHED: Final = Statement(
-    "shed: all that a run asks but what is kept; how much that is decides nothing about the cost of the answer",
+DROP_EXCESS: Final = Statement(
+    "drop excess: all that a run asks but what is kept; how much that is decides nothing about the cost of the answer",
     """
     UPDATE permission_requests SET state = 'withdrawn'
     WHERE session_id = :session_id AND run_id = :run_id AND state = 'pending' AND NOT (id IN @kept)
@@ -181,11 +181,11 @@ class SqlConsent:
     ) -> Sequence[Question]:
         return await self._database.read(lambda tx: questions_of(tx, session_id, include_closed, beyond, limit))
 
-    async def shed(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
+    async def drop_excess(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
         def write(tx: Transaction) -> int:
             check_owned(tx, ownership)
             named = {"session_id": ownership.session_id, "run_id": run_id}
-            closed = tx.count(SHED, kept=list(kept), **named)
+            closed = tx.count(DROP_EXCESS, kept=list(kept), **named)
             if closed:
                 run_log = RunLogBuffer(now_us)
                 note = of_flood(ownership.session_id, run_id, closed)
@@ -245,10 +245,10 @@ class SqlConsent:
 
         await self._database.write(write)
 
-    async def lapse(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
+    async def expire_decision(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
         def write(tx: Transaction) -> bool:
             append_held(tx, run_id, fence, (), (), now_us)
-            rows = tx.rows(LAPSE, run_id=run_id, tool_call_id=tool_call_id)
+            rows = tx.rows(EXPIRE_DECISION, run_id=run_id, tool_call_id=tool_call_id)
             run_log = RunLogBuffer(now_us)
             for (request_id,) in rows:
                 run_log.note(run_id, EventType.PERMISSION_EXPIRED, request_id=request_id, tool_call_id=tool_call_id)

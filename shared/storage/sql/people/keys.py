@@ -52,7 +52,7 @@ UNUSED: Final = Statement(
 )
 LAPSE_ALL: Final = Statement(
     # By id: "state || ''" keeps PostgreSQL from walking all questions that were ever decided.
-    "lapse all: their calls may be asked about again",
+    "expire decisions: their calls may be asked about again",
     "UPDATE permission_requests SET state = 'expired' WHERE id IN @ids AND state || '' = 'decided'",
 )
 ENDED: Final = Statement(

@@ -137,7 +137,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         updates=(
             *("status", "open_deps", "fence", "starts", "worker_id", "outcome", "progress", "is_settled"),
             *("cancel_reason", "started_us", "ended_us", "error", "output", "is_unparked"),
-            # A further claim: the run that holds it beside its own.
+            # An additional claim: the run that holds it in addition to its own.
             "holder_run_id",
             # When an end opened it; told in its log by the claim.
             "ready_us",

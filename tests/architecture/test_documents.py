@@ -9,7 +9,7 @@ from soong.shared.core.settings import Settings
 from tests.architecture.code_docs import FILES, PARTS, documents, part_names, refreshed
 from tests.spec_document import ROOT, read_clauses
 
-_REMEDY = "write it anew: PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs"
+_HINT = "write it anew: PYTHONPATH=. .venv/bin/python -P -m tests.architecture.code_docs"
 _PATH = re.compile(
     r"`((?:orchestrator|worker|shared|soong|tests|benchmarks|examples|requirements)/[\w./-]+)(?:::\w+)?`"
 )
@@ -20,13 +20,13 @@ _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 def test_parts_made_from_code_are_fresh(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
 
-    assert text == refreshed(text), f"{path.name} is stale; {_REMEDY}"
+    assert text == refreshed(text), f"{path.name} is stale; {_HINT}"
 
 
 @pytest.mark.spec("DAG-08")
 @pytest.mark.parametrize("name", FILES)
 def test_files_made_from_code_are_fresh(name: str) -> None:
-    assert (ROOT / name).read_text(encoding="utf-8") == FILES[name](), f"{name} is stale; {_REMEDY}"
+    assert (ROOT / name).read_text(encoding="utf-8") == FILES[name](), f"{name} is stale; {_HINT}"
 
 
 def test_every_part_stands_in_some_document() -> None:
@@ -40,7 +40,7 @@ def test_every_setting_stands_in_the_readme() -> None:
 
     missing = [name for name in Settings.model_fields if f"`SOONG_{name.upper()}`" not in readme]
 
-    assert not missing, f"README.md lacks {missing}; put the part 'settings' into it and {_REMEDY}"
+    assert not missing, f"README.md lacks {missing}; put the part 'settings' into it and {_HINT}"
 
 
 def test_every_clause_names_its_source_and_orders_its_obligations() -> None:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -57,7 +58,7 @@ async def test_cancel_reaches_queued_running_asking_and_waiting_children_and_the
     service: Deployment, tmp_path: Path
 ) -> None:
     service.settings.home.joinpath("config.toml").write_text("[tools]\ndangerous = true\n", encoding="utf-8")
-    program, mark = tmp_path / "tree.py", f"mark-{tmp_path.name}"
+    program, mark = tmp_path / "tree.py", f"mark-{uuid4().hex}"  # folders of two tests may have one name
     program.write_text(TREE, encoding="utf-8")
     allowed, asked = asyncio.Event(), asyncio.Event()
 

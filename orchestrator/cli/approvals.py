@@ -13,7 +13,6 @@ import typer
 
 from soong.orchestrator.cli.console import emit, output, say
 from soong.shared.core.clock import SystemClock
-from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ async def find_question(store: "Store", text: str) -> "Question":
         UsageError: there are several.
     """
     from soong.orchestrator.approvals.question_status import question_of
-    from soong.orchestrator.cli.ids import fits
+    from soong.orchestrator.cli.ids import fits, only
     from soong.shared.core.errors import NotFoundError
 
     try:
@@ -114,24 +113,19 @@ async def find_question(store: "Store", text: str) -> "Question":
             found = found or [one for one in listed if fits(one.request.id, text)]
         if not found:
             raise
-    if len(found) > 1:
-        raise UsageError(f"{text!r} fits {len(found)} questions; type more of the id (soong approvals list)")
-    return found[0]
+    return only(found, text, "questions", "soong approvals list")
 
 
 async def _list(session_id: str, *, is_all: bool, is_json: bool) -> None:
     from soong.orchestrator.cli.approvals_text import list_text
-    from soong.orchestrator.cli.ids import open_store
+    from soong.orchestrator.cli.ids import opened_store
     from soong.orchestrator.schemas.approval import ApprovalSchema
 
-    store = await open_store(load_settings())
-    try:
+    async with opened_store(load_settings()) as store:
         if session_id:
             session_id = (await store.sessions.session(session_id)).id
         limit = SHOWN if is_all else MANY
         questions = await store.consent.questions(session_id=session_id, include_closed=is_all, limit=limit)
-    finally:
-        await store.close()
     if is_json:
         emit([ApprovalSchema.of(question).model_dump() for question in questions], is_ascii=True)
     else:
@@ -153,29 +147,23 @@ async def read_approval(settings: Settings, text: str) -> "Approval":
     """Read all about the question that a person names. Raises: NotFoundError, UsageError, UnavailableError."""
     from soong.orchestrator.approvals.approval import approval_of
     from soong.orchestrator.approvals.target_check import TargetChecker
-    from soong.orchestrator.cli.ids import open_store
+    from soong.orchestrator.cli.ids import opened_store
     from soong.orchestrator.client.catalog import Catalogue
     from soong.shared.permissions.configured import configured_write_roots
 
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         question = await find_question(store, text)
         catalogue = Catalogue.of(settings)
         target_checker = TargetChecker(catalogue.tools, settings.runs, configured_write_roots(catalogue.config))
         return await approval_of(store, question, target_checker)
-    finally:
-        await store.close()
 
 
 async def _answer(text: str, choice: "Choice", reason: str, wait_s: float) -> int:
-    from soong.orchestrator.cli.approvals_answer import AnswerCommand, open_answering
+    from soong.orchestrator.cli.approvals_answer import opened_answering
 
     settings = load_settings()
-    answering: AnswerCommand = await open_answering(settings)
-    try:
+    async with opened_answering(settings) as answering:
         question = await find_question(answering.store, text)
         said = await answering.answer(question, choice, reason, wait_s=wait_s, home=str(Path.home()))
-    finally:
-        await answering.close()
     say(said.sentence)
     return said.exit_code

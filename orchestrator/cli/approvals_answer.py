@@ -1,7 +1,8 @@
 """One answer from the command line: who may give it, the row that it is, and what became of it (PER-03, PER-15)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -11,7 +12,7 @@ from soong.orchestrator.approvals.provenance import provenance_here
 from soong.orchestrator.approvals.question_status import question_of, status_of_question
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.cli.console import visible
-from soong.orchestrator.cli.ids import deployment, open_store
+from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.cli.question_text import short_id
 from soong.orchestrator.client.program import program
 from soong.shared.core.clock import Clock, SystemClock
@@ -52,11 +53,6 @@ class AnswerCommand:
     notifier: Notifier | None
     settings: Settings
     clock: Clock = field(default_factory=SystemClock)
-    closers: Sequence[Callable[[], Awaitable[None]]] = ()
-
-    async def close(self) -> None:
-        for close in self.closers:
-            await close()
 
     async def answer(
         self, question: Question, choice: Choice, reason: str, *, wait_s: float, home: str
@@ -115,21 +111,23 @@ def no_grant(session: Session, question: Question, home: str) -> str:
     return ""
 
 
-async def open_answering(settings: Settings) -> AnswerCommand:
-    """Open the rows, and the ring of the living service if there is one.
+@asynccontextmanager
+async def opened_answering(settings: Settings) -> AsyncIterator[AnswerCommand]:
+    """Open the rows, and the notifier of the living service if there is one.
 
     Raises:
         UsageError: nothing has run in this home.
         UnavailableError, SchemaVersionError: the rows cannot be used.
     """
-    store = await open_store(settings)
-    known = await deployment(settings)
-    if not known.redis_url:
-        return AnswerCommand(store, None, settings, closers=(store.close,))
-    from soong.orchestrator.client.bootstrap import open_ring  # Redis, only where somebody could hear it
+    async with opened_store(settings) as store:
+        known = await deployment(settings)
+        if not known.redis_url:
+            yield AnswerCommand(store, None, settings)
+            return
+        from soong.orchestrator.client.bootstrap import opened_notifier  # Redis, only where somebody could hear it
 
-    notifier, closers = open_ring(known)
-    return AnswerCommand(store, notifier, settings, closers=(*closers, store.close))
+        async with opened_notifier(known) as notifier:
+            yield AnswerCommand(store, notifier, settings)
 
 
 def _decided_already(question: Question) -> AnswerOutcome:

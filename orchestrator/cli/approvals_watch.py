@@ -11,7 +11,7 @@ from soong.orchestrator.approvals.question_status import question_of
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import emit, say, visible
-from soong.orchestrator.cli.ids import deployment, open_store
+from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.cli.watch import Interrupts
 from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.core.errors import UnavailableError, UsageError
@@ -91,16 +91,13 @@ async def _session(store: Store, session_id: str, principal: str) -> Session | N
 
 
 async def _stream(settings: Settings, session_id: str) -> None:
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         if session_id:
             await store.sessions.session(session_id)
         stream = Stream(store, session_id)
         while True:
             await stream.poll()
             await asyncio.sleep(LOOK_EVERY_S)
-    finally:
-        await store.close()
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 import typer
 
 from soong.orchestrator.cli.console import emit, output, say
-from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.cli.ids import opened_store
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
 from soong.shared.permissions.audit_log.entry import AuditKind
@@ -68,22 +68,16 @@ def since_us(text: str, now: datetime) -> int:
 async def _export(from_us: int, session_id: str, kinds: list[str]) -> None:
     from soong.orchestrator.client.audit import entries
 
-    store = await open_store(load_settings())
-    try:
+    async with opened_store(load_settings()) as store:
         async for entry in entries(store.audit, session_id=session_id, kinds=kinds, since_us=from_us):
             emit(entry.as_json(), is_line=True)
-    finally:
-        await store.close()
 
 
 async def _verify(expected: list[str], *, is_json: bool) -> int:
     from soong.orchestrator.client.audit import verify as check
 
-    store = await open_store(load_settings())
-    try:
+    async with opened_store(load_settings()) as store:
         found = await check(store.audit, store.keys, seen=expected)
-    finally:
-        await store.close()
     problems = [str(found.broken)] if found.broken is not None else []
     problems += [f"the entry {digest} that was noted is not there any more" for digest in found.missing]
     problems += found.misused

@@ -18,6 +18,7 @@ from soong.orchestrator.cli.boundary_checks import (
     existing,
 )
 from soong.orchestrator.cli.finding import Finding, Level
+from soong.orchestrator.cli.ids import has_no_rows
 from soong.orchestrator.cli.work_checks import check_steps, check_workers
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
 from soong.orchestrator.embedded.redis import OLDEST, find_redis
@@ -129,17 +130,14 @@ async def check_service(settings: Settings) -> Finding:
 
 async def check_database(settings: Settings) -> Finding:
     """The database answers and has this program's schema."""
-    if settings.is_embedded and not (settings.home / "soong.db").exists():
+    if has_no_rows(settings):
         return Finding("database", Level.OK, "none yet; it is made at the first start")
-    from soong.orchestrator.client.bootstrap import open_rows
+    from soong.orchestrator.client.bootstrap import opened_rows
 
     where = "the home's SQLite file" if settings.is_embedded else "SOONG_DATABASE_URL"
     try:
-        store = await open_rows(settings)
-        try:
+        async with opened_rows(settings) as store:
             workers = await store.sessions.workers()
-        finally:
-            await store.close()
     except SchemaVersionError as error:
         return Finding(
             "database", Level.FAIL, f"{where}: {error}", "run `soong migrate`, or install the version that made it"

@@ -1,5 +1,9 @@
 """Finding rows by the ids that people type."""
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
 from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core.errors import NotFoundError, UnavailableError, UsageError
 from soong.shared.core.settings import Settings
@@ -9,20 +13,28 @@ from soong.shared.engine.tasks.step import Task
 from soong.shared.storage.store import Store
 
 MANY = 1000
+_T = TypeVar("_T")
 
 
-async def open_store(settings: Settings) -> Store:
+def has_no_rows(settings: Settings) -> bool:
+    """Say whether nothing has run in this home yet."""
+    return settings.is_embedded and not (settings.home / "soong.db").exists()
+
+
+@asynccontextmanager
+async def opened_store(settings: Settings) -> AsyncIterator[Store]:
     """Open the rows for reading.
 
     Raises:
         UsageError: this home has none yet.
         UnavailableError, SchemaVersionError: they cannot be read.
     """
-    if settings.is_embedded and not (settings.home / "soong.db").exists():
+    if has_no_rows(settings):
         raise UsageError(f"nothing has run in {str(settings.home)!r} yet; start with `soong run PLAN`")
-    from soong.orchestrator.client.bootstrap import open_rows
+    from soong.orchestrator.client.bootstrap import opened_rows
 
-    return await open_rows(settings)
+    async with opened_rows(settings) as store:
+        yield store
 
 
 async def find_task(store: Store, text: str) -> Task:
@@ -38,9 +50,7 @@ async def find_task(store: Store, text: str) -> Task:
         found = [task for task in await store.tasks.list_tasks(limit=MANY) if fits(task.id, text)]
         if not found:
             raise
-    if len(found) > 1:
-        raise UsageError(f"{text!r} fits {len(found)} tasks; type more of the id (soong tasks list)")
-    return found[0]
+    return only(found, text, "tasks", "soong tasks list")
 
 
 async def newest_open_task(store: Store) -> Task:
@@ -66,9 +76,7 @@ async def find_run(store: Store, text: str) -> Run:
         found = [run for run in await store.runs.list_runs(limit=100_000) if fits(run.id, text)]
         if not found:
             raise
-    if len(found) > 1:
-        raise UsageError(f"{text!r} fits {len(found)} runs; type more of the id (soong runs list)")
-    return found[0]
+    return only(found, text, "runs", "soong runs list")
 
 
 async def deployment(settings: Settings) -> Settings:
@@ -80,6 +88,13 @@ async def deployment(settings: Settings) -> Settings:
     except UnavailableError:
         record = None
     return settings if record is None else settings.model_copy(update={"redis_url": record.redis_url})
+
+
+def only(found: Sequence[_T], text: str, what: str, command: str) -> _T:
+    """Return the one row that ``text`` fits; ``command`` lists them. Raises: UsageError when it fits several."""
+    if len(found) > 1:
+        raise UsageError(f"{text!r} fits {len(found)} {what}; type more of the id ({command})")
+    return found[0]
 
 
 def fits(key: str, text: str) -> bool:

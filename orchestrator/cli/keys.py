@@ -9,7 +9,7 @@ import typer
 
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.cli.console import emit, output, say, table
-from soong.orchestrator.cli.ids import deployment, open_store
+from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.client.keys import OVERLAP, EndedKey, KeyRing
 from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.errors import NotFoundError, UsageError
@@ -64,13 +64,10 @@ def retire(
 @asynccontextmanager
 async def _keyring(settings: Settings, change: str = "") -> AsyncIterator[KeyRing]:
     """Open the keys; ``change`` is what is about to be done to them, which a person alone may."""
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         if change:
             await check_person(store.sessions, change)
         yield KeyRing(store.keys, settings.key_file, SystemClock(), settings.principal)
-    finally:
-        await store.close()
 
 
 async def _list(*, is_json: bool) -> None:
@@ -137,7 +134,7 @@ async def _retire(text: str, *, is_revoked: bool, reason: str) -> None:
 
 
 async def _tell(settings: Settings, ended: EndedKey) -> None:
-    """Ring for what lapsed; without Redis the rows are looked at soon enough."""
+    """Notify owners of what lapsed; without Redis they look at the rows soon enough."""
     reachable = await deployment(settings)
     if not ended.lapsed or not reachable.redis_url:
         return

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from soong.orchestrator.cli.console import emit, output, say
-from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.workers import limits_text
 from soong.orchestrator.schemas.worker import LimitSchema
 from soong.shared.core.errors import UsageError
@@ -70,23 +70,15 @@ def checked_scope(text: str) -> str:
 
 
 async def _set(settings: Settings, bound: ConcurrencyLimit) -> None:
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         kind, _, name = bound.scope.partition(":")
         if kind == "session" and bound.limit:
             await store.sessions.session(name)  # a limit of a session that is none would wait for nobody
         await store.claims.set_concurrency_limits([bound])
-    finally:
-        await store.close()
 
 
 async def _concurrency_limits(settings: Settings) -> Sequence[LimitUsage]:
-    from soong.orchestrator.client.bootstrap import open_figures
+    from soong.orchestrator.client.bootstrap import opened_figures
 
-    store = await open_store(settings)
-    figures = open_figures(settings)
-    try:
+    async with opened_store(settings), opened_figures(settings) as figures:  # the store: its schema is checked
         return await figures.concurrency_limits()
-    finally:
-        await figures.close()
-        await store.close()

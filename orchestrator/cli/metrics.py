@@ -3,7 +3,7 @@
 import asyncio
 
 from soong.orchestrator.cli.console import emit_text
-from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.cli.ids import opened_store
 from soong.shared.core.settings import Settings, load_settings
 
 
@@ -13,14 +13,9 @@ def command() -> None:
 
 
 async def _text(settings: Settings) -> bytes:
-    from soong.orchestrator.client.bootstrap import open_figures
+    from soong.orchestrator.client.bootstrap import opened_figures
     from soong.orchestrator.owner.metrics import collect, text
     from soong.shared.core.clock import SystemClock
 
-    store = await open_store(settings)
-    figures = open_figures(settings)
-    try:
+    async with opened_store(settings) as store, opened_figures(settings) as figures:
         return text(await collect(store, figures, SystemClock()))
-    finally:
-        await figures.close()
-        await store.close()

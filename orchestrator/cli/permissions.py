@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from soong.orchestrator.cli.console import emit, output
-from soong.orchestrator.cli.ids import find_task, open_store
+from soong.orchestrator.cli.ids import find_task, opened_store
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import step_key
@@ -92,13 +92,10 @@ async def _in_session(explainer: "Explainer", text: str) -> "Explainer":
     from soong.shared.permissions.policy import Policy
 
     task_text, _, step_id = text.partition("/")
-    store = await open_store(load_settings())
-    try:
+    async with opened_store(load_settings()) as store:
         task = await find_task(store, task_text)
         step = (await store.tasks.step(step_key(task.id, step_id))).key if step_id else ""
         session = await store.sessions.session(task.session_id)
-    finally:
-        await store.close()
     return replace(
         explainer,
         project=Path(session.project),

@@ -53,14 +53,11 @@ def command(
 
 async def resume_and_follow(settings: Settings, text: str, begin: Begin, *, is_detached: bool, is_json: bool) -> int:
     """Continue a task by what ``begin`` asks of its owner, and follow it; return the exit code."""
-    from soong.orchestrator.cli.ids import open_store  # late: SQLAlchemy
+    from soong.orchestrator.cli.ids import opened_store  # late: SQLAlchemy
 
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         # Looked up before a service is started for it: a wrong id starts nothing.
         task_id = (await _wanted(store, text)).id
-    finally:
-        await store.close()
     settings = with_kept_modules(settings, task_id)
     interrupts = Interrupts()
     interrupts.listen()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import typer
 
 from soong.orchestrator.cli.console import compact, emit, one_line, output, table
-from soong.orchestrator.cli.ids import deployment, find_run, find_task, open_store
+from soong.orchestrator.cli.ids import deployment, find_run, find_task, opened_store
 from soong.orchestrator.cli.step_words import time_text
 from soong.orchestrator.client.tail import Listen, RunTail, no_subscription
 from soong.orchestrator.schemas.run import RunDetail, RunSchema
@@ -56,12 +56,9 @@ def tail(
 
 
 async def _list(task: str, limit: int, *, is_json: bool) -> None:
-    store = await open_store(load_settings())
-    try:
+    async with opened_store(load_settings()) as store:
         task_id = (await find_task(store, task)).id if task else ""
         runs = (await store.runs.list_runs(task_id=task_id, limit=100_000))[-limit:][::-1]
-    finally:
-        await store.close()
     if is_json:
         emit([RunSchema.of(run).model_dump() for run in runs])
         return
@@ -81,11 +78,8 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
 
 
 async def _show(text: str, *, is_json: bool) -> None:
-    store = await open_store(load_settings())
-    try:
+    async with opened_store(load_settings()) as store:
         run = await find_run(store, text)
-    finally:
-        await store.close()
     if is_json:
         emit(RunDetail.of(run).model_dump())
         return
@@ -108,8 +102,7 @@ async def _show(text: str, *, is_json: bool) -> None:
 
 async def _tail(text: str, start: int, *, is_followed: bool, is_json: bool) -> None:
     settings = await deployment(load_settings())
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         run = await find_run(store, text)
         if is_followed:
             async with _listening(settings) as listen:
@@ -117,8 +110,6 @@ async def _tail(text: str, start: int, *, is_followed: bool, is_json: bool) -> N
                     _print_event(event, is_json=is_json)
             return
         events = [event async for event in RunTail(store.runs).replay(run.id, from_seq=start)]
-    finally:
-        await store.close()
     if is_json:
         emit([event.envelope() for event in events])
         return

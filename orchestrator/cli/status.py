@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import typer
 
 from soong.orchestrator.cli.console import emit, one_line, output
-from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.cli.ids import has_no_rows, opened_store
 from soong.orchestrator.cli.step_words import time_text
 from soong.orchestrator.embedded.control import ask_once
 from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core.clock import SystemClock, rfc3339
-from soong.shared.core.errors import UnavailableError, UsageError
+from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ProcessState, Worker
@@ -88,21 +88,15 @@ def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSO
 async def status_of(settings: Settings) -> Status:
     """Ask the service and read the rows. Raises: UnavailableError."""
     service = await _service_of(settings)
-    try:
-        store = await open_store(settings)
-    except UsageError:  # nothing has run in this home yet
+    if has_no_rows(settings):
         return Status(service, str(settings.home))
-    from soong.orchestrator.client.bootstrap import open_figures
+    from soong.orchestrator.client.bootstrap import opened_figures
 
-    figures = open_figures(settings)
-    try:
+    async with opened_store(settings) as store, opened_figures(settings) as figures:
         workers = await store.sessions.workers()
         tasks = [task for task in await store.tasks.list_tasks(limit=100) if not task.status.is_terminal]
         owners = await store.sessions.owners()
         return Status(service, str(settings.home), workers, len(owners), await figures.figures(), tasks)
-    finally:
-        await figures.close()
-        await store.close()
 
 
 async def _service_of(settings: Settings) -> ServiceState:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.console import emit, emit_text, output, say, table, visible
-from soong.orchestrator.cli.ids import find_task, open_store
+from soong.orchestrator.cli.ids import find_task, opened_store
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import ConflictError
 from soong.shared.core.settings import load_settings
@@ -177,12 +177,9 @@ async def _list(limit: int, *, is_json: bool) -> None:
     from soong.orchestrator.cli.step_words import counted
     from soong.orchestrator.schemas.task import TaskSchema
 
-    store = await open_store(load_settings())
-    try:
+    async with opened_store(load_settings()) as store:
         tasks = await store.tasks.list_tasks(limit=limit)
         counts = [await store.tasks.counts(task.id) for task in tasks]
-    finally:
-        await store.close()
     if is_json:
         emit([TaskSchema.of(task, count.by_status).model_dump() for task, count in zip(tasks, counts, strict=True)])
         return
@@ -207,12 +204,9 @@ async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
     from soong.orchestrator.schemas.task import TaskResult
 
     settings = load_settings()
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         task = await find_task(store, text)
         outcome = await outcome_of(store, await snapshot_of(store, task.id), settings.runs)
-    finally:
-        await store.close()
     if is_json:
         emit(TaskResult.of_outcome(outcome).model_dump())
     else:
@@ -222,12 +216,9 @@ async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
 async def _drawn(task_id: str) -> "tuple[Plan, dict[str, StepStatus]]":
     from soong.shared.engine.tasks.growth import planned_task
 
-    store = await open_store(load_settings())
-    try:
+    async with opened_store(load_settings()) as store:
         task = await find_task(store, task_id)
         steps = await store.tasks.steps(task.id)
-    finally:
-        await store.close()
     return planned_task(task, steps), {step.step_id: step.status for step in steps}
 
 
@@ -237,12 +228,9 @@ async def _asked(text: str, ask: "Callable[[TaskService, Task], Awaitable[None]]
     from soong.orchestrator.embedded.starter import attach
 
     settings = load_settings()
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         # Looked up before a service is started for it: a wrong id, or a task that is over, starts nothing.
         task = await find_task(store, text)
-    finally:
-        await store.close()
     if task.status.is_terminal:
         raise ConflictError(f"task {task.id} is {task.status}: it is over; `soong tasks retry` runs it again")
     attachment = await attach(settings, tell=say)

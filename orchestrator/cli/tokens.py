@@ -2,12 +2,14 @@
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import typer
 
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.cli.console import emit, output, say, table
-from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.cli.ids import has_no_rows, opened_store
 from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
@@ -84,26 +86,19 @@ async def _create(settings: Settings, principal: str, rights: list[Right], lives
     now_us = SystemClock().now_us()
     expires_us = None if lives_s is None else now_us + lives_s * 1_000_000
     token, text = make_token(principal, rights, now_us=now_us, expires_us=expires_us)
-    store = await _open(settings)
-    try:
+    async with _opened(settings) as store:
         await check_person(store.sessions, "make a token")
         await store.access.add_token(token)
-    finally:
-        await store.close()
     return token, text
 
 
 async def _list(settings: Settings) -> list[ApiToken]:
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         return list(await store.access.tokens())
-    finally:
-        await store.close()
 
 
 async def _revoke(settings: Settings, token_id: str) -> bool:
-    store = await open_store(settings)
-    try:
+    async with opened_store(settings) as store:
         await check_person(store.sessions, "revoke a token")
         known = [
             token.id for token in await store.access.tokens() if token.id.endswith(token_id) and len(token_id) >= 6
@@ -111,19 +106,19 @@ async def _revoke(settings: Settings, token_id: str) -> bool:
         if len(known) != 1:
             raise NotFoundError("token", token_id)
         return await store.access.revoke_token(known[0], now_us=SystemClock().now_us())
-    finally:
-        await store.close()
 
 
-async def _open(settings: Settings) -> Store:
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[Store]:
     """Open the rows; the first token of a home may be made before anything has run in it."""
-    if settings.is_embedded and not (settings.home / "soong.db").exists():
+    if has_no_rows(settings):
         from soong.orchestrator.client.bootstrap import migrate
         from soong.orchestrator.embedded.folders import prepare_home
 
         prepare_home(settings)
         await migrate(settings)
-    return await open_store(settings)
+    async with opened_store(settings) as store:
+        yield store
 
 
 def _as_json(token: ApiToken, now_us: int) -> dict[str, Json]:

@@ -85,10 +85,9 @@ def _hint(ended: Sequence[ChildHealth]) -> str:
 
 async def _silent_workers(settings: Settings) -> tuple[list[str], int]:
     """Watch those that hold steps; return the ones whose beat has not grown, and how many workers live."""
-    from soong.orchestrator.client.bootstrap import open_rows
+    from soong.orchestrator.client.bootstrap import opened_rows
 
-    store = await open_rows(settings)
-    try:
+    async with opened_rows(settings) as store:
         live = await _live(store)
         silent = {worker.id: worker for worker in live if worker.busy}
         deadline_s = asyncio.get_running_loop().time() + _patience_s(settings)
@@ -99,8 +98,6 @@ async def _silent_workers(settings: Settings) -> tuple[list[str], int]:
         return [f"{one.node_name} (pid {one.pid} on {one.host}, {one.busy} steps)" for one in silent.values()], len(
             live
         )
-    finally:
-        await store.close()
 
 
 async def _live(store: Store) -> list[Worker]:
@@ -122,16 +119,12 @@ class _LateStep:
 
 async def _late_steps(settings: Settings) -> tuple[int, list[_LateStep]]:
     """Return how many steps are held, and those beyond their limit; the time of waiting for answers does not count."""
-    from soong.orchestrator.client.bootstrap import open_figures, open_rows
+    from soong.orchestrator.client.bootstrap import opened_figures, opened_rows
 
-    figures, store = open_figures(settings), await open_rows(settings)
-    try:
+    async with opened_rows(settings) as store, opened_figures(settings) as figures:
         holdings, now_us = await figures.holdings(), SystemClock().now_us()
         late = [one for one in [await _late(store, holding, now_us) for holding in holdings] if one is not None]
         return len(holdings), late
-    finally:
-        await store.close()
-        await figures.close()
 
 
 async def _late(store: Store, holding: WorkerLoad, now_us: int) -> _LateStep | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import typer
 
 from soong.orchestrator.cli.console import emit, output, say, table
-from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.client.workers import WorkersView, WorkerView, list_workers
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.errors import UnavailableError
@@ -94,12 +94,7 @@ def _row(one: WorkerView) -> tuple[str, ...]:
 
 
 async def _view(settings: Settings) -> WorkersView:
-    from soong.orchestrator.client.bootstrap import open_figures
+    from soong.orchestrator.client.bootstrap import opened_figures
 
-    store = await open_store(settings)
-    figures = open_figures(settings)
-    try:
+    async with opened_store(settings) as store, opened_figures(settings) as figures:
         return await list_workers(store.claims, store.sessions, figures)
-    finally:
-        await figures.close()
-        await store.close()

@@ -1,7 +1,7 @@
 """Builds what a client needs: the store, the notifier and the subscriber. No Celery: clients send no jobs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -74,22 +74,42 @@ def open_subscriptions(settings: Settings) -> Listeners:
     return Listeners(RedisSubscriber(clients.blocking), clients)
 
 
-def open_ring(settings: Settings) -> tuple[Notifier, Sequence[Callable[[], Awaitable[None]]]]:
-    """Return a ring alone, for who has one thing to say, and what closes it; its Redis may be away."""
+@asynccontextmanager
+async def opened_notifier(settings: Settings) -> AsyncIterator[Notifier]:
+    """Open a notifier alone, for a program with one thing to say; its Redis may be away."""
     clients = RedisClients.of(settings.redis_url, name="soong-answer")
     notifier = RedisNotifier(clients.commands)
-    return notifier, (notifier.close, clients.close)
+    try:
+        yield notifier
+    finally:
+        await notifier.close()
+        await clients.close()
 
 
-async def open_rows(settings: Settings) -> Store:
+@asynccontextmanager
+async def opened_rows(settings: Settings) -> AsyncIterator[Store]:
     """Open the store alone: what is only read needs no Redis. Raises: UnavailableError, SchemaVersionError."""
     secrets = redactor(secret_values(settings))
-    return await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
+    store = await open_store(settings.effective_database_url, migrate=False, redactor=secrets)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 def open_figures(settings: Settings) -> FigureSource:
     """Return what reads figures from the rows; nothing is connected yet."""
     return SqlFigures(parse_url(settings.effective_database_url))
+
+
+@asynccontextmanager
+async def opened_figures(settings: Settings) -> AsyncIterator[FigureSource]:
+    """Open what reads figures from the rows."""
+    figures = open_figures(settings)
+    try:
+        yield figures
+    finally:
+        await figures.close()
 
 
 async def open_retention(settings: Settings) -> Retention:

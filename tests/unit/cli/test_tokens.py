@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.cli.ids import open_store
+from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.tokens import _create, _list, _revoke, seconds_of
 from soong.shared.core.errors import NotFoundError, StartedByRunError, UsageError
 from soong.shared.core.settings import Settings
@@ -49,12 +49,11 @@ async def test_the_first_token_of_a_home_needs_no_service(settings: Settings) ->
 @pytest.mark.spec("PER-13.h")
 async def test_a_run_makes_no_token(settings: Settings) -> None:
     await _create(settings, "ada", [Right.READ], None)
-    store = await open_store(settings)
     now_us = time.time_ns() // 1000
-    await store.sessions.register_worker(
-        replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us)
-    )
-    await store.close()
+    async with opened_store(settings) as store:
+        await store.sessions.register_worker(
+            replace(make_worker(), host=socket.gethostname(), pid=os.getppid(), started_us=now_us)
+        )
 
     with pytest.raises(StartedByRunError, match="cannot make a token from inside a run"):
         await _create(settings, "ada", [Right.APPROVE], None)

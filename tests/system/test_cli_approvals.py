@@ -76,6 +76,7 @@ def asking(cli: CliHarness) -> tuple[Terminal, dict[str, str]]:
     terminal.expect("[1] allow once")
     ids = waiting(cli, 3)
     list_until(terminal, "3 questions wait")
+    until(terminal.is_at_mark, "the prompt after the list", lambda: terminal.shown)  # it discards what is typed before
     return terminal, ids
 
 

@@ -19,11 +19,11 @@ class Fault(StrEnum):
     APPLIED_BUT_ERROR = "applied but reported as error"
     # on the way of a message
     CRASH_AT_PUBLISH = "crash at publish"
-    HINT_LOST = "hint lost"
-    HINT_DOUBLED = "hint doubled"
-    HINT_DELAYED = "hint delayed"
+    HINT_LOST = "notification lost"
+    HINT_DOUBLED = "notification duplicated"
+    HINT_DELAYED = "notification delayed"
     MESSAGE_LOST = "message lost"
-    MESSAGE_DOUBLED = "message doubled"
+    MESSAGE_DOUBLED = "message duplicated"
     MESSAGE_DELAYED = "message delayed"
     BROKER_AWAY = "broker not reached"
     # from outside
@@ -34,10 +34,10 @@ class Fault(StrEnum):
     WORKER_PAUSED = "worker paused"
     WORKER_STALLED = "worker loop stalled"
     HEART_HUNG = "worker beat hangs"
-    WORKER_STOPPED = "worker told to stop"
+    WORKER_STOPPED = "worker asked to stop"
     OWNER_KILLED = "owner killed"
     OWNER_PAUSED = "owner paused"
-    OWNER_STOPPED = "owner told to stop"
+    OWNER_STOPPED = "owner asked to stop"
     CLOCK_JUMPED = "wall clock jumped"
 
 

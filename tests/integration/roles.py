@@ -34,7 +34,7 @@ WORKER_METHODS: Final = frozenset(
             "workers",
         ),
         *("append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
-        *("park", "lapse"),
+        *("park", "expire_decision"),
         *("settled", "task", "step", "steps", "counts", "result", "leases"),
     }
 )

@@ -186,7 +186,9 @@ def _status(pid: int, ended: dict[int, int]) -> int | None:
 
 def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     os.setsid()
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, OUT_OF_THE_WAY) for descriptor in descriptors]
+    # Beyond each number that is wanted: one that is there already would be closed with its copy.
+    beyond = max(OUT_OF_THE_WAY, *request["targets"]) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, beyond) for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
     for descriptor, number in zip(moved, request["targets"], strict=True):

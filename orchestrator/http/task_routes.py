@@ -33,9 +33,10 @@ from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.tasks.growth import planned_task
 from soong.shared.engine.tasks.plan.graph import mermaid
 from soong.shared.engine.tasks.plan.picture import svg
-from soong.shared.engine.tasks.pull_workers import MAX_PULL_WORKERS, SAYS_WHAT_TO_DO
+from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import Task
+from soong.shared.engine.tasks.update_models import MAX_PULL_WORKERS
 from soong.shared.permissions.access.token import Right
 from soong.shared.storage.store import Store
 

@@ -7,21 +7,31 @@ named at once, and nothing of a document with one is carried out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pydantic import TypeAdapter
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan
-from soong.shared.engine.tasks.plan.fields import Fields
+from soong.shared.engine.tasks.plan.models import Priority
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references
+from soong.shared.engine.tasks.plan.validation import DocumentReader
 from soong.shared.engine.tasks.problems import Hint, Problems, Unknown
 from soong.shared.engine.tasks.spec import DeclaredPermissions
 from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.engine.tasks.update_models import AttemptDocument, EdgeDocument, UpdateHead
 
-SOURCE = "update"
+SOURCE: Final = "update"
+
+_UPDATE: Final = DocumentReader.of(UpdateHead)
+_EDGE: Final = DocumentReader.of(EdgeDocument)
+_ATTEMPT: Final = DocumentReader.of(AttemptDocument)
+_PRIORITY: Final[DocumentReader[int]] = DocumentReader(TypeAdapter(Priority), {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: 
     problems = Problems(SOURCE)
     report: Report = problems.report
     standing = standing_of(steps)
-    update = _read(Fields(document, (), report), steps, report)
+    update = _read(document, {step.step_id for step in steps}, report)
     check_plan(_plan(task, update.steps), known, _below("add_steps", report), standing)
     _check_edges(update, standing, report)
     by_id = {step.step_id: step for step in steps}
@@ -129,81 +139,62 @@ def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
     return Plan(task.title, (), tuple(drawn), task.plan)
 
 
-def _read(fields: Fields, steps: Sequence[Step], report: Report) -> Update:
-    ids = {step.step_id for step in steps}
-    added = [
-        read_step(value, ("add_steps", index), report) for index, value in enumerate(fields.items("add_steps") or ())
-    ]
-    edges = _read_edges(fields.items("add_dependencies") or (), ids, report)
-    attempts = [
-        _read_attempt(value, index, ids, report) for index, value in enumerate(fields.items("retry_steps") or ())
-    ]
+def _read(document: JsonObject, ids: set[str], report: Report) -> Update:
+    head = _UPDATE.read(document, (), report) or UpdateHead()
+    attempts = [_read_attempt(value, index, ids, report) for index, value in enumerate(head.retry_steps)]
     update = Update(
-        steps=tuple(step for step in added if step is not None),
-        edges=tuple(edges),
+        steps=tuple(read_step(value, ("add_steps", index), report) for index, value in enumerate(head.add_steps)),
+        edges=_read_edges(head.add_dependencies, ids, report),
         attempts=tuple(attempt for attempt in attempts if attempt is not None),
-        priorities=_read_priorities(fields, ids, report),
-        skipped=_read_ids(fields, "skip_steps", ids, report),
-        cancelled=_read_ids(fields, "cancel_steps", ids, report),
-        reason=fields.text("reason"),
+        priorities=_read_priorities(head.priorities, ids, report),
+        skipped=_known("skip_steps", head.skip_steps, ids, report),
+        cancelled=_known("cancel_steps", head.cancel_steps, ids, report),
+        reason=head.reason,
     )
-    fields.done()
     for name in sorted(set(update.skipped) & set(update.cancelled)):
         report(("cancel_steps",), f"{name!r} is in skip_steps too", "name it once")
     return update
 
 
-def _read_edges(values: Sequence[Json], ids: set[str], report: Report) -> list[tuple[str, str]]:
-    edges = []
+def _read_edges(values: Sequence[Json], ids: set[str], report: Report) -> tuple[tuple[str, str], ...]:
+    edges: list[tuple[str, str]] = []
     for index, value in enumerate(values):
         path: Path = ("add_dependencies", index)
-        if not isinstance(value, Mapping):
-            report(path, "it is not a mapping", "write {step: …, depends_on: […]}")
-            continue
-        fields = Fields(value, path, report)
-        child, parents = fields.text("step", is_required=True), fields.texts("depends_on") or ()
-        fields.done()
-        if child:
-            _check_known(child, ids, (*path, "step"), report)
-        edges += [(child, parent) for parent in parents]
-    return edges
+        edge = _EDGE.read(value, path, report)
+        if edge is not None:
+            _check_known(edge.step, ids, (*path, "step"), report)
+            edges += [(edge.step, parent) for parent in edge.depends_on]
+    return tuple(edges)
 
 
 def _read_attempt(value: Json, index: int, ids: set[str], report: Report) -> Attempt | None:
     path: Path = ("retry_steps", index)
-    if isinstance(value, str):
-        value = {"step": value}
-    if not isinstance(value, Mapping):
-        report(path, "it is not a mapping", "write the id of a failed step, or {step: …, agent: …}")
+    found = _ATTEMPT.read(value, path, report)
+    if found is None or not _check_known(found.step, ids, (*path, "step"), report):
         return None
-    fields = Fields(value, path, report)
-    step_id = fields.text("step", is_required=True)
-    attempt = Attempt(
-        step_id,
-        agent=fields.text("agent") or None,
-        model=fields.text("model") or None,
-        instructions=fields.text("instructions") or None,
-        allowed_tools=fields.texts("allowed_tools"),
-        pool=fields.text("pool") or None,
-        needs=fields.texts("needs"),
+    return Attempt(
+        found.step,
+        agent=found.agent or None,
+        model=found.model or None,
+        instructions=found.instructions or None,
+        allowed_tools=found.allowed_tools,
+        pool=found.pool or None,
+        needs=found.needs,
     )
-    fields.done()
-    return attempt if step_id and _check_known(step_id, ids, (*path, "step"), report) else None
 
 
-def _read_priorities(fields: Fields, ids: set[str], report: Report) -> Mapping[str, int]:
-    given = fields.mapping("priorities") or {}
-    inner = Fields(given, ("priorities",), report)
-    return {
-        name: inner.integer(name, 0, -1000, 1000)
-        for name in given
-        if _check_known(name, ids, ("priorities", name), report)
-    }
+def _read_priorities(given: JsonObject, ids: set[str], report: Report) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for name, value in given.items():
+        path: Path = ("priorities", name)
+        priority = _PRIORITY.read(value, path, report)
+        if _check_known(name, ids, path, report) and priority is not None:
+            found[name] = priority
+    return found
 
 
-def _read_ids(fields: Fields, name: str, ids: set[str], report: Report) -> tuple[str, ...]:
-    named = dict.fromkeys(fields.texts(name) or ())
-    return tuple(one for index, one in enumerate(named) if _check_known(one, ids, (name, index), report))
+def _known(name: str, named: Sequence[str], ids: set[str], report: Report) -> tuple[str, ...]:
+    return tuple(one for index, one in enumerate(dict.fromkeys(named)) if _check_known(one, ids, (name, index), report))
 
 
 def _check_known(step_id: str, ids: set[str], path: Path, report: Report) -> bool:

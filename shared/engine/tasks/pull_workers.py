@@ -10,21 +10,20 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
-from soong.shared.engine.tasks.plan.fields import Fields
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
+from soong.shared.engine.tasks.plan.validation import DocumentReader
 from soong.shared.engine.tasks.problems import Hint, Problems
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import NewStep, Step, Task
+from soong.shared.engine.tasks.update_models import DispatchDocument
 
 SOURCE: Final = "dispatch"
-MAX_PULL_WORKERS: Final = 1000
-"""Most pull workers of one dispatch; what a session may run at once, its concurrency limits say."""
-
+_FORM: Final = DocumentReader.of(DispatchDocument)
 SAYS_WHAT_TO_DO: Final = frozenset({"agent", "instructions", "allowed_tools", "script"})
 """The fields of a dispatch by which its author, and not the plan, says what the pull workers do and with what."""
 
@@ -55,36 +54,30 @@ def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatc
     """Read what is asked for. Raises: InvalidPlanError with every problem."""
     problems = Problems(SOURCE)
     report: Report = problems.report
-    fields = Fields(document, (), report)
-    count = fields.integer("count", 1, 1, MAX_PULL_WORKERS)
-    max_steps = fields.integer("max_steps", 1, 1, 1_000_000) if fields.has("max_steps") else None
-    step = _read_step(fields, max_steps)
-    fields.text("reason")
-    fields.done()
+    asked = _FORM.read(document, (), report) or DispatchDocument()
+    step = _step_of(asked)
     # References may name the inputs that the task was given.
     plan = Plan(task.title, tuple(PlanInput(name) for name in task.inputs), (step,), {})
     check_plan(plan, known, _at_dispatch(report))
     problems.refuse()
-    return Dispatch(count, step, max_steps)
+    return Dispatch(asked.count, step, asked.max_steps)
 
 
-def _read_step(fields: Fields, max_steps: int | None) -> PlanStep:
-    limit = "" if max_steps is None else f"Take at most {max_steps} of them. "
-    own = fields.text("instructions")
-    tools = fields.texts("allowed_tools")
-    inputs: dict[str, Json] = {} if max_steps is None else {"max_steps": max_steps}
+def _step_of(asked: DispatchDocument) -> PlanStep:
+    limit = "" if asked.max_steps is None else f"Take at most {asked.max_steps} of them. "
+    own, tools = asked.instructions, asked.allowed_tools
     return PlanStep(
         id="pull-worker",
         title="Pull worker",
         instructions=_INSTRUCTIONS.format(limit=limit) + (f"\n\n{own}" if own else ""),
-        agent=fields.text("agent") or DEFAULT_DEFINITION,
-        model=fields.text("model"),
+        agent=asked.agent or DEFAULT_DEFINITION,
+        model=asked.model,
         allowed_tools=None if tools is None else tuple(dict.fromkeys((*PULL_WORKER_TOOLS, *tools))),
-        inputs=inputs,
-        script=fields.text("script"),
-        pool=fields.text("pool", "default"),
-        needs=fields.texts("needs") or (),
-        timeout_s=fields.seconds("timeout_s", None, 30 * 86_400.0),
+        inputs={} if asked.max_steps is None else {"max_steps": asked.max_steps},
+        script=asked.script,
+        pool=asked.pool,
+        needs=asked.needs,
+        timeout_s=asked.timeout_s,
         on_failure=FailurePolicy.KEEP,
     )
 

@@ -13,9 +13,10 @@ from typing import Final, TypeVar
 from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.plan.schema import step_schema
+from soong.shared.engine.tasks.plan.schema import step_schema, tool_schema
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import Task
+from soong.shared.engine.tasks.update_models import UpdateDocument
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.tasks.showing import TAGS, TASK_ID, changes_state, task_facts, task_named
@@ -29,42 +30,11 @@ _STEPS: Final[JsonObject] = {"type": "array", "items": step_schema()}
 _IDS: Final[JsonObject] = {"type": "array", "items": {"type": "string", "minLength": 1}}
 _ENDS: Final = (ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED)
 
+_CHANGES: Final = tool_schema(UpdateDocument)["properties"]
 _UPDATE: Final[JsonObject] = {
     "task_id": TASK_ID,
-    "add_steps": {**_STEPS, "description": "More steps, written as in a plan; they may depend on any of the task."},
-    "add_dependencies": {
-        "type": "array",
-        "description": "More dependencies of steps that are still pending.",
-        "items": {
-            "type": "object",
-            "required": ["step", "depends_on"],
-            "properties": {"step": {"type": "string"}, "depends_on": _IDS},
-        },
-    },
-    "retry_steps": {
-        "type": "array",
-        "description": "Failed steps to be tried again, each with what is to be different: agent, model, tools.",
-        "items": {
-            "type": "object",
-            "required": ["step"],
-            "properties": {
-                "step": {"type": "string"},
-                "agent": {"type": "string"},
-                "model": {"type": "string"},
-                "instructions": {"type": "string"},
-                "allowed_tools": _IDS,
-                "pool": {"type": "string"},
-                "needs": _IDS,
-            },
-        },
-    },
-    "priorities": {
-        "type": "object",
-        "description": "New priority by step id; higher first.",
-        "additionalProperties": True,
-    },
-    "skip_steps": {**_IDS, "description": "Steps that are not needed; what depends on them is skipped too."},
-    "cancel_steps": {**_IDS, "description": "Steps to be stopped, also while they run."},
+    **_CHANGES,
+    "add_steps": {**_CHANGES["add_steps"], "items": step_schema()},
     "reason": _REASON,
 }
 

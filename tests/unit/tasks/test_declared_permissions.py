@@ -69,8 +69,8 @@ def test_asks_are_read_stored_and_read_back() -> None:
         ("{hosts: ['a b']}", "steps[0].permissions.hosts[0]: 'a b' is not a host name; write a host such as"),
         ("{run: [git status]}", "'git status' is a command line; write its words one by one: [git, status]"),
         ("{run: [[]]}", "steps[0].permissions.run[0]: it names no program; write the program first"),
-        ("{run: [{git: 1}]}", "steps[0].permissions.run[0]: a mapping is not a command; write a list of texts"),
-        ("{run: [[git, 1]]}", "steps[0].permissions.run[0]: a list is not a command; write a list of texts"),
+        ("{run: [{git: 1}]}", "steps[0].permissions.run[0]: a mapping cannot be used; write a list of texts"),
+        ("{run: [[git, 1]]}", "steps[0].permissions.run[0]: a list cannot be used; write a list of texts"),
         (
             "{write: ['${nowhere.x}']}",
             "steps[0].permissions.write[0]: the reference '${nowhere.x}': 'nowhere' is not known",

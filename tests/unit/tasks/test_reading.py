@@ -219,13 +219,13 @@ def test_a_map_step_holds_the_shape_of_its_children() -> None:
         ),
         pytest.param(
             "- {id: m, kind: map, over: [1], step: {kind: map, over: [2], step: {instructions: x}}}",
-            "p.yaml:3 steps[0].step.kind",
+            "p.yaml:3 steps[0].step",
             "a map step is inside a map step",
             "step after it",
             id="map-in-map",
         ),
         pytest.param(
-            "- {id: m, kind: map, over: [1]}", "p.yaml:3 steps[0]", "nothing of its children", "step", id="map"
+            "- {id: m, kind: map, over: [1]}", "p.yaml:3 steps[0]", "'step' is missing", "add `step:`", id="map"
         ),
         pytest.param(
             "- {id: m, kind: map, step: {instructions: x}}", "p.yaml:3 steps[0]", "'over' is missing", "over", id="over"
@@ -277,7 +277,7 @@ def test_a_function_of_ones_own_is_checked_only_where_the_workers_functions_are_
 
 
 def test_a_plan_without_steps_is_refused() -> None:
-    with pytest.raises(InvalidPlanError, match="the plan has no step; add at least one"):
+    with pytest.raises(InvalidPlanError, match="steps: the list is empty; add at least one"):
         parse_plan("title: t\nsteps: []", "p.yaml")
 
 
@@ -343,7 +343,7 @@ def test_a_plan_in_json_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "problem"),
     [
-        pytest.param("title: t\ninputs: {a: {type: text}}", "'text' is not a type", id="type"),
+        pytest.param("title: t\ninputs: {a: {type: text}}", "'text' is not one of string, integer", id="type"),
         pytest.param(
             "title: t\ninputs: {a: {type: integer, default: x}}", "a text is not of type integer", id="default"
         ),

@@ -98,7 +98,7 @@ bench: env ## Measure: beside bare Celery, by workers, against history (PART="sc
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
-lock: env ## Resolve the requirements anew
+lock: env ## Resolve the requirements again
 	$(LOCK) --upgrade pyproject.toml --extra test --extra lint --extra docs --extra build -o requirements/dev.lock
 	$(LOCK) pyproject.toml --extra build -c requirements/dev.lock -o requirements/runtime.lock
 	$(LOCK) requirements/uv.in -o requirements/uv.lock

@@ -21,7 +21,7 @@ from soong.shared.storage.store import Store
 GRANTS, ALLOWS, DENIES = "grants", "allows", "denies"
 HABITS: Final = (GRANTS, ALLOWS, DENIES)
 LIMIT_S: Final = 300.0
-LOOK_EVERY_S: Final = 0.5
+POLL_EVERY_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ async def play(client: Client, askers: Sequence[Asker]) -> None:
     async with asyncio.timeout(LIMIT_S):
         for asker in askers:
             while not (await client.store.tasks.task(asker.submission.task.id)).status.is_terminal:  # noqa: ASYNC110  # rows
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(POLL_EVERY_S)
     for task in answering:
         task.cancel()
     await asyncio.gather(*answering, return_exceptions=True)

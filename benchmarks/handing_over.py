@@ -18,7 +18,7 @@ from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.status import TaskStatus
 
 RUN_LIMIT_S: Final = 300.0
-LOOK_EVERY_S: Final = 0.5
+POLL_EVERY_S: Final = 0.5
 
 
 class ServiceError(RuntimeError):
@@ -58,7 +58,7 @@ async def complete(client: Client, prepared: Submission) -> float:
         async with asyncio.timeout(RUN_LIMIT_S):
             status = TaskStatus.RUNNING
             while not status.is_terminal:
-                await subscription.wait(LOOK_EVERY_S)
+                await subscription.wait(POLL_EVERY_S)
                 status = (await client.store.tasks.task(prepared.task.id)).status
         elapsed_s = time.perf_counter() - began
     finally:

@@ -76,7 +76,7 @@ class AdditionalSteps:
             return False
         # Let go of first: whatever stops the run from here on, this end is the claim loop's and is written once.
         known.open = None
-        return await self.claim_loop.end_further(clean_end(end, self.redactor))
+        return await self.claim_loop.end_additional(clean_end(end, self.redactor))
 
     async def interrupt(self, interrupt: Interrupt) -> bool:
         """Stop an additional step on request; False when it is not one. A paused task's goes with its holder."""
@@ -94,7 +94,7 @@ class AdditionalSteps:
             del known.lost[next(iter(known.lost))]
         known.lost[step_id_of(claim)] = f"it was cancelled: {reason}" if reason else "it was cancelled"
         log.info("further_step_cancelled", step=claim.step_key, holder=lease[0])
-        await self.claim_loop.end_further(claim.cancelled(reason or "it was cancelled"))
+        await self.claim_loop.end_additional(claim.cancelled(reason or "it was cancelled"))
 
     def ends_with(self, claim: Claim, end: StepEnd) -> tuple[StepEnd, ...]:
         """Return the end of a run's additional step, as its own end has it, and release it."""

@@ -117,7 +117,7 @@ class AgentStepRunner:
                 await asyncio.to_thread(warm_up, name)
             model = resolve_model(name, claim.spec.script)
             policy = policy_for(Policy.from_json(claim.policy), claim.identity).narrowed_by(self._policy)
-            run_dirs = self._workplace(claim, policy)
+            run_dirs = self._run_dirs(claim, policy)
             task = self._task(claim, bound, tools, run_dirs)
         except InvalidConfigError as error:
             return claim.failed("worker_incompatible", str(error))
@@ -215,7 +215,7 @@ class AgentStepRunner:
             is_resumed=claim.is_resumed,
         )
 
-    def _workplace(self, claim: Claim, policy: Policy) -> RunDirs:
+    def _run_dirs(self, claim: Claim, policy: Policy) -> RunDirs:
         run_dir = self.settings.runs / claim.identity.run_id
         project, cwd = Path(claim.project), Path(claim.cwd)
         # A person who plans from their home has not thereby opened all of it.

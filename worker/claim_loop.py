@@ -28,8 +28,8 @@ BATCH = 64
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits between attempts while the database is away; the last one repeats."""
 
-RING_FIRST_S = 0.002
-RING_AGAIN_S = 0.25
+NOTIFY_FIRST_S = 0.002
+NOTIFY_AGAIN_S = 0.25
 """Owners are notified of left-over work at once, and then only now and then: a woken owner stays awake."""
 
 
@@ -77,10 +77,10 @@ class ClaimLoop:
     is_draining: bool = False
     reserved: int = 0
     """How many of the spare slots the batch under way claims steps for: they are nobody else's until it has ended."""
-    _wishes: list[SlotTurn] = field(default_factory=list)
+    _turns: list[SlotTurn] = field(default_factory=list)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _ringing: asyncio.Task[None] | None = None
+    _notifying: asyncio.Task[None] | None = None
     _was_left: bool = False
     _given: set[RunFence] = field(default_factory=set)
     """Claims that were heard and have not come back: what this process knows that it holds."""
@@ -96,7 +96,7 @@ class ClaimLoop:
         if ran is not None and end is None:
             self.forget(ran)
         ends = (*(() if end is None else (end,)), *additional)
-        return await self._wish(ends, wants_step=not self.is_draining).future
+        return await self._request_turn(ends, wants_step=not self.is_draining).future
 
     async def claim_additional(self, holder: Lease, step_id: str) -> Claim | ClaimRefusal:
         """Claim a step for a run that is held here, in addition to its own.
@@ -119,27 +119,27 @@ class ClaimLoop:
             await self.notifier.notify_runs([claim.identity.run_id])
         return claim
 
-    async def end_further(self, end: StepEnd) -> bool:
+    async def end_additional(self, end: StepEnd) -> bool:
         """Write the end of a step whose holder continues with its own; False when it was not held any more."""
-        wish = self._wish((end,), wants_step=False)
-        await wish.future
-        return wish.stale is not None and end.run_id not in wish.stale
+        turn = self._request_turn((end,), wants_step=False)
+        await turn.future
+        return turn.stale is not None and end.run_id not in turn.stale
 
     def forget(self, claim: Claim) -> None:
         """Let go of a claim that has come back without an end."""
         self._given.discard(claim.run_fence)
 
-    def _wish(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> SlotTurn:
-        wish = SlotTurn(ends, wants_step, asyncio.get_running_loop().create_future())
-        self._wishes.append(wish)
+    def _request_turn(self, ends: tuple[StepEnd, ...], *, wants_step: bool) -> SlotTurn:
+        turn = SlotTurn(ends, wants_step, asyncio.get_running_loop().create_future())
+        self._turns.append(turn)
         self._wanted.set()
-        return wish
+        return turn
 
     def drain(self) -> None:
         """Claim nothing from now on; ends are still written."""
         self.is_draining = True
-        for wish in self._wishes:
-            wish.wants_step = False
+        for turn in self._turns:
+            turn.wants_step = False
 
     async def settled(self) -> None:
         """Wait until the batch under way, if any, has been written and what it claimed has been placed."""
@@ -173,45 +173,45 @@ class ClaimLoop:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            wishes, self._wishes = self._wishes, []
-            if wishes:
+            turns, self._turns = self._turns, []
+            if turns:
                 async with self._serving:
                     try:
-                        await self._serve(wishes)
+                        await self._serve(turns)
                     finally:
                         self.reserved = 0
 
-    async def _serve(self, wishes: list[SlotTurn]) -> None:
+    async def _serve(self, turns: list[SlotTurn]) -> None:
         capacity = self.capacity()
         if not capacity.worker_id:
-            self._answer(wishes, ())
+            self._answer(turns, ())
             return
         try:
-            advance = await self._advance(capacity, wishes)
+            advance = await self._advance(capacity, turns)
         except asyncio.CancelledError:
-            for wish in wishes:
-                wish.future.cancel()
+            for turn in turns:
+                turn.future.cancel()
             raise
         except Exception as error:  # noqa: BLE001  # whatever an end holds that cannot be stored is that end's own matter
-            await self._serve_apart(capacity, wishes, error)
+            await self._serve_apart(capacity, turns, error)
             return
         if self.capacity().worker_id != capacity.worker_id:
-            self._answer(wishes, ())  # the incarnation was lost meanwhile: nothing may begin under its name
+            self._answer(turns, ())  # the incarnation was lost meanwhile: nothing may begin under its name
             return
-        for wish in wishes:
-            wish.stale = advance.stale
-        self._place(self._answer(wishes, advance.claims))
+        for turn in turns:
+            turn.stale = advance.stale
+        self._place(self._answer(turns, advance.claims))
         await self._tell_owners(advance)
-        await self._tell_followers(wishes, advance)
+        await self._tell_followers(turns, advance)
 
-    def _answer(self, wishes: list[SlotTurn], claims: tuple[Claim, ...]) -> list[Claim]:
+    def _answer(self, turns: list[SlotTurn], claims: tuple[Claim, ...]) -> list[Claim]:
         """Give each waiting slot a claim or None; return the claims that are left over."""
-        self._given.difference_update((end.run_id, end.fence) for wish in wishes for end in wish.ends)
+        self._given.difference_update((end.run_id, end.fence) for turn in turns for end in turn.ends)
         self._given.update(claim.run_fence for claim in claims)
         left = list(reversed(claims))
-        for wish in wishes:
-            if not wish.future.done():
-                wish.future.set_result(left.pop() if wish.wants_step and left else None)
+        for turn in turns:
+            if not turn.future.done():
+                turn.future.set_result(left.pop() if turn.wants_step and left else None)
         return left[::-1]
 
     def _place(self, claims: list[Claim]) -> None:
@@ -219,17 +219,17 @@ class ClaimLoop:
         for claim in claims:
             self.start_slot(claim)
 
-    async def _serve_apart(self, capacity: WorkerCapacity, wishes: list[SlotTurn], error: Exception) -> None:
+    async def _serve_apart(self, capacity: WorkerCapacity, turns: list[SlotTurn], error: Exception) -> None:
         """Something of this batch cannot be written or claimed: write each end alone, and claim in the next batch.
 
         An end that cannot be stored even alone is written as a failure that says why; otherwise one poisonous result
         would keep its step leased by a worker that lives on.
         """
-        log.error("batch_failed", ends=[end.step_key for wish in wishes for end in wish.ends], error=repr(error))
-        for wish in wishes:
-            stale = [await self._end_alone(capacity, end) for end in wish.ends]
-            wish.stale = frozenset[str]().union(*stale)
-        self._answer(wishes, ())
+        log.error("batch_failed", ends=[end.step_key for turn in turns for end in turn.ends], error=repr(error))
+        for turn in turns:
+            stale = [await self._end_alone(capacity, end) for end in turn.ends]
+            turn.stale = frozenset[str]().union(*stale)
+        self._answer(turns, ())
         await self.notifier.notify_owners()
 
     async def _end_alone(self, capacity: WorkerCapacity, end: StepEnd) -> frozenset[str]:
@@ -244,9 +244,9 @@ class ClaimLoop:
                 return advance.stale
         return frozenset({end.run_id})
 
-    async def _advance(self, capacity: WorkerCapacity, wishes: list[SlotTurn]) -> Advance:
-        ends = [end for wish in wishes for end in wish.ends]
-        waiting = sum(wish.wants_step for wish in wishes)
+    async def _advance(self, capacity: WorkerCapacity, turns: list[SlotTurn]) -> Advance:
+        ends = [end for turn in turns for end in turn.ends]
+        waiting = sum(turn.wants_step for turn in turns)
         free = 0 if self.is_draining else self.free_slots()
         self.reserved = max(0, min(free, BATCH - waiting))
         return await self._write(capacity, ends, claim=min(waiting + self.reserved, BATCH))
@@ -276,19 +276,19 @@ class ClaimLoop:
         """Ring owners at once about what only they can do, and about work that is left for others."""
         if advance.owner_sessions:
             await self.notifier.notify_owners(sorted(advance.owner_sessions))
-        elif advance.ready_left and (self._ringing is None or self._ringing.done()):
-            delay_s = RING_AGAIN_S if self._was_left else RING_FIRST_S
-            self._ringing = asyncio.get_running_loop().create_task(self._ring_soon(delay_s))
+        elif advance.ready_left and (self._notifying is None or self._notifying.done()):
+            delay_s = NOTIFY_AGAIN_S if self._was_left else NOTIFY_FIRST_S
+            self._notifying = asyncio.get_running_loop().create_task(self._notify_soon(delay_s))
         self._was_left = advance.ready_left
 
-    async def _tell_followers(self, wishes: list[SlotTurn], advance: Advance) -> None:
+    async def _tell_followers(self, turns: list[SlotTurn], advance: Advance) -> None:
         """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""
-        ended = [end.run_id for wish in wishes for end in wish.ends if end.nodes]
+        ended = [end.run_id for turn in turns for end in turn.ends if end.nodes]
         begun = [claim.identity.run_id for claim in advance.claims if claim.kind is StepKind.AGENT]
         if ended or begun:
             await self.notifier.notify_runs([*ended, *begun])
 
-    async def _ring_soon(self, delay_s: float) -> None:
+    async def _notify_soon(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         await self.notifier.notify_owners()
 

@@ -6,7 +6,7 @@ way of a step. They carry ids and titles, never arguments, tokens or results.
 ``task-agent-*`` events are Soong's own. Flower counts every type it is sent, by worker, type and task name, so its
 ``flower_events_total`` shows them as they are. To Flower a type is also a state of its task: a run that waits for a
 person is shown as ``AGENT-APPROVAL-WAITING``, also while it is parked, one that was handed back as
-``AGENT-HANDED-BACK``. What is only counted (errors of tools) is sent where another state follows at once.
+``AGENT-RELEASED``. What is only counted (errors of tools) is sent where another state follows at once.
 """
 
 import threading
@@ -33,7 +33,7 @@ KEEP = 5_000
 
 APPROVAL_WAITING: Final = "task-agent-approval-waiting"
 APPROVAL_SETTLED: Final = "task-agent-approval-settled"
-HANDED_BACK: Final = "task-agent-handed-back"
+RELEASED: Final = "task-agent-released"
 TOOL_ERROR: Final = "task-agent-tool-error"
 BUDGET_STOP: Final = "task-agent-budget-stop"
 
@@ -87,7 +87,7 @@ class FlowerEvents:
             self._put_own(BUDGET_STOP, identity, limit=end.end_reason.value)
         if end is None:
             if not is_waiting:  # one that is parked goes on being shown as what it is: waiting for a person
-                self._put_own(HANDED_BACK, identity)
+                self._put_own(RELEASED, identity)
         elif end.status is StepStatus.COMPLETED:
             self._put("task-succeeded", uuid=run_id, result=str(end.outcome), runtime=round(runtime, 6))
         elif end.status is StepStatus.CANCELLED:

@@ -34,7 +34,7 @@ from soong.worker.stop_signal import StopSignal
 
 log = get_logger(__name__)
 
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 EARLY = 256
 """Far more than are decided between the commit of a question and the next turn of its loop."""
 CLOSE_S = 0.001
@@ -112,7 +112,7 @@ class DecisionInbox:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + LOOK_EVERY_S
+        due_s = loop.time() + POLL_EVERY_S
         while self._waiting:
             if self._ear is None or self._ear_of != self.worker_id:  # a new incarnation has a stream of its own
                 await self._hang_up()
@@ -121,7 +121,7 @@ class DecisionInbox:
             left_s = due_s - loop.time()
             heard: Sequence[str] = await self._ear.wait(left_s) if left_s > CLOSE_S else ()
             if "" in heard or due_s - loop.time() <= CLOSE_S:
-                due_s = loop.time() + LOOK_EVERY_S
+                due_s = loop.time() + POLL_EVERY_S
                 heard = list(self._waiting)
             for request_id in heard:
                 if request_id in self._waiting:
@@ -216,18 +216,18 @@ class WorkerGate:
         except ForgedError as error:
             await self._report(request, decision, error)
             if error.what in KEY_ENDED:
-                await self._lapse(request)
+                await self._expire(request)
                 return None
             return stale(f"{error}; it was not used")
         if has_expired(decision, now_us=now_us):
             late = ForgedError(f"decision {decision.id!r} expired before it was used", what="expired_decision")
             await self._report(request, decision, late)
             is_old = decision.decided_us <= request.created_us
-            if is_old and await self._lapse(request):
+            if is_old and await self._expire(request):
                 return None
         return answered
 
-    async def _lapse(self, request: PermissionRequest) -> bool:
+    async def _expire(self, request: PermissionRequest) -> bool:
         """Let an expired decision go, unless it was used; its question is closed and another may be asked."""
         run_id, now_us = request.identity.run_id, self.clock.now_us()
         return await self.store.consent.expire_decision(run_id, request.tool_call_id, request.fence, now_us=now_us)

@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-HAND_BACK_S = 10.0
+RELEASE_S = 10.0
 """How long handing back may take after the grace; what is not handed back then, the reaper frees."""
 
 
@@ -205,7 +205,7 @@ class WorkerProcess:
             self._on_drain()
         if not await self._idle_in_time():
             self.slots.stop_all("release", "the worker stops")
-            await self.slots.until_idle(HAND_BACK_S)
+            await self.slots.until_idle(RELEASE_S)
         try:
             await self.claim_loop.return_unheard()
         except SoongError as error:

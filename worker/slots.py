@@ -152,7 +152,7 @@ class Slots:
             log.warning("lease_lost", run=claim.identity.run_id, step=claim.step_key, fence=claim.fence)
         except UnavailableError as error:
             # Its log could not be written, so it may not go on; whoever claims it next goes on where the log ends.
-            await self._hand_back(held, f"the database was away: {error}")
+            await self._release(held, f"the database was away: {error}")
         except asyncio.CancelledError:
             if interruption.stop is None:
                 end = self._cancelled_from_within(claim)
@@ -179,7 +179,7 @@ class Slots:
                 await self._free(held, self.additional.leases_of(claim), held.interruption.reason)
                 return _cancelled(claim, held.interruption)
             case "release":
-                await self._hand_back(held, held.interruption.reason)
+                await self._release(held, held.interruption.reason)
                 return None
             case other:
                 assert_never(other)
@@ -191,7 +191,7 @@ class Slots:
             raise asyncio.CancelledError
         return claim.failed("execution_failed", "the step was cancelled by its own work", retryable=True)
 
-    async def _hand_back(self, held: _HeldRun, reason: str) -> None:
+    async def _release(self, held: _HeldRun, reason: str) -> None:
         """Free the lease, however long the database is away: while this worker beats nobody else can."""
         claim = held.claim
         own = claim.lease
@@ -206,7 +206,7 @@ class Slots:
             try:
                 await self.claims.release(held.worker_id, leases, reason=reason, now_us=self.clock.now_us())
             except UnavailableError as error:
-                log.warning("hand_back_unanswered", run=held.claim.identity.run_id, error=str(error), attempt=attempt)
+                log.warning("release_unanswered", run=held.claim.identity.run_id, error=str(error), attempt=attempt)
                 await asyncio.sleep(retry_s(attempt))
             else:
                 return

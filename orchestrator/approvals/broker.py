@@ -44,7 +44,7 @@ class ApprovalBroker:
         await self._tools.key.current()
         self._sessions = {name: broker for name, broker in self._sessions.items() if not broker.is_idle}
         for session_id in session_ids:
-            self._of(session_id).poke()
+            self._of(session_id).wake()
 
     def grants(self, session_id: str) -> Sequence[Grant]:
         """Return what has been allowed for the session, for showing."""

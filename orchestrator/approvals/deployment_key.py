@@ -21,7 +21,7 @@ from soong.shared.storage.store import retry_until_confirmed
 
 log = get_logger(__name__)
 
-REMEDY = "if you put it there, run `soong keys adopt`; otherwise run `soong keys rotate`"
+HINT = "if you put it there, run `soong keys adopt`; otherwise run `soong keys rotate`"
 
 
 class AuditedKeys(Protocol):
@@ -74,7 +74,7 @@ class DeploymentKey:
             await retry_until_confirmed(lambda: self._publish(found, now_us), what=f"publication of {found.key_id}")
             key = await self.store.keys.signing_key(found.key_id)
         if key is None:
-            return f"the signing key {found.key_id} is not among the published keys of this deployment; {REMEDY}"
+            return f"the signing key {found.key_id} is not among the published keys of this deployment; {HINT}"
         state = key.state(now_us)
         if state in ("retired", "revoked"):
             return f"the signing key {found.key_id} is {state} and signs nothing any more; run `soong keys rotate`"

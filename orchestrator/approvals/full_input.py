@@ -36,7 +36,9 @@ async def read_full_input(store: RunStore, request: PermissionRequest) -> FullIn
     """Read the full input of a question's call from its run's logs. Raises: UnavailableError."""
     run_id = request.identity.run_id
     found = full_input(request, await store.nodes(run_id))
-    return found if found.is_complete else whole_of_event(request, await _asked(store, run_id, request.id)) or found
+    return (
+        found if found.is_complete else full_input_of_event(request, await _asked(store, run_id, request.id)) or found
+    )
 
 
 def full_input(request: PermissionRequest, nodes: Sequence[Node]) -> FullInput:
@@ -50,7 +52,7 @@ def full_input(request: PermissionRequest, nodes: Sequence[Node]) -> FullInput:
     return FullInput(request.arguments, SUMMARY, is_complete=False)
 
 
-def whole_of_event(request: PermissionRequest, event: Event | None) -> FullInput | None:
+def full_input_of_event(request: PermissionRequest, event: Event | None) -> FullInput | None:
     """Return the full input of a call that hooks rewrote, as the event of its question keeps it."""
     said = None if event is None else event.data.get("input")
     return _whole(request, said) if isinstance(said, Mapping) else None

@@ -64,4 +64,4 @@ class QuestionLimiter:
     async def _shed(self, ownership: Ownership, run_id: str, kept: Sequence[str]) -> None:
         closed = await self.store.drop_excess(ownership, run_id, kept, now_us=self.clock.now_us())
         if closed:
-            log.error("question_flood", session=ownership.session_id, run=run_id, closed=closed)
+            log.error("questions_dropped", session=ownership.session_id, run=run_id, closed=closed)

@@ -44,7 +44,7 @@ def status_of_question(question: Question) -> QuestionStatus:
     if question.decision is not None:
         decided = _decided(question.decision, question.answer)
         if question.state is RequestState.EXPIRED and decided.is_allowed:
-            return QuestionStatus("lapsed", f"{decided.sentence}; not used in time, so its call asks again")
+            return QuestionStatus("unused", f"{decided.sentence}; not used in time, so its call asks again")
         return decided
     match question.state:
         case RequestState.PENDING if question.answer is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.approvals.question_status import question_of, status_of_question
-from soong.orchestrator.approvals.responders import LOOK_EVERY_S, answer_by, insert_answer, lane_of
+from soong.orchestrator.approvals.responders import POLL_EVERY_S, answer_by, insert_answer, lane_of
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.foreign import words_of
@@ -111,7 +111,7 @@ class RemoteResponder:
                 return await check_person(self.store.sessions, "answer")
             except UnavailableError as error:
                 log.warning("provenance_unread", error=str(error))
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(POLL_EVERY_S)
 
     async def _wait(self, subscription: Subscription) -> None:
         """Wait for a hint, the end of the question that is shown, or the next look."""
@@ -143,7 +143,7 @@ class RemoteResponder:
     async def _left(self) -> int:
         """Return how many questions stay open: what ended with their task, after the last look, does not."""
         try:
-            async with asyncio.timeout(LOOK_EVERY_S):
+            async with asyncio.timeout(POLL_EVERY_S):
                 return sum(question.answer is None for question in await self._questions())
         except (UnavailableError, TimeoutError):
             return len(self._waiting)
@@ -261,7 +261,7 @@ def _left_open(count: int) -> str:
 
 
 async def _hear(subscription: Subscription) -> None:
-    await subscription.wait(LOOK_EVERY_S)
+    await subscription.wait(POLL_EVERY_S)
 
 
 async def _cancelled(*tasks: asyncio.Task[None] | None) -> None:

@@ -24,7 +24,7 @@ from soong.shared.permissions.store import ConsentStore
 
 log = get_logger(__name__)
 
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 MAX_REASON_CHARS = 2_000
 MAX_METADATA_BYTES = 16 * 1024
 
@@ -107,7 +107,7 @@ async def insert_answer(store: ConsentStore, answer: Answer) -> str:
             return error.state
         except UnavailableError as error:
             log.warning("answer_unwritten", request=answer.request_id, error=str(error))
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_EVERY_S)
             continue
         return ""
 

@@ -45,7 +45,7 @@ from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
 
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class SessionApprovals:
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of the runs that were asking at the last look."""
     task: asyncio.Task[None] | None = None
-    poked: asyncio.Event = field(default_factory=asyncio.Event)
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
     is_attended: bool = False
     away_since_s: float = 0.0
     looks: int = 0
@@ -103,9 +103,9 @@ class SessionApprovals:
         self.floods = QuestionLimiter(self.tools.store.consent, self.tools.clock)
         self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Look soon; begin to, if nobody does."""
-        self.poked.set()
+        self.woken.set()
         if self.task is None or self.task.done():
             self.away_since_s = self.tools.clock.monotonic_s()
             self.task = asyncio.get_running_loop().create_task(self._run())
@@ -125,27 +125,27 @@ class SessionApprovals:
     async def _run(self) -> None:
         while await self._look_safely():
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await self.poked.wait()
+                async with asyncio.timeout(POLL_EVERY_S):
+                    await self.woken.wait()
 
     async def _look_safely(self) -> bool:
         """Look once; say whether there is anything to come back for."""
-        self.poked.clear()
+        self.woken.clear()
         try:
             await self._poll()
         except (NotOwnerError, NotFoundError) as error:
-            log.info("desk_left", session=self.session_id, reason=str(error))
+            log.info("session_approvals_left", session=self.session_id, reason=str(error))
             self._leave()
             return False
         except UnavailableError as error:  # the questions wait where they are
-            log.warning("desk_unanswered", session=self.session_id, error=str(error))
+            log.warning("session_approvals_unanswered", session=self.session_id, error=str(error))
             return True
         except Exception:  # a fault of ours must not leave a session's questions without anybody who looks
             log.exception("approvals_poll_failed", session=self.session_id)
             return True
         finally:
             self.looks += 1
-        return bool(self.open) or self.poked.is_set()
+        return bool(self.open) or self.woken.is_set()
 
     async def _poll(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
@@ -266,7 +266,7 @@ class SessionApprovals:
                 now_us=now_us,
             )
         except AlreadyDecidedError as error:
-            log.info("decided_meanwhile", request=request.id, state=error.state)
+            log.info("decided_already", request=request.id, state=error.state)
             decided = DecisionReceipt(
                 was_parked=False, worker_id=(await store.runs.run(request.identity.run_id)).worker_id
             )

@@ -25,7 +25,7 @@ from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, Question
 from soong.shared.storage.store import Store
 
-LOOK_EVERY_S: Final = 0.1
+POLL_EVERY_S: Final = 0.1
 CHANNEL: Final = "cli"
 
 
@@ -94,7 +94,7 @@ class AnswerCommand:
             now = await question_of(self.store.consent, question.request.id)
             if not now.is_pending or loop.time() >= deadline_s:
                 return now
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_EVERY_S)
 
 
 def no_grant(session: Session, question: Question, home: str) -> str:

@@ -20,7 +20,7 @@ from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.store import Store
 
-LOOK_EVERY_S: Final = 1.0
+POLL_EVERY_S: Final = 1.0
 
 
 async def watch_questions(settings: Settings, session_id: str, *, is_json: bool) -> int:
@@ -47,14 +47,16 @@ async def _answer(settings: Settings, session_id: str) -> None:
         raise UsageError(f"{nobody}; use --json to look, `soong approvals allow ID` to answer")
     known = await _living(settings)
     from soong.orchestrator.cli.prompt import TerminalPrompt, terminal_console
-    from soong.orchestrator.cli.question_text import whole_reader
+    from soong.orchestrator.cli.question_text import full_input_reader
     from soong.orchestrator.client.bootstrap import open_client
 
     client = await open_client(known)
     try:
         session = await _session(client.store, session_id, known.principal)
         console = terminal_console()
-        prompt = TerminalPrompt(console, lambda _held: None, whole=whole_reader(client.store.runs), clock=client.clock)
+        prompt = TerminalPrompt(
+            console, lambda _held: None, whole=full_input_reader(client.store.runs), clock=client.clock
+        )
         for_whom = f"session {session.id}" if session else f"every session of {known.principal!r}"
         say(f"questions of {for_whom} are shown here; Ctrl-C leaves and answers nothing")
         await client.attach(
@@ -74,7 +76,7 @@ async def _living(settings: Settings) -> Settings:
     if not known.redis_url:
         say("no service is running; waiting for one …")
     while not known.redis_url:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_EVERY_S)
         known = await deployment(settings)
     return known
 
@@ -97,7 +99,7 @@ async def _stream(settings: Settings, session_id: str) -> None:
         stream = Stream(store, session_id)
         while True:
             await stream.poll()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_EVERY_S)
 
 
 @dataclass(slots=True)

@@ -129,19 +129,19 @@ async def _retire(text: str, *, is_revoked: bool, reason: str) -> None:
         say(f"{ended.successor} signs in its place")
     say(f"{ended.key_id} is {'revoked' if is_revoked else 'retired'}")
     if is_revoked:
-        say(f"{len(ended.lapsed)} decisions by it were not used yet; their calls ask again")
+        say(f"{len(ended.expired)} decisions by it were not used yet; their calls ask again")
         await _tell(settings, ended)
 
 
 async def _tell(settings: Settings, ended: EndedKey) -> None:
     """Notify owners of what lapsed; without Redis they look at the rows soon enough."""
     reachable = await deployment(settings)
-    if not ended.lapsed or not reachable.redis_url:
+    if not ended.expired or not reachable.redis_url:
         return
     from soong.orchestrator.client.bootstrap import open_client
 
     client = await open_client(reachable)
     try:
-        await client.notifier.notify_owners(sorted({one.session_id for one in ended.lapsed}))
+        await client.notifier.notify_owners(sorted({one.session_id for one in ended.expired}))
     finally:
         await client.close()

@@ -78,7 +78,7 @@ async def _set(settings: Settings, bound: ConcurrencyLimit) -> None:
 
 
 async def _concurrency_limits(settings: Settings) -> Sequence[LimitUsage]:
-    from soong.orchestrator.client.bootstrap import opened_figures
+    from soong.orchestrator.client.bootstrap import opened_metrics
 
-    async with opened_store(settings), opened_figures(settings) as figures:  # the store: its schema is checked
-        return await figures.concurrency_limits()
+    async with opened_store(settings), opened_metrics(settings) as metrics:  # the store: its schema is checked
+        return await metrics.concurrency_limits()

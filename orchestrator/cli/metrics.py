@@ -8,14 +8,14 @@ from soong.shared.core.settings import Settings, load_settings
 
 
 def command() -> None:
-    """Print the figures of the deployment, or of this home's service, from the current rows."""
+    """Print the metrics of the deployment, or of this home's service, from the current rows."""
     emit_text(asyncio.run(_text(load_settings())).decode())
 
 
 async def _text(settings: Settings) -> bytes:
-    from soong.orchestrator.client.bootstrap import opened_figures
+    from soong.orchestrator.client.bootstrap import opened_metrics
     from soong.orchestrator.owner.metrics import collect, text
     from soong.shared.core.clock import SystemClock
 
-    async with opened_store(settings) as store, opened_figures(settings) as figures:
-        return text(await collect(store, figures, SystemClock()))
+    async with opened_store(settings) as store, opened_metrics(settings) as metrics:
+        return text(await collect(store, metrics, SystemClock()))

@@ -55,14 +55,14 @@ async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
     if not settings.metrics_port:
         yield
         return
-    from soong.orchestrator.client.bootstrap import open_figures
+    from soong.orchestrator.client.bootstrap import open_metrics
     from soong.orchestrator.owner.metrics import collect, text
     from soong.orchestrator.owner.metrics_endpoint import MetricsEndpoint
 
-    figures, clock = open_figures(settings), SystemClock()
+    metrics, clock = open_metrics(settings), SystemClock()
 
     async def read() -> bytes:
-        return text(await collect(store, figures, clock))
+        return text(await collect(store, metrics, clock))
 
     endpoint = MetricsEndpoint(read)
     try:
@@ -70,4 +70,4 @@ async def _metrics(settings: Settings, store: Store) -> AsyncIterator[None]:
         yield
     finally:
         await endpoint.stop()
-        await figures.close()
+        await metrics.close()

@@ -59,7 +59,7 @@ HELP: Final = """\
   n next        show another question first; no answer
   Ctrl-C        pause the task; the question stays open"""
 
-Whole = Callable[[PermissionRequest], Awaitable[FullInput]]
+ReadFullInput = Callable[[PermissionRequest], Awaitable[FullInput]]
 """Reads a call's full input. May raise SoongError."""
 ReadLine = Callable[[Callable[[], None]], Awaitable[str]]
 """Reads a line that is typed after the mark appears; it is given what shows the mark."""
@@ -76,7 +76,7 @@ class TerminalPrompt:
     console: Console
     hold: Callable[[bool], None]
     read_line: ReadLine = field(default_factory=lambda: Keyboard().line)
-    whole: Whole | None = None
+    whole: ReadFullInput | None = None
     clock: Clock = field(default_factory=SystemClock)
     _waiting: Sequence[PermissionRequest] = ()
 
@@ -122,7 +122,7 @@ class TerminalPrompt:
             return decision
         match line.strip().lower():
             case "f" | "full" | "v" | "view":
-                await self._show_whole(request)
+                await self._show_full_input(request)
             case "l" | "list":
                 waiting = self._waiting or (request,)
                 self.console.print(head(waiting, request, self.clock.now_us(), self.console.width, len(waiting)))
@@ -144,7 +144,7 @@ class TerminalPrompt:
             raise SkipQuestionError
         self.console.print(Text("  no other question waits; this one is answered by 1, 2 or 3", style="dim"))
 
-    async def _show_whole(self, request: PermissionRequest) -> None:
+    async def _show_full_input(self, request: PermissionRequest) -> None:
         columns = self.console.width
         lines = quoted(request.preview, columns=columns) if request.preview else []
         if self.whole is not None:

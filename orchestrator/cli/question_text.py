@@ -99,7 +99,7 @@ def input_lines(whole: FullInput, *, max_chars: int = 0, columns: int = 0) -> li
     return lines
 
 
-def whole_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[FullInput]]:
+def full_input_reader(store: RunStore) -> Callable[[PermissionRequest], Awaitable[FullInput]]:
     """Return what reads a call's full input from the rows, for a prompt."""
 
     async def read(request: PermissionRequest) -> FullInput:

@@ -46,11 +46,11 @@ class Status:
     home: str
     workers: Sequence[Worker] = ()
     owners: int = 0
-    figures: Metrics | None = None
+    metrics: Metrics | None = None
     open_tasks: Sequence[Task] = ()
 
     def as_json(self) -> dict[str, Json]:
-        figures = self.figures or Metrics()
+        metrics = self.metrics or Metrics()
         return {
             "service": {
                 "state": self.service.state,
@@ -66,11 +66,11 @@ class Status:
                 "busy": sum(one.busy for one in self.workers),
             },
             "steps": {
-                "ready": sum(pool.ready for pool in figures.pools.values()),
-                "running": sum(pool.running for pool in figures.pools.values()),
+                "ready": sum(pool.ready for pool in metrics.pools.values()),
+                "running": sum(pool.running for pool in metrics.pools.values()),
             },
-            "questions": figures.questions,
-            "open_tasks": figures.open_tasks,
+            "questions": metrics.questions,
+            "open_tasks": metrics.open_tasks,
             "tasks": [{"id": one.id, "title": one.title, "status": str(one.status)} for one in self.open_tasks],
         }
 
@@ -90,13 +90,13 @@ async def status_of(settings: Settings) -> Status:
     service = await _service_of(settings)
     if has_no_rows(settings):
         return Status(service, str(settings.home))
-    from soong.orchestrator.client.bootstrap import opened_figures
+    from soong.orchestrator.client.bootstrap import opened_metrics
 
-    async with opened_store(settings) as store, opened_figures(settings) as figures:
+    async with opened_store(settings) as store, opened_metrics(settings) as metrics:
         workers = await store.sessions.workers()
         tasks = [task for task in await store.tasks.list_tasks(limit=100) if not task.status.is_terminal]
         owners = await store.sessions.owners()
-        return Status(service, str(settings.home), workers, len(owners), await figures.figures(), tasks)
+        return Status(service, str(settings.home), workers, len(owners), await metrics.metrics(), tasks)
 
 
 async def _service_of(settings: Settings) -> ServiceState:
@@ -122,7 +122,7 @@ def status_text(status: Status) -> str:
     lines = [f"service    {_service_text(service)}", f"home       {status.home}"]
     if service.http:
         lines.append(f"HTTP API   http://{service.http}/v1/")
-    if service.is_running and status.figures is not None:
+    if service.is_running and status.metrics is not None:
         workers, steps = found["workers"], found["steps"]
         assert isinstance(workers, dict)
         assert isinstance(steps, dict)
@@ -130,9 +130,9 @@ def status_text(status: Status) -> str:
             f"workers    {workers['live']}, {workers['busy']} of {workers['slots']} slots in use",
             f"steps      {steps['running']} running, {steps['ready']} ready",
         ]
-    if status.figures is not None:
-        lines.append(f"questions  {status.figures.questions} waiting")
-        lines.append(f"tasks      {status.figures.open_tasks} open")
+    if status.metrics is not None:
+        lines.append(f"questions  {status.metrics.questions} waiting")
+        lines.append(f"tasks      {status.metrics.open_tasks} open")
         lines += [_task_line(task) for task in status.open_tasks[:TASKS_SHOWN]]
     return "\n".join(lines)
 

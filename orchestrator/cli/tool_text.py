@@ -97,7 +97,7 @@ def _time(tool: ToolDefinition, settings: Settings) -> str:
 
 
 def _output(tool: ToolDefinition, settings: Settings) -> str:
-    if tool.keeps_whole_output:
+    if tool.keeps_full_output:
         return "pages by itself"
     return f"{tool.max_result_chars or settings.max_result_chars} characters, then an artifact with a preview"
 

@@ -114,14 +114,14 @@ class Watch:
     def _answer(self, session: Session) -> None:
         from soong.orchestrator.approvals.remote_responder import refusal_reason
         from soong.orchestrator.cli.prompt import TerminalPrompt, terminal_console  # rich, only where somebody is asked
-        from soong.orchestrator.cli.question_text import whole_reader
+        from soong.orchestrator.cli.question_text import full_input_reader
 
         assert self._display is not None
         refusal = refusal_reason(session, self.client.settings.principal)
         if refusal:
             self._display.note(f"questions are not answered here: {refusal}")
             return
-        whole = whole_reader(self.client.store.runs)
+        whole = full_input_reader(self.client.store.runs)
         prompt = TerminalPrompt(terminal_console(), self._display.hold, whole=whole, clock=self.client.clock)
         note = self._display.note
         self._answering = self.client.attach(

@@ -119,10 +119,10 @@ class _LateStep:
 
 async def _late_steps(settings: Settings) -> tuple[int, list[_LateStep]]:
     """Return how many steps are held, and those beyond their limit; the time of waiting for answers does not count."""
-    from soong.orchestrator.client.bootstrap import opened_figures, opened_rows
+    from soong.orchestrator.client.bootstrap import opened_metrics, opened_rows
 
-    async with opened_rows(settings) as store, opened_figures(settings) as figures:
-        holdings, now_us = await figures.holdings(), SystemClock().now_us()
+    async with opened_rows(settings) as store, opened_metrics(settings) as metrics:
+        holdings, now_us = await metrics.holdings(), SystemClock().now_us()
         late = [one for one in [await _late(store, holding, now_us) for holding in holdings] if one is not None]
         return len(holdings), late
 

@@ -94,7 +94,7 @@ def _row(one: WorkerView) -> tuple[str, ...]:
 
 
 async def _view(settings: Settings) -> WorkersView:
-    from soong.orchestrator.client.bootstrap import opened_figures
+    from soong.orchestrator.client.bootstrap import opened_metrics
 
-    async with opened_store(settings) as store, opened_figures(settings) as figures:
-        return await list_workers(store.claims, store.sessions, figures)
+    async with opened_store(settings) as store, opened_metrics(settings) as metrics:
+        return await list_workers(store.claims, store.sessions, metrics)

@@ -11,7 +11,7 @@ from soong.orchestrator.retention.files import StoredFolders
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
-from soong.shared.engine.tasks.metrics import FigureSource
+from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.retention import Retention
 from soong.shared.engine.wire.jobs import queue_of
 from soong.shared.engine.wire.notifier import Notifier, Subscription
@@ -28,7 +28,7 @@ from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.roles.boundaries import standing
 from soong.shared.storage.sql.roles.role_grants import Roles, grant
 from soong.shared.storage.sql.store import open_store
-from soong.shared.storage.sql.tasks.metrics import SqlFigures
+from soong.shared.storage.sql.tasks.metrics import SqlMetrics
 from soong.shared.storage.sql.tasks.retention import SqlRetention
 from soong.shared.storage.store import Store
 
@@ -97,19 +97,19 @@ async def opened_rows(settings: Settings) -> AsyncIterator[Store]:
         await store.close()
 
 
-def open_figures(settings: Settings) -> FigureSource:
-    """Return what reads figures from the rows; nothing is connected yet."""
-    return SqlFigures(parse_url(settings.effective_database_url))
+def open_metrics(settings: Settings) -> MetricsSource:
+    """Return what reads metrics from the rows; nothing is connected yet."""
+    return SqlMetrics(parse_url(settings.effective_database_url))
 
 
 @asynccontextmanager
-async def opened_figures(settings: Settings) -> AsyncIterator[FigureSource]:
-    """Open what reads figures from the rows."""
-    figures = open_figures(settings)
+async def opened_metrics(settings: Settings) -> AsyncIterator[MetricsSource]:
+    """Open what reads metrics from the rows."""
+    metrics = open_metrics(settings)
     try:
-        yield figures
+        yield metrics
     finally:
-        await figures.close()
+        await metrics.close()
 
 
 async def open_retention(settings: Settings) -> Retention:

@@ -27,7 +27,7 @@ from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.permissions.request import PermissionCallback, PermissionRequest
 from soong.shared.storage.store import Store, retry_until_confirmed
 
-LOOK_EVERY_S: Final = 1.0
+POLL_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
 STOPPING_S: Final = 3.0
 """How long steps that the end of a task stops have to report it, before their current state is shown."""
@@ -162,7 +162,7 @@ class Client:
                     return
                 # At most a few looks a second however many hints come: this is for eyes, nothing depends on it.
                 await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
-                await subscription.wait(LOOK_EVERY_S if ended_s is None else LOOK_AT_MOST_EVERY_S)
+                await subscription.wait(POLL_EVERY_S if ended_s is None else LOOK_AT_MOST_EVERY_S)
         finally:
             await subscription.close()
 
@@ -200,7 +200,7 @@ class Client:
             try:
                 return await self.view(task_id)
             except UnavailableError:
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(POLL_EVERY_S)
 
 
 def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:

@@ -28,7 +28,7 @@ class EndedKey:
 
     key_id: str
     successor: str
-    lapsed: tuple[ExpiredDecision, ...] = ()
+    expired: tuple[ExpiredDecision, ...] = ()
     replaced: str = ""
 
 
@@ -84,8 +84,8 @@ class KeyRing:
         if await self.store.signing_key(key_id) is None:
             raise NotFoundError("key", key_id)
         successor = await self._exchange(reason) if key_id == self.current() else ""
-        lapsed = await self._end(key_id, is_revoked=is_revoked, at_us=self.clock.now_us(), reason=reason)
-        return EndedKey(key_id, successor, lapsed)
+        expired = await self._end(key_id, is_revoked=is_revoked, at_us=self.clock.now_us(), reason=reason)
+        return EndedKey(key_id, successor, expired)
 
     async def _exchange(self, reason: str) -> str:
         new = Signer.generate()

@@ -22,7 +22,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.engine.wire.capabilities import FUNCTION
 
-LOOK_EVERY_S: Final = 0.5
+POLL_EVERY_S: Final = 0.5
 PATIENCE_S: Final = 1.0
 """How long the first workers may take to start before it is reported."""
 TOLD_EVERY_S: Final = 15.0
@@ -61,7 +61,7 @@ class StallReasons:
         is_wanted = not is_manned or bool(unserved) or self._is_unsure
         if now_s < self._next_s or view.task.status.is_terminal or not is_wanted:
             return
-        self._next_s = now_s + LOOK_EVERY_S
+        self._next_s = now_s + POLL_EVERY_S
         record = self.record()
         if record is None:
             await self._deployment(now_s)

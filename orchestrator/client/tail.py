@@ -17,7 +17,7 @@ from soong.shared.engine.wire.notifier import NullSubscription, Subscription
 Listen: TypeAlias = Callable[[str], Coroutine[Any, Any, Subscription]]
 """Opens the subscription of a run."""
 
-LOOK_EVERY_S: Final = 1.0
+POLL_EVERY_S: Final = 1.0
 PAGE: Final = 1000
 
 
@@ -32,7 +32,7 @@ class RunTail:
 
     runs: RunStore
     listen: Listen = no_subscription
-    look_every_s: float = LOOK_EVERY_S
+    look_every_s: float = POLL_EVERY_S
 
     async def replay(self, run_id: str, *, from_seq: int = 1) -> AsyncIterator[Event]:
         """Yield the current content of the log, from that number on."""

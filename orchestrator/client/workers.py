@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
-from soong.shared.engine.tasks.metrics import FigureSource, LimitUsage, WorkerLoad
+from soong.shared.engine.tasks.metrics import LimitUsage, MetricsSource, WorkerLoad
 from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, labels
 
 
@@ -56,7 +56,7 @@ class WorkersView:
     """Runs that wait for consent and hold no slot."""
 
 
-async def list_workers(claims: ClaimStore, sessions: SessionStore, figures: FigureSource) -> WorkersView:
+async def list_workers(claims: ClaimStore, sessions: SessionStore, metrics: MetricsSource) -> WorkersView:
     """Return the workers that are not gone and the pools that they serve or that something waits in.
 
     ``waiting`` counts what could be claimed within the concurrency limits, as the dispatcher does. Raises:
@@ -64,15 +64,15 @@ async def list_workers(claims: ClaimStore, sessions: SessionStore, figures: Figu
     """
     workers = await sessions.workers()
     held: dict[str, list[WorkerLoad]] = {}
-    for holding in await figures.holdings():
+    for holding in await metrics.holdings():
         held.setdefault(holding.worker_id, []).append(holding)
     waiting = (await claims.backlog()).ready
     pools = sorted({pool for worker in workers for pool in worker.pools} | waiting.keys())
     return WorkersView(
         tuple(WorkerView(worker, tuple(held.get(worker.id, ()))) for worker in workers),
         tuple(PoolView(pool, waiting.get(pool, 0), free_slots(workers, pool)) for pool in pools),
-        tuple(await figures.concurrency_limits()),
-        await figures.parked(),
+        tuple(await metrics.concurrency_limits()),
+        await metrics.parked(),
     )
 
 

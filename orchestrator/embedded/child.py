@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from soong.orchestrator.embedded.environment import kept_command
-from soong.shared.sandbox.process import HAS_KEEPER
+from soong.shared.sandbox.process import HAS_SUBREAPER
 from soong.shared.sandbox.subreaper import END_NOW
 
 FIRST_PAUSE_S: Final = 0.1
@@ -99,7 +99,7 @@ class ServiceChild:
 
     @property
     def _is_kept(self) -> bool:
-        return self.is_worker and HAS_KEEPER
+        return self.is_worker and HAS_SUBREAPER
 
     async def spawn(self, folder: Path) -> None:
         """Start it, with ``folder`` as its working directory. Raises: OSError."""

@@ -18,7 +18,7 @@ WATCH_EVERY_S = 0.25
 
 
 def command(program: Sequence[str]) -> list[str]:
-    """Return the argv that runs ``program`` on a leash held by this process."""
+    """Return the argv that runs ``program`` so that it dies with this process."""
     # By path and isolated: neither the current folder nor PYTHONPATH decides what is imported, and start-up is short.
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
 

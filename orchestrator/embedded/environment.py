@@ -14,7 +14,7 @@ from typing import Final
 from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox import subreaper
-from soong.shared.sandbox.process import HAS_KEEPER
+from soong.shared.sandbox.process import HAS_SUBREAPER
 
 ORPHAN_GRACE_S: Final = 5.5
 """How long a worker may take to end by itself after its service has ended; its own limit is 5 s."""
@@ -49,7 +49,7 @@ def kept_command(argv: Sequence[str], *, control: int = -1, status: int = -1) ->
     ``control`` is a pipe whose end says that this process has ended, ``status`` one that gets the worker's own id.
     Where there can be no subreaper, the argv stays as it is.
     """
-    if not HAS_KEEPER:
+    if not HAS_SUBREAPER:
         return list(argv)
     own = [subreaper.STAND_IN, str(control), str(status), str(ORPHAN_GRACE_S)]
     return [sys.executable, "-I", "-S", subreaper.__file__, *own, *argv]

@@ -19,7 +19,7 @@ log = get_logger(__name__)
 MARGIN_S: Final = 60.0
 """For what an ephemeral service does besides draining its workers: start, answer, release, stop Redis."""
 
-LOOK_EVERY_S: Final = 0.05
+POLL_EVERY_S: Final = 0.05
 
 
 async def take_home(lock: ServiceLock, settings: Settings) -> None:
@@ -46,7 +46,7 @@ async def take_home(lock: ServiceLock, settings: Settings) -> None:
         if record is not None and record.pid != asked and await _ask(record):
             log.info("home_asked_for", pid=record.pid)
             asked = record.pid
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_EVERY_S)
 
 
 async def _ask(record: ServiceRecord) -> bool:

@@ -22,7 +22,7 @@ LOCK_FILE: Final = "http.lock"
 LEAVE_LIMIT_S: Final = 15.0
 """How long a former child is waited for: longer than it needs to answer what is under way."""
 
-LOOK_EVERY_S: Final = 0.05
+POLL_EVERY_S: Final = 0.05
 
 
 class HttpLock:
@@ -84,7 +84,7 @@ async def listen_after_former(settings: Settings, *, limit_s: float = LEAVE_LIMI
             if awaited != pid:
                 log.info("http_port_awaited", port=error.port, pid=pid)
                 awaited = pid
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_EVERY_S)
 
 
 def _opened(home: Path) -> int:

@@ -17,7 +17,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 
 START_LIMIT_S = 60.0
-LOOK_EVERY_S = 0.05
+POLL_EVERY_S = 0.05
 HELD_PAUSE_S = 0.5
 LOGS_KEPT = 10
 LOG_LINES_SHOWN = 15
@@ -141,7 +141,7 @@ async def _attach(
         if not may_start:
             raise UnavailableError("no service is running; start one with `soong up`")
         if started is None and asyncio.get_running_loop().time() < start_s:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_EVERY_S)
             continue
         if started is None:
             tell("starting a service …")
@@ -152,7 +152,7 @@ async def _attach(
             await asyncio.sleep(HELD_PAUSE_S)
         if asyncio.get_running_loop().time() > deadline:
             raise _not_ready(settings, started)
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_EVERY_S)
 
 
 async def _join(settings: Settings) -> Attachment | None:

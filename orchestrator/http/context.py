@@ -18,7 +18,7 @@ from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.responder_leases import ResponderLeases
 from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.metrics import FigureSource
+from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
@@ -31,7 +31,7 @@ class Api:
     """One server's parts. Its creator closes it. ``stopping`` ends long polls and streams."""
 
     client: Client
-    figures: FigureSource
+    metrics: MetricsSource
     home: str = field(default_factory=lambda: str(Path.home()))
     limits: Limits = field(default_factory=Limits)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,7 +87,7 @@ class Api:
             await asyncio.gather(self._catalogue, return_exceptions=True)
         await self.attending.close()
         await self.subscriptions.close()
-        await self.figures.close()
+        await self.metrics.close()
         await self.client.close()
 
 

@@ -20,7 +20,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.status import TaskStatus
 
-LOOK_EVERY_S: Final = 1.0
+POLL_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
 TASKS_TOLD: Final = 100
 KEEP_ALIVE: Final = ": keep-alive\n\n"
@@ -57,7 +57,7 @@ async def session_frames(api: Api, session_id: str) -> AsyncGenerator[str]:
                 yield END
                 return
             await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
-            await subscription.wait(LOOK_EVERY_S)
+            await subscription.wait(POLL_EVERY_S)
     finally:
         await subscription.close()
 

@@ -13,7 +13,7 @@ from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.client.client import Client
 
 CHANNEL: Final = "http"
-LOOK_EVERY_S: Final = 1.0
+POLL_EVERY_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _KeptLease:
         try:
             while self.until_s:
                 self.lease.attend(self.until_s)
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(POLL_EVERY_S)
                 self.until_s = {name: until_s for name, until_s in self.until_s.items() if until_s > loop.time()}
         finally:
             beating.cancel()

@@ -49,7 +49,7 @@ async def me(caller: Caller = READER) -> Response:
 async def workers(request: Request) -> Response:
     """List the workers that are not gone, with what each holds, and the queues."""
     api = api_of(request)
-    view = await list_workers(api.client.store.claims, api.client.store.sessions, api.figures)
+    view = await list_workers(api.client.store.claims, api.client.store.sessions, api.metrics)
     return respond(WorkersSchema.of(view))
 
 
@@ -65,4 +65,4 @@ async def metrics(request: Request) -> Response:
     from soong.orchestrator.owner.metrics import CONTENT_TYPE, collect, text
 
     api = api_of(request)
-    return Response(text(await collect(api.client.store, api.figures, api.client.clock)), media_type=CONTENT_TYPE)
+    return Response(text(await collect(api.client.store, api.metrics, api.client.clock)), media_type=CONTENT_TYPE)

@@ -52,13 +52,13 @@ class CommandBody(Body):
     reason: Reason = ""
 
 
-class RetryAsked(CommandBody):
+class RetryBody(CommandBody):
     start: str = Field(
         default="", alias="from", max_length=64, description="Rerun this step and everything downstream of it."
     )
 
 
-class DispatchAsked(Body):
+class DispatchBody(Body):
     """What runs that take a task's steps one by one are to be; as `agent.dispatch_worker` takes it."""
 
     holds_plan: ClassVar[bool] = True
@@ -237,17 +237,17 @@ async def cancel_task(
 
 @router.post("/v1/tasks/{task_id}/retry", response_model=TaskSchema)
 async def retry_task(
-    request: Request, task_id: TaskId, body: RetryAsked | None = None, caller: Caller = RUNNER
+    request: Request, task_id: TaskId, body: RetryBody | None = None, caller: Caller = RUNNER
 ) -> Response:
     """Run what did not complete again; with `from` also that step and all that came of it."""
     api, task, tasks = await _steered(request, task_id, caller)
-    asked = body or RetryAsked()
+    asked = body or RetryBody()
     await tasks.retry(task, from_step=asked.start, reason=asked.reason)
     return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
 
 @router.post("/v1/tasks/{task_id}/dispatch", response_model=TaskSchema)
-async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchAsked, caller: Caller = RUNNER) -> Response:
+async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchBody, caller: Caller = RUNNER) -> Response:
     """Dispatch pull workers: runs that take a task's ready steps one by one, as those of `claim: pull` wait for.
 
     An agent, tools, a script or instructions of their own need the right `approve` and one's own session: whatever the

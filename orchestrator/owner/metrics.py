@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from soong.orchestrator.client.workers import free_slots
 from soong.shared.core.clock import Clock
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.metrics import FigureSource, LimitUsage, Metrics, PoolFigures
+from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, MetricsSource, PoolMetrics
 from soong.shared.storage.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -25,7 +25,7 @@ class Snapshot:
     could take.
     """
 
-    figures: Metrics
+    metrics: Metrics
     workers: Sequence[Worker]
     claimable: Mapping[str, int]
     owners: int
@@ -36,23 +36,23 @@ class Snapshot:
     def pools(self) -> Sequence[str]:
         """Return every pool that is served or in which something waits or runs; ``default`` always."""
         served = {pool for worker in self.workers for pool in worker.pools}
-        return sorted({"default"} | served | self.figures.pools.keys())
+        return sorted({"default"} | served | self.metrics.pools.keys())
 
     def waited_s(self, since_us: int | None) -> float:
         """Return for how long; 0 when nothing waits, or when a clock elsewhere is ahead of ours."""
         return 0.0 if since_us is None else max(0, self.now_us - since_us) / 1_000_000
 
 
-async def collect(store: Store, source: FigureSource, clock: Clock) -> Snapshot:
+async def collect(store: Store, source: MetricsSource, clock: Clock) -> Snapshot:
     """Read what the metrics say. Raises: UnavailableError."""
-    figures = await source.figures()
+    metrics = await source.metrics()
     workers = await store.sessions.workers()
     claimable = (await store.claims.backlog()).ready
     # Those of sessions come and go; a time series of each would outlive them all.
     concurrency_limits = [
         bound for bound in await source.concurrency_limits() if not bound.scope.startswith("session:")
     ]
-    return Snapshot(figures, workers, claimable, len(await store.sessions.owners()), clock.now_us(), concurrency_limits)
+    return Snapshot(metrics, workers, claimable, len(await store.sessions.owners()), clock.now_us(), concurrency_limits)
 
 
 def text(snapshot: Snapshot) -> bytes:
@@ -89,7 +89,7 @@ def _pools(snapshot: Snapshot) -> Iterator[Metric]:
     running = GaugeMetricFamily("soong_steps_running", "Steps that workers hold in their slots.", labels=["pool"])
     slots = GaugeMetricFamily("soong_slots_free", "Slots of live workers that hold nothing.", labels=["pool"])
     for pool in snapshot.pools:
-        of_pool = snapshot.figures.pools.get(pool, PoolFigures())
+        of_pool = snapshot.metrics.pools.get(pool, PoolMetrics())
         ready.add_metric([pool], of_pool.ready)
         claimable.add_metric([pool], snapshot.claimable.get(pool, 0))
         oldest.add_metric([pool], snapshot.waited_s(of_pool.oldest_us))
@@ -121,14 +121,14 @@ def _processes(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _rows(snapshot: Snapshot) -> Iterator[Metric]:
-    figures = snapshot.figures
-    yield GaugeMetricFamily("soong_tasks_open", "Tasks that run or are paused.", value=figures.open_tasks)
-    yield GaugeMetricFamily("soong_approvals_waiting", "Questions that wait for consent.", value=figures.questions)
+    metrics = snapshot.metrics
+    yield GaugeMetricFamily("soong_tasks_open", "Tasks that run or are paused.", value=metrics.open_tasks)
+    yield GaugeMetricFamily("soong_approvals_waiting", "Questions that wait for consent.", value=metrics.questions)
     yield GaugeMetricFamily(
         "soong_approvals_oldest_wait_seconds",
         "For how long the oldest question has waited.",
-        value=snapshot.waited_s(figures.oldest_question_us),
+        value=snapshot.waited_s(metrics.oldest_question_us),
     )
     yield GaugeMetricFamily(
-        "soong_leases_lost", "Leases that steps of open tasks lost with their workers.", value=figures.lost_leases
+        "soong_leases_lost", "Leases that steps of open tasks lost with their workers.", value=metrics.lost_leases
     )

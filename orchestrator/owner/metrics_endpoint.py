@@ -1,6 +1,6 @@
 """The address at which a Prometheus, an autoscaler and a container's probes ask an orchestrator.
 
-``/metrics`` says the figures, or 503 while the rows cannot be read; ``/healthz`` says that this process's loop runs and
+``/metrics`` says the metrics, or 503 while the rows cannot be read; ``/healthz`` says that this process's loop runs and
 asks nobody, so that a database that is away does not get its clients restarted. Both are read only and tell no names of
 sessions, tasks or people; an operator who lets others in puts a proxy in front.
 """

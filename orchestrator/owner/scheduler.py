@@ -99,7 +99,7 @@ class Scheduler:
         try:
             return await self._settle(ownership, step)
         except InvalidTransitionError as error:
-            log.info("settled_meanwhile", step=step.key, reason=str(error))
+            log.info("settled_already", step=step.key, reason=str(error))
             return None
 
     async def _settle(self, ownership: Ownership, step: Step) -> int | None:

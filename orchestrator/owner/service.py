@@ -37,7 +37,7 @@ FULL_LOOK_EVERY = 10
 """Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
 
 
-class PermissionDesk(Protocol):
+class SessionReviewer(Protocol):
     """What the service needs of the broker (soong.orchestrator.approvals.broker)."""
 
     async def review(self, session_ids: Sequence[str]) -> None: ...
@@ -62,7 +62,7 @@ class Parts:
     scheduler: Scheduler
     commands: Commands
     dispatcher: Dispatcher
-    broker: PermissionDesk
+    broker: SessionReviewer
     recorder: Recorder
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()

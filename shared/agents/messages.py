@@ -38,7 +38,7 @@ _CONTEXT_HEADS = {"skill": "Skill", "memory_context": "Remembered:", "system": "
 
 def opening_nodes(system: str, instructions: str, inputs: JsonObject, run_dirs: JsonObject) -> tuple[NewNode, NewNode]:
     """Return the nodes that every run begins with. The facts are one JSON text of their own, last in the prompt."""
-    facts = dump({"inputs": inputs, "workplace": run_dirs})
+    facts = dump({"inputs": inputs, "run_dirs": run_dirs})
     return (
         NewNode(NodeKind.SYSTEM, {"v": VERSION, "text": system}),
         NewNode(NodeKind.USER, {"v": VERSION, "texts": [instructions, facts]}),

@@ -160,7 +160,7 @@ def _facts(messages: Sequence[ModelMessage]) -> tuple[dict[str, Any], JsonObject
         for part in message.parts if isinstance(message, ModelRequest) else ():
             if isinstance(part, UserPromptPart) and not isinstance(part.content, str):
                 facts = json.loads(str(part.content[-1]))
-                return facts["inputs"], facts["workplace"]
+                return facts["inputs"], facts["run_dirs"]
     return {}, {}
 
 

@@ -56,7 +56,7 @@ class Policy:
 
     @property
     def read_folders(self) -> tuple[Path, ...] | None:
-        """The read roots as paths, as a ``Workplace`` has them."""
+        """The read roots as paths, as a ``RunDirs`` has them."""
         return None if self.read_roots is None else tuple(map(Path, self.read_roots))
 
     def with_rules(self, rules: Iterable[Rule]) -> "Policy":

@@ -93,7 +93,7 @@ class Previewer:
     def _asks(
         self, work: PlanStep, names: Names | None, tools: Sequence[ToolDefinition], budget: Budget
     ) -> Iterator[CheckedPermission]:
-        for kind, words in _wishes(work):
+        for kind, words in _declared(work):
             given = shlex.join(words) if kind is PermissionKind.RUN else words[0]
             known = words if "${" not in given else None if names is None else _known(words, names, budget)
             if known is None:
@@ -234,7 +234,7 @@ class Previewer:
         return ToolContext(_NOBODY, self.run_dirs, "call_preview", "preview", 0, NO_PROGRESS)
 
 
-def _wishes(work: PlanStep) -> Iterator[tuple[PermissionKind, Sequence[str]]]:
+def _declared(work: PlanStep) -> Iterator[tuple[PermissionKind, Sequence[str]]]:
     yield from ((PermissionKind.WRITE, (path,)) for path in work.permissions.write)
     yield from ((PermissionKind.HOSTS, (host,)) for host in work.permissions.hosts)
     yield from ((PermissionKind.RUN, words) for words in work.permissions.run)
@@ -258,7 +258,7 @@ def _known(words: Sequence[str], names: Names, budget: Budget) -> tuple[str, ...
 def _names_of(step: PlanStep, scope: Names) -> Iterator[Names | None]:
     """Yield what a step's references may name before the start: for a map once an item, None where those come later."""
     work = step.step or step
-    if step.kind is not StepKind.MAP or not any(REFERENCE in word for _, words in _wishes(work) for word in words):
+    if step.kind is not StepKind.MAP or not any(REFERENCE in word for _, words in _declared(work) for word in words):
         yield scope
         return
     try:

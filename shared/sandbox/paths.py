@@ -32,7 +32,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # an ordinary file system that 
 
 
 class Roots(Protocol):
-    """The folders of a run, absolute and resolved (a ``Workplace`` is one)."""
+    """The folders of a run, absolute and resolved (a ``RunDirs`` is one)."""
 
     @property
     def project(self) -> Path: ...

@@ -25,11 +25,11 @@ from soong.shared.sandbox.child import ChildProcess
 from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
 
-HAS_KEEPER: Final = sys.platform.startswith("linux")
+HAS_SUBREAPER: Final = sys.platform.startswith("linux")
 
-_KEEPER_LIMIT_S: Final = subreaper.SWEEP_LIMIT_S + 4.0
+_SUBREAPER_LIMIT_S: Final = subreaper.SWEEP_LIMIT_S + 4.0
 """How long a subreaper may need to end its family before it is taken for broken."""
-_KEEPER_GRACE_S: Final = 5.0
+_SUBREAPER_GRACE_S: Final = 5.0
 """How much later than we the subreaper itself counts the time as over: it acts when we are stuck."""
 
 
@@ -58,23 +58,23 @@ class ProcessRunner:
             OSError: it cannot be started.
             ValueError: an argument holds NUL.
         """
-        if not HAS_KEEPER:
+        if not HAS_SUBREAPER:
             return await run(command)
-        with SubreaperPipes() as leash:
-            return await _run_kept(command, leash)
+        with SubreaperPipes() as pipes:
+            return await _run_kept(command, pipes)
 
 
-async def _run_kept(command: ChildCommand, leash: SubreaperPipes) -> Finished:
-    limit_s = command.timeout.total_seconds() + _KEEPER_GRACE_S
+async def _run_kept(command: ChildCommand, pipes: SubreaperPipes) -> Finished:
+    limit_s = command.timeout.total_seconds() + _SUBREAPER_GRACE_S
     # By path and isolated: neither the current folder nor the environment decides what it imports.
-    argv = (sys.executable, "-I", "-S", subreaper.__file__, *map(str, leash.far_ends), str(limit_s), *command.argv)
-    child = await _started(command, argv, leash.far_ends)
+    argv = (sys.executable, "-I", "-S", subreaper.__file__, *map(str, pipes.far_ends), str(limit_s), *command.argv)
+    child = await _started(command, argv, pipes.far_ends)
     try:
-        leash.start()  # until here there is only an idle subreaper, which a cancelled start kills
+        pipes.start()  # until here there is only an idle subreaper, which a cancelled start kills
         ended = await child.end()
     finally:
-        await _unbroken(_leave_kept(child, leash))
-    report = leash.report
+        await _unbroken(_leave_kept(child, pipes))
+    report = pipes.report
     if report.problem:
         raise OSError(report.problem, os.strerror(report.problem), command.argv[0])
     return replace(child.finished(ended, report.code), left_running=report.left)
@@ -89,7 +89,7 @@ async def _started(command: ChildCommand, argv: Sequence[str], pass_fds: Sequenc
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            cwd=f"/proc/self/fd/{command.cwd}" if HAS_KEEPER else command.cwd_path,
+            cwd=f"/proc/self/fd/{command.cwd}" if HAS_SUBREAPER else command.cwd_path,
             env=dict(command.env),
             close_fds=True,
             pass_fds=pass_fds,
@@ -104,7 +104,7 @@ def _input(stdin: int | bytes | None) -> Iterator[int]:
     if not isinstance(stdin, bytes):
         yield asyncio.subprocess.DEVNULL if stdin is None else stdin
         return
-    with os.fdopen(os.memfd_create("stdin"), "w+b") if HAS_KEEPER else tempfile.TemporaryFile() as file:
+    with os.fdopen(os.memfd_create("stdin"), "w+b") if HAS_SUBREAPER else tempfile.TemporaryFile() as file:
         file.write(stdin)
         file.seek(0)
         yield file.fileno()
@@ -116,19 +116,19 @@ async def _leave(child: ChildProcess) -> None:
     await child.close()
 
 
-async def _leave_kept(child: ChildProcess, leash: SubreaperPipes) -> None:
+async def _leave_kept(child: ChildProcess, pipes: SubreaperPipes) -> None:
     """Have the subreaper end its family, and do what can be done where it was killed or stopped by it."""
-    leash.let_go()
+    pipes.let_go()
     child.send(signal.SIGCONT)
     try:
-        async with asyncio.timeout(_KEEPER_LIMIT_S):
+        async with asyncio.timeout(_SUBREAPER_LIMIT_S):
             await child.exited.wait()
     except TimeoutError:
         child.send(signal.SIGKILL)
         await child.exited.wait()
-    leash.listen()
-    if leash.report.program and not leash.report.is_complete:
-        _kill_group(leash.report.program)
+    pipes.listen()
+    if pipes.report.program and not pipes.report.is_complete:
+        _kill_group(pipes.report.program)
     await child.close()
 
 

@@ -171,7 +171,7 @@ class ToolDefinition:
     interrupt: Literal["cancel", "block"] = "cancel"
     is_agent_tool: bool = False
     """create_sub_agent, fork_agent, dispatch_worker: a concurrency class of their own (EXE-03)."""
-    keeps_whole_output: bool = False
+    keeps_full_output: bool = False
     """code.read_file: paged by itself, never turned into an artifact (RES-03)."""
     adds_context: bool = False
     """May return context nodes although its calls run in parallel: load_skill, recall_memory, read_file (RES-01)."""

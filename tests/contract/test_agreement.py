@@ -29,7 +29,7 @@ from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.expansion import further_attempt
+from soong.shared.engine.tasks.expansion import retried_step
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.rerun import rerun
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -278,7 +278,7 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(which=ANY)
     def try_again(self, which: int) -> None:
         step = _one(self.attempts_that_failed(), which)
-        attempt = further_attempt(step, self.run_of(step), None, lambda _: {})
+        attempt = retried_step(step, self.run_of(step), None, lambda _: {})
         self.change(step.task_id, TaskChange(attempts=(attempt,), priorities={step.key: which % 3}))
 
     def change(self, task_id: str, change: TaskChange) -> None:

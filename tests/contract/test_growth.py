@@ -8,7 +8,7 @@ from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotF
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.expansion import further_attempt
+from soong.shared.engine.tasks.expansion import retried_step
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
@@ -34,7 +34,7 @@ async def grow(scene: ContractHarness, task_id: str, *steps: NewStep | str) -> N
 
 async def attempt(scene: ContractHarness, step_key: str, plan: PlanStep | None = None) -> NewStep:
     step = await scene.store.tasks.step(step_key)
-    return further_attempt(step, await scene.store.runs.run(step.run_id), plan, lambda _: {"v": 1, "tools": []})
+    return retried_step(step, await scene.store.runs.run(step.run_id), plan, lambda _: {"v": 1, "tools": []})
 
 
 def edges(task_id: str, *pairs: tuple[str, str]) -> TaskChange:

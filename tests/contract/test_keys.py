@@ -118,9 +118,9 @@ async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(sce
     call = CallRow(run_id, "c2", "t", "e", True, "0" * 64, {}, {}, decision_id=used.id)
     await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us)
 
-    lapsed = await retire(scene.store, "key_a", is_revoked=True)
+    expired = await retire(scene.store, "key_a", is_revoked=True)
 
-    assert lapsed == [ExpiredDecision(scene.own.session_id, run_id, unused.id)]
+    assert expired == [ExpiredDecision(scene.own.session_id, run_id, unused.id)]
     states = [(await scene.store.consent.request(key))[1] for key in (unused.id, used.request_id, others.id)]
     assert states == [RequestState.EXPIRED, RequestState.DECIDED, RequestState.DECIDED]
     events = [event for event in await scene.store.runs.events(run_id) if event.type == EventType.PERMISSION_EXPIRED]

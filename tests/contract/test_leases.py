@@ -27,7 +27,7 @@ async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_l
     assert stale == frozenset()
     assert (step.status, step.run_id, step.lost_leases) == (StepStatus.READY, claim.identity.run_id, 0)
     assert (await scene.store.runs.run(claim.identity.run_id)).status is RunStatus.QUEUED
-    assert (await scene.event_types(claim.identity.run_id))[-1] == "step_handed_back"
+    assert (await scene.event_types(claim.identity.run_id))[-1] == "step_released"
 
 
 @pytest.mark.spec("DAG-07")

@@ -366,10 +366,10 @@ async def test_a_flood_of_questions_shows_a_bounded_number_and_holds_nobody_back
         (verdict,) = await waiting
 
     assert verdict.is_allowed
-    of_flood = [one for one in callback_of(bench).shown if one.identity == deployment.own.identity]
-    assert len(of_flood) <= shown
+    of_dropped_questions = [one for one in callback_of(bench).shown if one.identity == deployment.own.identity]
+    assert len(of_dropped_questions) <= shown
     told = [entry.data for entry in await bench.store.audit.audit_entries(kinds=[AuditKind.SECURITY])]
-    assert sum(int(str(data["closed"])) for data in told if data["what"] == "question_flood") == count - shown
+    assert sum(int(str(data["closed"])) for data in told if data["what"] == "questions_dropped") == count - shown
 
 
 async def _is_calm(bench: ConsentHarness) -> bool:

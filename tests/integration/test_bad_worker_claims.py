@@ -140,7 +140,7 @@ async def test_what_it_left_beyond_its_logs_holds_nobody_up(deployment: Deployme
     assert (claim.identity.run_id, claim.is_resumed, claim.malformed) == (own.identity.run_id, True, "")
     assert appended.last_node == 23
     types = [event.type for event in await bench.store.runs.events(own.identity.run_id)]
-    assert types[-7:] == [*["left"] * 3, "step_handed_back", "step_claimed", "run_resumed", "tool_started"]
+    assert types[-7:] == [*["left"] * 3, "step_released", "step_claimed", "run_resumed", "tool_started"]
 
 
 @pytest.mark.spec("PER-12", "OPS-12")

@@ -231,7 +231,7 @@ async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_ar
         assert len(callback.shown) == 2, "the person was asked again"
         questions = await bench.store.consent.questions(session_id=bench.session_id, include_closed=True)
         assert [question.state for question in questions] == [RequestState.EXPIRED, RequestState.DECIDED]
-        assert [one.request_id for one in ended.lapsed] == [questions[0].request.id]
+        assert [one.request_id for one in ended.expired] == [questions[0].request.id]
         decision = questions[1].decision
         assert decision is not None
         assert decision.key_id == ended.successor

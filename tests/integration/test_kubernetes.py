@@ -20,7 +20,7 @@ from soong.shared.core.config import load_config, parse_config
 from soong.shared.core.settings import Settings
 from soong.shared.toolsets.declarative.definition import Bounds
 from soong.shared.toolsets.declarative.folder import read_tool_files
-from soong.worker.process import HAND_BACK_S
+from soong.worker.process import RELEASE_S
 from tests.extra import missing
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def test_every_part_says_what_it_takes_and_when_it_is_well(name: str) -> None:
 def test_a_worker_has_time_to_drain() -> None:
     drain = next(entry["value"] for entry in container("soong-worker")["env"] if entry["name"] == "SOONG_DRAIN_S")
 
-    assert pod("soong-worker")["terminationGracePeriodSeconds"] >= float(drain) + HAND_BACK_S + 15
+    assert pod("soong-worker")["terminationGracePeriodSeconds"] >= float(drain) + RELEASE_S + 15
 
 
 def test_a_database_that_is_away_restarts_no_orchestrator() -> None:

@@ -33,8 +33,8 @@ from soong.shared.permissions.request import RequestState
 from soong.shared.storage.sql.claims.claiming import LANES, LIVE_LEASES
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.store import SqlStore
-from soong.shared.storage.sql.tasks import metrics as sql_figures
-from soong.shared.storage.sql.tasks.metrics import SqlFigures
+from soong.shared.storage.sql.tasks import metrics as sql_metrics
+from soong.shared.storage.sql.tasks.metrics import SqlMetrics
 from tests.contract.pulling import pulled, taken, work
 from tests.contract.scene import ContractHarness, held, open_scene
 from tests.integration.roles import plain
@@ -43,10 +43,10 @@ from tests.model.builders import make_owner, make_request, make_step, make_task,
 from tests.model.clock import FakeClock
 
 FIGURES = (
-    *(LANES, LIVE_LEASES, sql_figures.NEXT_IN_LINE, sql_figures.QUESTIONS, sql_figures.LOST_LEASES),
-    sql_figures.BESIDE,
+    *(LANES, LIVE_LEASES, sql_metrics.NEXT_IN_LINE, sql_metrics.QUESTIONS, sql_metrics.LOST_LEASES),
+    sql_metrics.BESIDE,
 )
-WATCHED = (*FIGURES, sql_figures.HOLDINGS, sql_figures.SHOWN_LIMITS)
+WATCHED = (*FIGURES, sql_metrics.HOLDINGS, sql_metrics.SHOWN_LIMITS)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -63,8 +63,8 @@ async def store(url: str) -> AsyncIterator[SqlStore]:
 
 
 @pytest.fixture
-async def source(url: str, store: SqlStore) -> AsyncIterator[SqlFigures]:
-    source = SqlFigures(parse_url(url))
+async def source(url: str, store: SqlStore) -> AsyncIterator[SqlMetrics]:
+    source = SqlMetrics(parse_url(url))
     yield source
     await source.close()
 
@@ -83,12 +83,12 @@ def parsed(body: bytes) -> dict[str, float]:
     }
 
 
-async def watched(scene: ContractHarness, source: SqlFigures) -> dict[str, float]:
+async def watched(scene: ContractHarness, source: SqlMetrics) -> dict[str, float]:
     return parsed(metrics_text(await collect(scene.store, source, scene.clock)))
 
 
 @pytest.mark.spec("OPS-05")
-async def test_an_idle_service_shows_every_figure_as_nothing(scene: ContractHarness, source: SqlFigures) -> None:
+async def test_an_idle_service_shows_every_figure_as_nothing(scene: ContractHarness, source: SqlMetrics) -> None:
     seen = await watched(scene, source)
 
     assert seen == {
@@ -109,7 +109,7 @@ async def test_an_idle_service_shows_every_figure_as_nothing(scene: ContractHarn
 
 
 @pytest.mark.spec("OPS-05.b")
-async def test_steps_are_counted_by_pool_and_by_what_holds_them(scene: ContractHarness, source: SqlFigures) -> None:
+async def test_steps_are_counted_by_pool_and_by_what_holds_them(scene: ContractHarness, source: SqlMetrics) -> None:
     await scene.task(*(make_step(f"s{number}") for number in range(4)), make_step("big", pool="big"))
     before = await watched(scene, source)
 
@@ -124,7 +124,7 @@ async def test_steps_are_counted_by_pool_and_by_what_holds_them(scene: ContractH
 
 @pytest.mark.spec("DIS-04")
 async def test_steps_to_pull_call_for_no_more_workers_and_take_no_slot(
-    scene: ContractHarness, source: SqlFigures
+    scene: ContractHarness, source: SqlMetrics
 ) -> None:
     own = await scene.start(work("own"), pulled("p"), pulled("q"))
     before = await watched(scene, source)
@@ -140,7 +140,7 @@ async def test_steps_to_pull_call_for_no_more_workers_and_take_no_slot(
 
 
 async def test_steps_that_a_limit_holds_back_call_for_no_more_workers(
-    scene: ContractHarness, source: SqlFigures
+    scene: ContractHarness, source: SqlMetrics
 ) -> None:
     await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("pool:default", 2)])
     await scene.task(*(make_step(f"s{number}") for number in range(5)))
@@ -151,7 +151,7 @@ async def test_steps_that_a_limit_holds_back_call_for_no_more_workers(
 
 
 @pytest.mark.spec("DIS-03")
-async def test_a_limit_is_shown_with_how_far_it_is_used(scene: ContractHarness, source: SqlFigures) -> None:
+async def test_a_limit_is_shown_with_how_far_it_is_used(scene: ContractHarness, source: SqlMetrics) -> None:
     of_session = f"session:{scene.own.session_id}"
     idle = await open_session(scene.store)
     concurrency_limits = [
@@ -165,7 +165,7 @@ async def test_a_limit_is_shown_with_how_far_it_is_used(scene: ContractHarness, 
     await scene.claim()
 
     shown = await source.concurrency_limits()
-    figures = await watched(scene, source)
+    metrics = await watched(scene, source)
     listed = text_of(await list_workers(scene.store.claims, scene.store.sessions, source))
 
     assert [(bound.scope, bound.used, bound.limit) for bound in shown] == [
@@ -174,16 +174,16 @@ async def test_a_limit_is_shown_with_how_far_it_is_used(scene: ContractHarness, 
         (of_session, 2, 9),
     ]
     assert (
-        figures["soong_concurrency_limit_slots{pool:default}"]
-        == figures["soong_concurrency_limit_used{pool:default}"]
+        metrics["soong_concurrency_limit_slots{pool:default}"]
+        == metrics["soong_concurrency_limit_used{pool:default}"]
         == 2
     )
-    assert not any("session:" in name for name in figures)
+    assert not any("session:" in name for name in metrics)
     assert "pool:default" in listed
 
 
 async def test_the_wait_is_that_of_the_next_in_line_since_it_became_ready(
-    scene: ContractHarness, source: SqlFigures
+    scene: ContractHarness, source: SqlMetrics
 ) -> None:
     await scene.task(make_step("first"), make_step("then", depends_on=["first"]))
     claim = await scene.claim_one()
@@ -196,7 +196,7 @@ async def test_the_wait_is_that_of_the_next_in_line_since_it_became_ready(
     assert seen["soong_steps_oldest_wait_seconds{default}"] == 7
 
 
-async def test_a_step_of_low_priority_that_starves_is_seen(scene: ContractHarness, source: SqlFigures) -> None:
+async def test_a_step_of_low_priority_that_starves_is_seen(scene: ContractHarness, source: SqlMetrics) -> None:
     await scene.task(make_step("low", priority=-5))
     scene.clock.advance(timedelta(seconds=60))
     await scene.task(*(make_step(f"high{number}", priority=5) for number in range(3)))
@@ -206,7 +206,7 @@ async def test_a_step_of_low_priority_that_starves_is_seen(scene: ContractHarnes
     assert seen["soong_steps_oldest_wait_seconds{default}"] == 60
 
 
-async def test_a_clock_that_is_ahead_makes_no_negative_wait(scene: ContractHarness, source: SqlFigures) -> None:
+async def test_a_clock_that_is_ahead_makes_no_negative_wait(scene: ContractHarness, source: SqlMetrics) -> None:
     scene.clock.advance(timedelta(seconds=50))
     await scene.task(make_step("a"))
 
@@ -215,7 +215,7 @@ async def test_a_clock_that_is_ahead_makes_no_negative_wait(scene: ContractHarne
     assert seen["soong_steps_oldest_wait_seconds{default}"] == 0
 
 
-async def test_lost_leases_are_those_of_open_tasks(scene: ContractHarness, source: SqlFigures) -> None:
+async def test_lost_leases_are_those_of_open_tasks(scene: ContractHarness, source: SqlMetrics) -> None:
     await scene.task(make_step("a"), make_step("b"))
     await scene.claim(2)
 
@@ -224,7 +224,7 @@ async def test_lost_leases_are_those_of_open_tasks(scene: ContractHarness, sourc
     assert (await watched(scene, source))["soong_leases_lost"] == 2
 
 
-async def test_questions_that_wait_are_counted_with_their_age(scene: ContractHarness, source: SqlFigures) -> None:
+async def test_questions_that_wait_are_counted_with_their_age(scene: ContractHarness, source: SqlMetrics) -> None:
     claim = await scene.start()
     request = make_request(claim)
     await scene.store.consent.raise_request(request, events=(), now_us=scene.now_us)
@@ -324,7 +324,7 @@ def _rows_of_line(line: str) -> int:
 
 @pytest.mark.spec("DIS-04.a")
 async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
-    scene: ContractHarness, source: SqlFigures
+    scene: ContractHarness, source: SqlMetrics
 ) -> None:
     gone = await scene.another_worker()
     await scene.store.sessions.set_worker_state(gone, ProcessState.GONE)
@@ -354,7 +354,7 @@ async def test_the_list_shows_who_lives_what_each_holds_and_what_waits(
 
 
 @pytest.mark.spec("DIS-04", "PER-13")
-async def test_the_list_counts_parked_runs(scene: ContractHarness, source: SqlFigures) -> None:
+async def test_the_list_counts_parked_runs(scene: ContractHarness, source: SqlMetrics) -> None:
     claim = await scene.start("asks")
     request = await scene.raised(make_request(claim))
     assert await scene.store.claims.park(scene.worker, held(claim), [request.id], max_parked=1, now_us=scene.now_us)
@@ -364,7 +364,7 @@ async def test_the_list_counts_parked_runs(scene: ContractHarness, source: SqlFi
     assert (view.parked, WorkersSchema.of(view).parked, view.workers[0].holds) == (1, 1, ())
 
 
-async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source: SqlFigures) -> None:
+async def test_a_list_of_no_workers_says_how_to_get_one(store: SqlStore, source: SqlMetrics) -> None:
     await store.sessions.register_owner(make_owner())
 
     assert "soong worker" in text_of(await list_workers(store.claims, store.sessions, source))

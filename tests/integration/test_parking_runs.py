@@ -69,7 +69,7 @@ async def test_the_slot_of_a_run_that_waits_goes_to_others_and_nothing_of_it_is_
 
         told = await site.story()
         assert (told["run_parked"], told["run_resumed"], told["permission_requested"]) == (1, 1, 1)
-        assert told["aborted_tools"] == told["permission_withdrawn"] == told["step_handed_back"] == 0
+        assert told["aborted_tools"] == told["permission_withdrawn"] == told["step_released"] == 0
         assert (again["asks"].fence, again["asks"].attempt) == (steps["asks"].fence + 1, 1)
         kinds = [node.kind for node in await site.store.runs.nodes(again["asks"].run_id)]
         assert kinds.count(NodeKind.ASSISTANT) == 2
@@ -270,4 +270,4 @@ async def test_a_worker_that_stops_while_a_run_parks_leaves_it_parked(tmp_path: 
 
         steps = await site.until_stands(asks=BLOCKED)
         assert steps["asks"].lost_leases == 0
-        assert (await site.story())["step_handed_back"] == 0
+        assert (await site.story())["step_released"] == 0

@@ -31,7 +31,7 @@ PLAN: JsonObject = {
     "title": "pooled",
     "steps": [{"id": "only", "kind": "python", "call": "builtin.echo", "inputs": {"value": 1}}],
 }
-REMEDY = "connect directly, or set the pooler to session mode (PgBouncer: pool_mode = session)"
+HINT = "connect directly, or set the pooler to session mode (PgBouncer: pool_mode = session)"
 
 POOLERS = {
     "transaction, one server connection": (Mode.TRANSACTION, 1, Order.LAST_USED),
@@ -91,7 +91,7 @@ def test_each_program_refuses_to_start_on_a_pooler_that_shares(
 
     assert done.returncode == 2, done.stdout + done.stderr
     assert "runs two connections in one server process (" in done.stderr
-    assert REMEDY in done.stderr
+    assert HINT in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -101,7 +101,7 @@ async def test_a_program_with_the_sdk_is_refused(shared_url: str, redis_url: str
             pass
 
     assert str(caught.value).startswith("a connection pooler in front of PostgreSQL r")
-    assert str(caught.value).endswith(f", expected one server process per connection; {REMEDY}")
+    assert str(caught.value).endswith(f", expected one server process per connection; {HINT}")
 
 
 @pytest.mark.spec("OPS-07")
@@ -112,7 +112,7 @@ def test_doctor_names_the_pooler_and_the_hint(tmp_path: Path, shared_url: str) -
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL  database")]
     assert len(failed) == 1
     assert "SOONG_DATABASE_URL: a connection pooler in front of PostgreSQL " in failed[0]
-    assert f"-> {REMEDY}" in done.stdout
+    assert f"-> {HINT}" in done.stdout
 
 
 def test_the_probe_leaves_nothing_to_the_next_user_of_a_server_process(postgres_url: str) -> None:

@@ -20,7 +20,7 @@ from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.roles.role_grants import Roles, grant
 from soong.shared.storage.sql.roles.role_privileges import CHANGED, EMPTIED, KEPT, WORKER
 from soong.shared.storage.sql.store import open_store
-from soong.shared.storage.sql.tasks.metrics import SqlFigures
+from soong.shared.storage.sql.tasks.metrics import SqlMetrics
 from tests.contract.databases import empty_postgres
 from tests.integration.consent import Callback, make_call, open_bench
 from tests.integration.roles import (
@@ -282,13 +282,13 @@ async def test_the_whole_service_runs_with_a_role_for_each_part(
 
 @pytest.mark.spec("DIS-04")
 async def test_a_worker_finds_itself_in_the_list_and_reads_no_figures_of_others(at_work: RoleUrls) -> None:
-    store, figures = await open_store(at_work.worker), SqlFigures(parse_url(at_work.worker))
+    store, metrics = await open_store(at_work.worker), SqlMetrics(parse_url(at_work.worker))
     try:
-        view = await list_workers(store.claims, store.sessions, figures)
+        view = await list_workers(store.claims, store.sessions, metrics)
         with pytest.raises(InvalidConfigError, match="orchestrator"):
-            await figures.figures()
+            await metrics.metrics()
     finally:
-        await figures.close()
+        await metrics.close()
         await store.close()
 
     assert [len(worker.holds) for worker in view.workers] == [1]

@@ -40,7 +40,7 @@ async def test_a_desk_that_is_poked_as_it_closes() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
 
-        broker.poke()
+        broker.wake()
         closing = asyncio.ensure_future(broker.close())
 
         await asyncio.wait([closing], timeout=5)

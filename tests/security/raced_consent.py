@@ -1,6 +1,6 @@
 """A target exchanged between question and write, again and again: what was shown is what is written, or nothing.
 
-``python -P -m tests.security.raced_consent --tries 100000`` plays the long form and prints its figures; it ends with 1
+``python -P -m tests.security.raced_consent --tries 100000`` plays the long form and prints its metrics; it ends with 1
 when a single write went where nobody had looked.
 """
 
@@ -134,30 +134,30 @@ async def betrayed(stage: Stage, betrayal: str, call: str, tries: int) -> Figure
         swap.symlink_to(stage.key.parent)
     stage.betray = BETRAYALS[betrayal]
     tool, arguments = CALLS[call]
-    figures = Figures()
+    metrics = Figures()
     for _ in range(tries):
         stage.set()
         result = await stage.scene.call(tool, **arguments)
-        figures.tries += 1
-        figures.swaps += 1
-        figures.outcomes["ok" if result.error is None else str(result.error.type)] += 1
-        figures.escapes += result.ok or _was_written(stage)
+        metrics.tries += 1
+        metrics.swaps += 1
+        metrics.outcomes["ok" if result.error is None else str(result.error.type)] += 1
+        metrics.escapes += result.ok or _was_written(stage)
     stage.set()
-    return figures
+    return metrics
 
 
 async def raced(stage: Stage, call: str, tries: int) -> Figures:
     """Write while another process exchanges the folder and the link as fast as it can."""
     tool, arguments = CALLS[call]
-    figures = Figures()
+    metrics = Figures()
     with swapping(stage.scene) as swaps:
         for _ in range(tries):
             result = await stage.scene.call(tool, **arguments)
-            figures.tries += 1
-            figures.outcomes["ok" if result.error is None else str(result.error.type)] += 1
-            figures.escapes += stage.key.read_text() != f"{CANARY}\n"
-    figures.swaps = swaps.count
-    return figures
+            metrics.tries += 1
+            metrics.outcomes["ok" if result.error is None else str(result.error.type)] += 1
+            metrics.escapes += stage.key.read_text() != f"{CANARY}\n"
+    metrics.swaps = swaps.count
+    return metrics
 
 
 def _was_written(stage: Stage) -> bool:
@@ -186,11 +186,11 @@ def _fresh(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _add(total: Figures, figures: Figures) -> None:
-    total.tries += figures.tries
-    total.escapes += figures.escapes
-    total.swaps += figures.swaps
-    total.outcomes += figures.outcomes
+def _add(total: Figures, metrics: Figures) -> None:
+    total.tries += metrics.tries
+    total.escapes += metrics.escapes
+    total.swaps += metrics.swaps
+    total.outcomes += metrics.outcomes
 
 
 def main() -> int:
@@ -199,9 +199,9 @@ def main() -> int:
     tries = parser.parse_args().tries
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        figures = asyncio.run(play(Path(folder), tries))
-    sys.stdout.write(f"{figures} in {time.monotonic() - began_s:.0f} s\n")
-    return int(figures.escapes > 0)
+        metrics = asyncio.run(play(Path(folder), tries))
+    sys.stdout.write(f"{metrics} in {time.monotonic() - began_s:.0f} s\n")
+    return int(metrics.escapes > 0)
 
 
 if __name__ == "__main__":

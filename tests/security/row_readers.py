@@ -22,7 +22,7 @@ from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.jsontext import dump
 from soong.shared.core.settings import Settings
 from soong.shared.storage.sql.engine.engine import parse_url
-from soong.shared.storage.sql.tasks.metrics import SqlFigures
+from soong.shared.storage.sql.tasks.metrics import SqlMetrics
 from tests.integration.bad_deployment import Deployment
 
 
@@ -66,7 +66,7 @@ async def read_processes(deployment: Deployment) -> None:
     """Do what ``workers list``, the metrics and ``doctor`` do."""
     store, url = deployment.bench.store, deployment.urls.orchestrator
     await store.sessions.workers(include_gone=True)
-    figures = SqlFigures(parse_url(url))
+    figures = SqlMetrics(parse_url(url))
     try:
         async with while_reading("workers list"):
             respond(WorkersSchema.of(await list_workers(store.claims, store.sessions, figures)))

@@ -13,7 +13,7 @@ from soong.shared.tools.definition import ToolContext
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code import code_tools
-from tests.unit.tools.parts import make_identity, make_workplace
+from tests.unit.tools.parts import make_identity, make_run_dirs
 from tests.unit.toolsets.parts import Project
 
 SECRET = "canary-9f2c"
@@ -166,7 +166,7 @@ async def test_a_handler_called_round_the_pipeline_has_no_consent(project: Proje
         "search": ("code.search", {"query": "x", "path": str(project.outside)}),
         "list": ("code.list_dir", {"path": ".env"}),
     }[name]
-    context = ToolContext(make_identity(role=Role.SUB), make_workplace(project.root), "c", "e", 1, None)  # type: ignore[arg-type]
+    context = ToolContext(make_identity(role=Role.SUB), make_run_dirs(project.root), "c", "e", 1, None)  # type: ignore[arg-type]
 
     with pytest.raises((ToolError, descriptors.PathRefusedError)) as caught:
         await tools[tool].handler(context, arguments)

@@ -21,7 +21,7 @@ from soong.shared.tools.definition import ToolContext, ToolDefinition
 from soong.shared.tools.result import ToolError
 from soong.shared.toolsets.code import code_tools
 from soong.shared.toolsets.sources import ToolEnvironment
-from tests.unit.tools.parts import make_identity, make_workplace
+from tests.unit.tools.parts import make_identity, make_run_dirs
 
 ROOT = Path(soong.__file__).resolve().parents[1]
 
@@ -35,7 +35,7 @@ class Silent:
 
 def is_refused(policy: PathPolicy, project: Path, path: Path) -> bool:
     """Have each file tool say what a write would touch, as it does before permission; nothing is written."""
-    context = ToolContext(make_identity(), make_workplace(project), "call_1", "effect", 1, Silent())
+    context = ToolContext(make_identity(), make_run_dirs(project), "call_1", "effect", 1, Silent())
     inputs: dict[str, JsonObject] = {
         "code.write_file": {"path": str(path), "content": "x", "overwrite": True},
         "code.edit_file": {"path": str(path), "edits": [{"old": "a", "new": "b"}], "create_if_missing": True},

@@ -19,20 +19,20 @@ OTHERWISE = {("the file is a hard link", "edit"): "permission_denied", ("gone", 
 async def test_a_target_exchanged_after_the_yes_is_a_conflict_and_nothing_is_written(
     betrayal: str, call: str, tmp_path: Path
 ) -> None:
-    figures = await betrayed(make_stage(tmp_path), betrayal, call, 25)
+    metrics = await betrayed(make_stage(tmp_path), betrayal, call, 25)
 
-    assert figures.escapes == 0
-    assert dict(figures.outcomes) == {OTHERWISE.get((betrayal, call), "path_conflict"): 25}
+    assert metrics.escapes == 0
+    assert dict(metrics.outcomes) == {OTHERWISE.get((betrayal, call), "path_conflict"): 25}
 
 
 @pytest.mark.spec("FS-07.e")
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_folder_that_is_exchanged_all_the_time_lets_nothing_through(call: str, tmp_path: Path) -> None:
-    figures = await raced(make_stage(tmp_path), call, 500)
+    metrics = await raced(make_stage(tmp_path), call, 500)
 
-    assert figures.escapes == 0
-    assert figures.swaps > 500
-    assert figures.outcomes["path_conflict"] > 0
+    assert metrics.escapes == 0
+    assert metrics.swaps > 500
+    assert metrics.outcomes["path_conflict"] > 0
 
 
 @pytest.mark.slow
@@ -40,6 +40,6 @@ async def test_a_folder_that_is_exchanged_all_the_time_lets_nothing_through(call
 @pytest.mark.timeout(1800)
 @pytest.mark.spec("FS-07", "PER-12")
 async def test_a_hundred_thousand_tries_let_nothing_through(tmp_path: Path) -> None:
-    figures = await play(tmp_path, 100_000)
+    metrics = await play(tmp_path, 100_000)
 
-    assert (figures.tries, figures.escapes) == (100_000, 0)
+    assert (metrics.tries, metrics.escapes) == (100_000, 0)

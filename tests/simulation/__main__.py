@@ -46,7 +46,7 @@ class Total:
         if report.broken:
             self.failing.append(report)
 
-    def figures(self, elapsed_s: float) -> dict[str, object]:
+    def metrics(self, elapsed_s: float) -> dict[str, object]:
         return {
             "seeds": self.seeds,
             "seeds_failing": [report.seed for report in self.failing],
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no more seeds after this long")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", default="", help="write the figures into this file")
+    parser.add_argument("--json", default="", help="write the metrics into this file")
     parser.add_argument("--store", choices=["memory", "sqlite"], default="memory")
     given = parser.parse_args(arguments)
     if given.seed is not None:
@@ -95,10 +95,10 @@ def _many(seeds: range, store: str, processes: int, limit_s: float, file: str) -
         if time.monotonic() - shown_at > 10:
             shown_at = time.monotonic()
             _say(f"{total.seeds} seeds, {total.seeds / (shown_at - began):.1f} a second, {len(total.failing)} failing")
-    figures = total.figures(time.monotonic() - began)
-    _say(json.dumps(figures, indent=2))
+    metrics = total.metrics(time.monotonic() - began)
+    _say(json.dumps(metrics, indent=2))
     if file:
-        Path(file).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        Path(file).write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
     return int(bool(total.failing))
 
 

@@ -27,7 +27,7 @@ from soong.worker.parking import ParkingCoordinator
 from soong.worker.process import WorkerProcess
 from soong.worker.run import StepRunner
 from tests.simulation.asking import HOME, SIGNER, AskedCalls
-from tests.simulation.borders import border_ring, border_store
+from tests.simulation.borders import border_notifier, border_store
 from tests.simulation.faults import Dice, Fault
 from tests.simulation.loop import Strand, VirtualLoop
 from tests.simulation.messages import LossyBoard, Queues, SimBroker
@@ -91,7 +91,7 @@ class Actor:
         self.strands = [self.main]
         self.clock = SkewedClock(ground.clock)
         self.store = border_store(ground.store, self)
-        self.notifier = border_ring(ground.board, self)
+        self.notifier = border_notifier(ground.board, self)
         self.is_alive = True
         self.is_excused = False
         """It stood still and may not know yet that its lease is gone."""
@@ -219,7 +219,7 @@ class OwnerActor(Actor):
         await self.orchestrator.stop()
 
 
-class StrandPace:
+class StrandTicker:
     """The heart's thread, as a strand of its own."""
 
     def __init__(self, loop: VirtualLoop, strand: Strand) -> None:
@@ -289,7 +289,7 @@ class WorkerActor(Actor):
             runner=StepRunner(FunctionStepRunner(None), work),  # type: ignore[arg-type]  # no plain function is called here
             watcher=_NoWatcher(),
             thread=_Caller(ground.loop, self.main),
-            ticker=StrandPace(ground.loop, self.heart),
+            ticker=StrandTicker(ground.loop, self.heart),
             on_drain=lot.hurry,
             additional=self.additional,
         )
@@ -317,7 +317,7 @@ class WorkerActor(Actor):
         """Hold the event loop alone: the heart's thread goes on."""
         self._hold([self.main], for_s, "stalled")
 
-    def hang_heart(self, for_s: float) -> None:
+    def hang_heartbeat(self, for_s: float) -> None:
         """Hold the heart's thread alone, as a dead connection does."""
         self._hold([self.heart], for_s, "beat hangs")
 

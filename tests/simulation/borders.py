@@ -149,13 +149,13 @@ class _BorderStore:
         return part
 
     def heartbeat_writer(self) -> HeartbeatWriter:
-        return _BorderHeart(self._inner.heartbeat_writer(), self._process)
+        return _BorderHeartbeatWriter(self._inner.heartbeat_writer(), self._process)
 
     async def close(self) -> None:
         """The rows outlive their users."""
 
 
-class _BorderHeart:
+class _BorderHeartbeatWriter:
     """A heart is blocking: it cannot wait, but it can fail and die."""
 
     def __init__(self, inner: HeartbeatWriter, process: Crossing) -> None:
@@ -188,7 +188,7 @@ class _BorderHeart:
         return True
 
 
-class _BorderRing(_Borders):
+class _BorderNotifier(_Borders):
     async def _cross(self, name: str, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._process.check_running()
         await self._perhaps_crash(name, Fault.CRASH_AT_PUBLISH)
@@ -201,6 +201,6 @@ def border_store(inner: Store, process: Crossing) -> Store:
     return cast(Store, _BorderStore(inner, process))
 
 
-def border_ring(inner: Notifier, process: Crossing) -> Notifier:
+def border_notifier(inner: Notifier, process: Crossing) -> Notifier:
     """Return the ring as that process reaches it."""
-    return cast(Notifier, _BorderRing(inner, process))
+    return cast(Notifier, _BorderNotifier(inner, process))

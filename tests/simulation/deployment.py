@@ -294,7 +294,7 @@ class Deployment:
             Fault.WORKER_KILLED: lambda: self._at(WorkerActor, WorkerActor.kill),
             Fault.WORKER_PAUSED: lambda: self._at(WorkerActor, WorkerActor.pause, 1.0, about_lease_s, 60.0),
             Fault.WORKER_STALLED: lambda: self._at(WorkerActor, WorkerActor.stall, 5.0, about_lease_s, 60.0),
-            Fault.HEART_HUNG: lambda: self._at(WorkerActor, WorkerActor.hang_heart, 5.0, 60.0),
+            Fault.HEARTBEAT_HUNG: lambda: self._at(WorkerActor, WorkerActor.hang_heartbeat, 5.0, 60.0),
             Fault.WORKER_STOPPED: lambda: self._at(WorkerActor, WorkerActor.tell_to_stop),
             Fault.OWNER_KILLED: lambda: self._at(OwnerActor, OwnerActor.kill),
             Fault.OWNER_PAUSED: lambda: self._at(OwnerActor, OwnerActor.pause, 1.0, about_lease_s, 60.0),

@@ -33,7 +33,7 @@ class Fault(StrEnum):
     WORKER_KILLED = "worker killed"
     WORKER_PAUSED = "worker paused"
     WORKER_STALLED = "worker loop stalled"
-    HEART_HUNG = "worker beat hangs"
+    HEARTBEAT_HUNG = "worker beat hangs"
     WORKER_STOPPED = "worker asked to stop"
     OWNER_KILLED = "owner killed"
     OWNER_PAUSED = "owner paused"

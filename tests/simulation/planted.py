@@ -28,8 +28,8 @@ class FencelessStore(MemoryStore):
 class GenerousStore(MemoryStore):
     """Gives a run an additional step although it holds one."""
 
-    def _seeker(self, worker_id: str, own: Step) -> ClaimingRun:
-        return replace(super()._seeker(worker_id, own), open_step_id="")
+    def _claiming_run(self, worker_id: str, own: Step) -> ClaimingRun:
+        return replace(super()._claiming_run(worker_id, own), open_step_id="")
 
 
 class SilentStore(MemoryStore):

@@ -63,7 +63,7 @@ class InlineDatabase:
         self._engine.dispose()
 
 
-class _InlineHeart:
+class _InlineHeartbeatWriter:
     def __init__(self, database: InlineDatabase) -> None:
         self._database = database
 
@@ -105,7 +105,7 @@ class InlineStore(SqlStore):
         self._rows = Rows()
 
     def heartbeat_writer(self) -> HeartbeatWriter:
-        return _InlineHeart(self._inline)
+        return _InlineHeartbeatWriter(self._inline)
 
     async def close(self) -> None:
         """The file outlives its users."""

@@ -188,7 +188,7 @@ def _check_history(step: Row, history: Sequence[Row], report: Report) -> None:
                 report.expect(not accepted, f"{key} was claimed again after it was completed")
                 report.expect(not held, f"{key} was claimed with fence {fence} while {held} held it")
                 held = highest = max(highest, fence)
-            case "step_lease_expired" | "step_handed_back" | "step_blocked":
+            case "step_lease_expired" | "step_released" | "step_blocked":
                 report.counts[event["type"].removeprefix("step_").replace("_", " ")] += 1
                 held = 0
             case "step_completed" | "step_failed":

@@ -45,7 +45,7 @@ async def handed_back(service: Deployment, task: Task) -> int:
         for step in await service.store.tasks.steps(task.id)
         for event in await service.store.runs.events(step.run_id)
     ]
-    return types.count(EventType.STEP_HANDED_BACK)
+    return types.count(EventType.STEP_RELEASED)
 
 
 async def claimed_by(service: Deployment, task: Task) -> set[Json]:

@@ -228,7 +228,7 @@ async def replayed(recording: Recording, run: Run, tools: Mapping[str, ToolDefin
         instructions,
         told["inputs"],
         [tools[name] for name in names],
-        run_dirs=told["workplace"],
+        run_dirs=told["run_dirs"],
         output_schema=step.spec.output,
     )
     replay = Replay({name: tools[name] for name in names}, {result.tool_call_id: result for result in results})

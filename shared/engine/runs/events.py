@@ -25,7 +25,7 @@ class EventType(StrEnum):
     """Its question is closed: it is ready again, before what has not begun."""
     STEP_COMPLETED = "step_completed"
     STEP_FAILED = "step_failed"
-    STEP_HANDED_BACK = "step_handed_back"
+    STEP_RELEASED = "step_released"
     STEP_LEASE_EXPIRED = "step_lease_expired"
     STEP_RETRIED = "step_retried"
     STEP_CANCELLED = "step_cancelled"

@@ -70,20 +70,20 @@ class RequestedStep:
 
 
 def refusal(
-    seeker: ClaimingRun,
+    claiming: ClaimingRun,
     asked: str,
-    sought: RequestedStep | None,
+    requested: RequestedStep | None,
     *,
     pools: Collection[str],
     capabilities: Collection[str],
 ) -> ClaimRefusal | None:
     """Return why the run may not have the step; None when only the concurrency limits are left to say no."""
-    refused = _by_seeker(seeker)
+    refused = _by_claiming_run(claiming)
     if refused is not None:
         return refused
-    if sought is None:
+    if requested is None:
         return unknown(asked)
-    return _by_kind(sought) or _by_status(sought) or _by_place(sought, pools, capabilities)
+    return _by_kind(requested) or _by_status(requested) or _by_place(requested, pools, capabilities)
 
 
 def unknown(asked: str) -> ClaimRefusal:
@@ -113,52 +113,52 @@ def undoable(step_id: str, problem: str) -> ClaimRefusal:
 _ANOTHER: Final = "take another one; agent.task_query_steps lists the ready ones"
 
 
-def _by_seeker(seeker: ClaimingRun) -> ClaimRefusal | None:
-    if seeker.is_stopping:
+def _by_claiming_run(claiming: ClaimingRun) -> ClaimRefusal | None:
+    if claiming.is_stopping:
         problem = "your run was asked to stop, so it gets no other step"
         return ClaimRefusal(Refusal.STOPPING, problem, "finish what you hold and give your answer")
-    if seeker.open_step_id:
+    if claiming.open_step_id:
         return ClaimRefusal(
             Refusal.ONE_AT_A_TIME,
-            f"you hold the step {seeker.open_step_id!r} already; one at a time",
-            f"end it first: agent.task_update_step with step_id {seeker.open_step_id!r} and its output or failure",
+            f"you hold the step {claiming.open_step_id!r} already; one at a time",
+            f"end it first: agent.task_update_step with step_id {claiming.open_step_id!r} and its output or failure",
         )
-    if seeker.most is not None and seeker.taken >= seeker.most:
-        problem = f"you have had {seeker.taken} steps, and {seeker.most} is your limit"
+    if claiming.most is not None and claiming.taken >= claiming.most:
+        problem = f"you have had {claiming.taken} steps, and {claiming.most} is your limit"
         return ClaimRefusal(Refusal.LIMIT, problem, "give your final answer now")
     return None
 
 
-def _by_kind(sought: RequestedStep) -> ClaimRefusal | None:
-    if sought.kind is StepKind.AGENT and not sought.is_pull_worker:
+def _by_kind(requested: RequestedStep) -> ClaimRefusal | None:
+    if requested.kind is StepKind.AGENT and not requested.is_pull_worker:
         return None
     what = (
         "another run that takes steps like you"
-        if sought.is_pull_worker
-        else f"a {sought.kind} step, not an agent's work"
+        if requested.is_pull_worker
+        else f"a {requested.kind} step, not an agent's work"
     )
-    return ClaimRefusal(Refusal.NOT_FOR_AGENTS, f"step {sought.step_id!r} is {what}", _ANOTHER)
+    return ClaimRefusal(Refusal.NOT_FOR_AGENTS, f"step {requested.step_id!r} is {what}", _ANOTHER)
 
 
-def _by_status(sought: RequestedStep) -> ClaimRefusal | None:
-    name, status = sought.step_id, sought.status
+def _by_status(requested: RequestedStep) -> ClaimRefusal | None:
+    name, status = requested.step_id, requested.status
     if status.is_terminal:
         return ClaimRefusal(Refusal.ENDED, f"step {name!r} is {status} already", _ANOTHER)
-    if sought.is_paused:
+    if requested.is_paused:
         return ClaimRefusal(Refusal.PAUSED, "the task is paused", "finish what you hold; nothing new starts")
     if status is StepStatus.READY:
         begun = f"step {name!r} has begun already, and its own run continues it"
-        return ClaimRefusal(Refusal.BEGUN, begun, _ANOTHER) if sought.has_begun else None
+        return ClaimRefusal(Refusal.BEGUN, begun, _ANOTHER) if requested.has_begun else None
     if status is StepStatus.PENDING:
-        waits = f"waits for {sought.open_deps} other steps" if sought.open_deps else "waits for its next attempt"
+        waits = f"waits for {requested.open_deps} other steps" if requested.open_deps else "waits for its next attempt"
         return ClaimRefusal(Refusal.NOT_READY, f"step {name!r} {waits}", _ANOTHER)
     return ClaimRefusal(Refusal.HELD, f"step {name!r} is held by another run", _ANOTHER)
 
 
-def _by_place(sought: RequestedStep, pools: Collection[str], capabilities: Collection[str]) -> ClaimRefusal | None:
-    missing = [] if sought.pool in pools else [f"pool {sought.pool}"]
-    missing += [need for need in sought.needs if need not in capabilities]
+def _by_place(requested: RequestedStep, pools: Collection[str], capabilities: Collection[str]) -> ClaimRefusal | None:
+    missing = [] if requested.pool in pools else [f"pool {requested.pool}"]
+    missing += [need for need in requested.needs if need not in capabilities]
     if not missing:
         return None
-    problem = f"step {sought.step_id!r} needs {', '.join(missing)}, which your worker does not have"
+    problem = f"step {requested.step_id!r} needs {', '.join(missing)}, which your worker does not have"
     return ClaimRefusal(Refusal.INCAPABLE, problem, _ANOTHER)

@@ -356,9 +356,7 @@ def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model
     )
 
 
-def further_attempt(
-    step: Step, last: Run, plan: PlanStep | None, surface_of: SurfaceOf, origin: Origin = OWN
-) -> NewStep:
+def retried_step(step: Step, last: Run, plan: PlanStep | None, surface_of: SurfaceOf, origin: Origin = OWN) -> NewStep:
     """Return a failed step as it is tried again: as it was, or as ``plan`` says now, with the run of that attempt."""
     run = next_attempt(step, last, asked_by=origin)
     made = NewStep(

@@ -22,7 +22,7 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolFigures:
+class PoolMetrics:
     """One pool's steps. ``oldest_us`` is since when the next in line has waited; None when nothing waits.
 
     ``pulled`` are ready too, but wait for a run that asks for them: another worker would not begin them.
@@ -38,7 +38,7 @@ class PoolFigures:
 class Metrics:
     """One look at the rows. ``lost_leases`` counts those of open tasks; a poisoned step is among them."""
 
-    pools: Mapping[str, PoolFigures] = field(default_factory=dict)
+    pools: Mapping[str, PoolMetrics] = field(default_factory=dict)
     questions: int = 0
     oldest_question_us: int | None = None
     lost_leases: int = 0
@@ -54,10 +54,10 @@ class LimitUsage:
     used: int
 
 
-class FigureSource(Protocol):
-    """Reads figures; its cost grows with what is open now, not with what has ended."""
+class MetricsSource(Protocol):
+    """Reads metrics; its cost grows with what is open now, not with what has ended."""
 
-    async def figures(self) -> Metrics:
+    async def metrics(self) -> Metrics:
         """Raises: UnavailableError; InvalidConfigError when our role may not read them (a worker's may not)."""
         ...
 

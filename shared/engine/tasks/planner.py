@@ -9,7 +9,7 @@ from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.expansion import SurfaceOf, further_attempt, grown
+from soong.shared.engine.tasks.expansion import SurfaceOf, grown, retried_step
 from soong.shared.engine.tasks.growth import Update, planned
 from soong.shared.engine.tasks.plan.plan import PlanNames, PlanStep
 from soong.shared.engine.tasks.pull_workers import Dispatch, pull_workers
@@ -79,7 +79,7 @@ class Planner:
         for attempt in update.attempts:
             step = by_id[attempt.step_id]
             plan = attempt.planned(planned(step)) if attempt.changes else None
-            attempts.append(further_attempt(step, last[step.key], plan, self.surface_of, origin))
+            attempts.append(retried_step(step, last[step.key], plan, self.surface_of, origin))
         key_of = {name: step.key for name, step in by_id.items()}
         key_of |= {step.id: step_key(task.id, step.id) for step in update.steps}
         made = partial(

@@ -31,7 +31,7 @@ from soong.shared.engine.tasks.totals import check_total
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 
 COMMAND_LIMIT_S: Final = 30.0
-LOOK_EVERY_S: Final = 0.2
+POLL_EVERY_S: Final = 0.2
 
 
 class Ledger(Protocol):
@@ -223,7 +223,7 @@ class TaskService:
                     asked, has_ended = await self.store.sessions.command(command.id)
                     if has_ended:
                         break
-                    await subscription.wait(LOOK_EVERY_S)
+                    await subscription.wait(POLL_EVERY_S)
         except TimeoutError as error:
             raise UnavailableError(
                 f"no orchestrator carried out {kind} of {subject} within {limit_s:g} s; it stays asked for"

@@ -49,7 +49,7 @@ class StepEvent(StrEnum):
     UNPARK = "unpark"
     COMPLETE = "complete"
     FAIL = "fail"
-    HAND_BACK = "release"
+    RELEASE = "release"
     EXPIRE = "expire"
     QUARANTINE = "quarantine"
     RETRY = "retry"
@@ -73,13 +73,13 @@ STEP_TRANSITIONS: Mapping[tuple[StepStatus, StepEvent], StepStatus] = {
     (_S.CLAIMED, _E.START): _S.RUNNING,
     (_S.CLAIMED, _E.COMPLETE): _S.COMPLETED,
     (_S.CLAIMED, _E.FAIL): _S.FAILED,
-    (_S.CLAIMED, _E.HAND_BACK): _S.READY,
+    (_S.CLAIMED, _E.RELEASE): _S.READY,
     (_S.CLAIMED, _E.EXPIRE): _S.READY,
     (_S.CLAIMED, _E.QUARANTINE): _S.FAILED,
     (_S.RUNNING, _E.COMPLETE): _S.COMPLETED,
     (_S.RUNNING, _E.FAIL): _S.FAILED,
     (_S.RUNNING, _E.PARK): _S.BLOCKED,
-    (_S.RUNNING, _E.HAND_BACK): _S.READY,
+    (_S.RUNNING, _E.RELEASE): _S.READY,
     (_S.RUNNING, _E.EXPIRE): _S.READY,
     (_S.RUNNING, _E.QUARANTINE): _S.FAILED,
     (_S.BLOCKED, _E.UNPARK): _S.READY,

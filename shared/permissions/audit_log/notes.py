@@ -104,9 +104,9 @@ def of_withdrawn(session_id: str, run_id: str, request_id: str, tool_call_id: st
     return AuditNote(AuditKind.WITHDRAWN, data, session_id)
 
 
-def of_flood(session_id: str, run_id: str, closed: int) -> AuditNote:
+def of_dropped_questions(session_id: str, run_id: str, closed: int) -> AuditNote:
     """Tell that a run asked too much at once, or that others did in its name; nobody was shown what was closed."""
-    data: dict[str, Json] = {"what": "question_flood", "run": run_id, "closed": closed}
+    data: dict[str, Json] = {"what": "questions_dropped", "run": run_id, "closed": closed}
     return AuditNote(AuditKind.SECURITY, data, session_id)
 
 
@@ -157,12 +157,14 @@ def of_refused_key(key_id: str, problem: str) -> AuditNote:
 
 
 def of_key_retired(
-    key_id: str, is_revoked: bool, at_us: int, principal: str, reason: str, lapsed: Sequence[ExpiredDecision]
+    key_id: str, is_revoked: bool, at_us: int, principal: str, reason: str, expired: Sequence[ExpiredDecision]
 ) -> list[AuditNote]:
     """Tell that a key has ended, and of every decision that was taken away with it."""
     data: dict[str, Json] = {"key": key_id, "is_revoked": is_revoked, "at_us": at_us}
-    told = [AuditNote(AuditKind.KEY_RETIRED, {**data, "principal": principal, "reason": reason, "lapsed": len(lapsed)})]
-    for one in lapsed:
+    told = [
+        AuditNote(AuditKind.KEY_RETIRED, {**data, "principal": principal, "reason": reason, "expired": len(expired)})
+    ]
+    for one in expired:
         closed: dict[str, Json] = {"request": one.request_id, "run": one.run_id, "key": key_id}
         told.append(AuditNote(AuditKind.EXPIRED, {**closed, "reason": "its key was revoked"}, one.session_id))
     return told

@@ -73,7 +73,7 @@ class Fitter:
         size = sum(map(_size_of, result.content))
         limit = self.max_chars if definition.max_result_chars is None else definition.max_result_chars
         result = self._fit_data(result, size)
-        if size <= limit or definition.keeps_whole_output:
+        if size <= limit or definition.keeps_full_output:
             return _without_originals(result)
         shown = "\n".join(text for text in texts if text)
         whole = b"\n".join(part for part in map(_bytes_of, result.content) if part)

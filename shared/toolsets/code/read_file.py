@@ -67,7 +67,7 @@ def read_file_tool(
         permission=Permission.READONLY,
         tags=frozenset({"code", "filesystem", "readonly"}),
         errors=(ErrorType.FILE_NOT_FOUND, ErrorType.NOT_REGULAR_FILE, ErrorType.BINARY_FILE, ErrorType.PATH_CONFLICT),
-        keeps_whole_output=True,
+        keeps_full_output=True,
         max_result_chars=max_page_chars,
         traits=traits,
         target=target,

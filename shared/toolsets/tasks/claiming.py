@@ -125,7 +125,7 @@ class ClaimTools:
         default = own.step_id if standing is None else step_id_of(standing)
         asked = str(call_input.get("step_id", default))
         if standing is not None and asked == step_id_of(standing):
-            return await self._update_further(holder, standing, call_input)
+            return await self._update_additional(holder, standing, call_input)
         if asked != own.step_id:
             raise await self._not_held(own, holder, asked)
         if "progress" not in call_input:
@@ -133,7 +133,7 @@ class ClaimTools:
             raise ToolError(ErrorType.INVALID_INPUT, problem, hint="report progress, or answer when you are done")
         return await self._progress(holder, own.step_id, call_input)
 
-    async def _update_further(self, holder: Lease, claim: Claim, call_input: JsonObject) -> HandlerOutput:
+    async def _update_additional(self, holder: Lease, claim: Claim, call_input: JsonObject) -> HandlerOutput:
         step_id = step_id_of(claim)
         if "progress" in call_input:
             held = claim.lease

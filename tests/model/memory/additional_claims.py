@@ -40,7 +40,7 @@ class MemoryAdditionalClaims:
         own = self._own_step(worker_id, holder)
         key = step_key(own.task_id, step_id)
         sought = self._sought(self.rows.steps[key]) if key in self.rows.steps else None
-        refused = refusal(self._seeker(worker_id, own), step_id, sought, pools=pools, capabilities=capabilities)
+        refused = refusal(self._claiming_run(worker_id, own), step_id, sought, pools=pools, capabilities=capabilities)
         if refused is None:
             refused = self._over_a_limit(self.rows.step(key), own)
         if refused is not None:
@@ -55,7 +55,7 @@ class MemoryAdditionalClaims:
             raise LeaseLostError(holder.run_id, holder.fence)
         return step
 
-    def _seeker(self, worker_id: str, own: Step) -> ClaimingRun:
+    def _claiming_run(self, worker_id: str, own: Step) -> ClaimingRun:
         had = [step for step in self.rows.steps_of(own.task_id) if step.holder_run_id == own.run_id]
         open_ids = [step.step_id for step in had if step.status.is_leased]
         worker = self.rows.workers.get(worker_id)

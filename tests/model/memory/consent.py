@@ -10,7 +10,7 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.audit_log.notes import (
     of_answer,
     of_decision,
-    of_flood,
+    of_dropped_questions,
     of_late_answer,
     of_stale_owner,
     of_withdrawn,
@@ -90,7 +90,7 @@ class MemoryConsent:
         closed = [request_id for request_id in pending if request_id not in kept]
         self.rows.request_states.update(dict.fromkeys(closed, RequestState.WITHDRAWN))
         if closed:
-            note = of_flood(ownership.session_id, run_id, len(closed))
+            note = of_dropped_questions(ownership.session_id, run_id, len(closed))
             add_notes(self.rows, [note], now_us)
             note_run(self.rows, run_id, EventType.SECURITY, now_us, **note.data)
         return len(closed)

@@ -56,9 +56,9 @@ class MemoryKeys:
         if (key.revoked_us if is_revoked else key.retired_us) is not None:
             return []
         self.rows.keys[key_id] = replace(key, revoked_us=at_us) if is_revoked else replace(key, retired_us=at_us)
-        lapsed = [self._lapse(request_id, now_us) for request_id in self._unused(key_id)] if is_revoked else []
-        add_notes(self.rows, of_key_retired(key_id, is_revoked, at_us, principal, reason, lapsed), now_us)
-        return lapsed
+        expired = [self._expire(request_id, now_us) for request_id in self._unused(key_id)] if is_revoked else []
+        add_notes(self.rows, of_key_retired(key_id, is_revoked, at_us, principal, reason, expired), now_us)
+        return expired
 
     def _unused(self, key_id: str) -> list[str]:
         return [
@@ -69,7 +69,7 @@ class MemoryKeys:
             and self.rows.request_states[request_id] is RequestState.DECIDED
         ]
 
-    def _lapse(self, request_id: str, now_us: int) -> ExpiredDecision:
+    def _expire(self, request_id: str, now_us: int) -> ExpiredDecision:
         self.rows.request_states[request_id] = RequestState.EXPIRED
         identity, decision = self.rows.requests[request_id].identity, self.rows.decisions[request_id]
         told = {"request_id": request_id, "decision_id": decision.id, "reason": "its key was revoked"}

@@ -193,7 +193,7 @@ class MemorySessions:
         ]
 
 
-class MemoryHeart:
+class MemoryHeartbeatWriter:
     """The heartbeat of a worker, from whatever thread."""
 
     def __init__(self, rows: Rows, lock: threading.RLock) -> None:

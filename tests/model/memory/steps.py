@@ -150,7 +150,7 @@ class MemorySteps:
             if step is None:
                 stale.add(lease.run_id)
             else:
-                self._free(step, StepEvent.HAND_BACK, EventType.STEP_HANDED_BACK, reason, now_us)
+                self._free(step, StepEvent.RELEASE, EventType.STEP_RELEASED, reason, now_us)
         return frozenset(stale)
 
     @transaction

@@ -14,7 +14,7 @@ from tests.model.memory.owning import MemoryOwning
 from tests.model.memory.retrying import MemoryRetrying
 from tests.model.memory.rows import Rows
 from tests.model.memory.runs import MemoryRuns
-from tests.model.memory.sessions import MemoryHeart, MemorySessions
+from tests.model.memory.sessions import MemoryHeartbeatWriter, MemorySessions
 from tests.model.memory.steps import MemorySteps
 
 
@@ -73,7 +73,7 @@ class MemoryStore(
         return self
 
     def heartbeat_writer(self) -> HeartbeatWriter:
-        return MemoryHeart(self.rows, self.lock)
+        return MemoryHeartbeatWriter(self.rows, self.lock)
 
     async def close(self) -> None:
         """Nothing to close."""

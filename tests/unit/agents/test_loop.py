@@ -359,4 +359,4 @@ async def test_the_prompt_ends_with_inputs_and_places_as_one_json_text() -> None
 
     system, user = talker.told[0][0].parts
     assert system.part_kind == "system-prompt"
-    assert user.content == ["look", '{"inputs":{"a":1},"workplace":{"cwd":"/w"}}']  # type: ignore[union-attr]
+    assert user.content == ["look", '{"inputs":{"a":1},"run_dirs":{"cwd":"/w"}}']  # type: ignore[union-attr]

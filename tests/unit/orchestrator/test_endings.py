@@ -51,7 +51,7 @@ WAYS = {
     "stale": refused(ErrorType.PERMISSION_STALE, principal="", reason="expired unused"),
     "withdrawn": Question(REQUEST, RequestState.WITHDRAWN),
     "expired": Question(REQUEST, RequestState.EXPIRED),
-    "lapsed": Question(REQUEST, RequestState.EXPIRED, YES, DECISION),
+    "unused": Question(REQUEST, RequestState.EXPIRED, YES, DECISION),
 }
 
 

@@ -33,7 +33,7 @@ from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from tests.model.clock import START_US, FakeClock
 from tests.unit.permissions.calls import PATTERNS, RULES
-from tests.unit.tools.parts import Artifacts, RecordingLog, make_identity, make_registry, make_workplace
+from tests.unit.tools.parts import Artifacts, RecordingLog, make_identity, make_registry, make_run_dirs
 
 HOME = "/home/ada"
 FOLDERS = ("/work", "/work/out", "/work/out/a", "/work/other", "/elsewhere")
@@ -231,7 +231,7 @@ def test_the_oracle_would_notice() -> None:
 async def run_all(
     world: World, surface: Sequence[str], gate: DirectGate, hooks: Hooks, calls: Sequence[tuple[str, JsonObject]]
 ) -> None:
-    run = RunScope(make_identity(), 1, make_workplace(Path("/work")))
+    run = RunScope(make_identity(), 1, make_run_dirs(Path("/work")))
     registered = [tool for tool in make_registry(*world.tools).definitions() if tool.name in surface]
     pipeline = ToolPipeline(registered, run, gate, RecordingLog(), hooks=hooks, artifacts=Artifacts())
     for number, (name, arguments) in enumerate(calls):

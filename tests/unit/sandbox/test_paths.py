@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.paths import PathPolicy, is_below, shown_path
-from tests.unit.tools.parts import make_workplace
+from tests.unit.tools.parts import make_run_dirs
 
 POLICY = PathPolicy(Path("/home/u/.soong-home"))
 
@@ -114,7 +114,7 @@ def test_links_are_resolved_before_anything_is_said(tmp_path: Path) -> None:
     (project / "dangling").symlink_to(outside / "new.txt")
     (outside / ".env").write_text("A=1")
     (project / "plain.txt").symlink_to(outside / ".env")
-    roots = make_workplace(project)
+    roots = make_run_dirs(project)
 
     through, dangling, secret = (POLICY.locate(roots, name) for name in ("link/x", "dangling", "plain.txt"))
 
@@ -125,7 +125,7 @@ def test_links_are_resolved_before_anything_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.spec("FS-07")
 def test_a_folder_whose_name_begins_alike_is_not_inside(tmp_path: Path) -> None:
-    roots = make_workplace(tmp_path / "proj")
+    roots = make_run_dirs(tmp_path / "proj")
 
     assert not POLICY.locate(roots, str(tmp_path / "proj-evil/x")).is_inside_write_roots
     assert not POLICY.locate(roots, "../proj-evil/x").is_inside_project
@@ -135,7 +135,7 @@ def test_a_folder_whose_name_begins_alike_is_not_inside(tmp_path: Path) -> None:
 
 @pytest.mark.spec("FS-07.c")
 def test_a_runs_own_folders_are_write_roots(tmp_path: Path) -> None:
-    roots = make_workplace(tmp_path / "p", run_dir=tmp_path / "runs/r", write_roots=())
+    roots = make_run_dirs(tmp_path / "p", run_dir=tmp_path / "runs/r", write_roots=())
 
     inside = [
         POLICY.locate(roots, str(tmp_path / "runs/r" / name)).is_inside_write_roots
@@ -150,7 +150,7 @@ def test_a_runs_own_folders_are_write_roots(tmp_path: Path) -> None:
     ["~/x", "~root", "$HOME/x", "%2e%2e/x", "file:///etc/passwd", "C:\\x", "\\\\host\\share", "-r", "\x1b[0m", "a\nb"],
 )
 def test_nothing_in_a_path_is_expanded(tmp_path: Path, path: str) -> None:
-    located = POLICY.locate(make_workplace(tmp_path), path)
+    located = POLICY.locate(make_run_dirs(tmp_path), path)
 
     assert located.resolved == Path(os.path.normpath(tmp_path / path))
     assert located.is_inside_project
@@ -161,7 +161,7 @@ def test_nothing_in_a_path_is_expanded(tmp_path: Path, path: str) -> None:
 )
 def test_a_path_that_cannot_be_used_is_refused_before_the_disk_is_asked(tmp_path: Path, path: str) -> None:
     with pytest.raises(PathRefusedError) as caught:
-        POLICY.locate(make_workplace(tmp_path), path)
+        POLICY.locate(make_run_dirs(tmp_path), path)
 
     assert caught.value.refusal is PathRefusal.INVALID
 
@@ -179,7 +179,7 @@ def test_a_path_that_cannot_be_used_is_refused_before_the_disk_is_asked(tmp_path
 )
 def test_the_kernels_own_file_systems_are_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(PathRefusedError) as caught:
-        POLICY.locate(make_workplace(tmp_path), path)
+        POLICY.locate(make_run_dirs(tmp_path), path)
 
     assert caught.value.refusal is PathRefusal.NOT_REGULAR
 
@@ -188,11 +188,11 @@ def test_a_link_into_proc_is_refused(tmp_path: Path) -> None:
     (tmp_path / "innocent").symlink_to("/proc/self/environ")
 
     with pytest.raises(PathRefusedError):
-        POLICY.locate(make_workplace(tmp_path), "innocent")
+        POLICY.locate(make_run_dirs(tmp_path), "innocent")
 
 
 def test_paths_are_shown_relative_inside_the_project_and_as_valid_text(tmp_path: Path) -> None:
-    roots = make_workplace(tmp_path)
+    roots = make_run_dirs(tmp_path)
 
     assert shown_path(tmp_path / "a/b.py", roots) == "a/b.py"
     assert shown_path(tmp_path, roots) == "."
@@ -207,7 +207,7 @@ def test_links_that_lead_nowhere_or_too_far_are_refused_as_such(tmp_path: Path, 
         (tmp_path / f"l{number}").symlink_to(f"l{(number + 1) % count}" if kind == "loop" else f"l{number + 1}")
 
     with pytest.raises(PathRefusedError) as caught:
-        POLICY.locate(make_workplace(tmp_path), "l0")
+        POLICY.locate(make_run_dirs(tmp_path), "l0")
 
     assert caught.value.refusal is PathRefusal.INVALID
 

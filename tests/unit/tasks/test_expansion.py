@@ -10,7 +10,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.expansion import expand_map, further_attempt, map_items, new_task, next_attempt
+from soong.shared.engine.tasks.expansion import expand_map, map_items, new_task, next_attempt, retried_step
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.budget import Budget
 from soong.shared.engine.tasks.plan.inputs import bind_step
@@ -240,7 +240,7 @@ def test_a_further_attempt_needs_the_tools_of_its_new_surface() -> None:
     assert run is not None
     last = run_of(run)
 
-    again = further_attempt(
+    again = retried_step(
         replace(step, attempt=1, run_id=last.id),
         last,
         PlanStep("a", instructions="x", script="builtin.echo"),

@@ -138,7 +138,7 @@ def test_lease_is_won_from_ready_only() -> None:
 def test_leased_step_can_lose_its_lease_in_every_way() -> None:
     leased = {status for status in StepStatus if status.is_leased}
 
-    for event in (StepEvent.COMPLETE, StepEvent.FAIL, StepEvent.HAND_BACK, StepEvent.EXPIRE, StepEvent.QUARANTINE):
+    for event in (StepEvent.COMPLETE, StepEvent.FAIL, StepEvent.RELEASE, StepEvent.EXPIRE, StepEvent.QUARANTINE):
         assert leased <= sources_of(event)
 
 

@@ -37,7 +37,7 @@ def make_identity(**overrides: Any) -> RunIdentity:
     return replace(RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "reviewer"), **overrides)
 
 
-def make_workplace(project: Path, **overrides: Any) -> RunDirs:
+def make_run_dirs(project: Path, **overrides: Any) -> RunDirs:
     place = RunDirs(project, project, project.parent / "run", (project,))
     return replace(place, **overrides)
 
@@ -132,7 +132,7 @@ def make_bench(
     **more: Any,
 ) -> PipelineHarness:
     gate, log, artifacts = RecordingGate(verdict), RecordingLog(), Artifacts()
-    run = RunScope(make_identity(), 7, make_workplace(project, **(place or {})))
+    run = RunScope(make_identity(), 7, make_run_dirs(project, **(place or {})))
     registered = make_registry(*tools).definitions()
     pipeline = ToolPipeline(registered, run, gate, log, hooks=hooks, artifacts=artifacts, config=config, **more)
     return PipelineHarness(pipeline, gate, log, artifacts)

@@ -20,7 +20,7 @@ from soong.shared.tools.hooks.chain import (
 from soong.shared.tools.ports import CallInputs
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
 from tests.model.clock import FakeClock
-from tests.unit.tools.parts import PipelineHarness, make_bench, make_identity, make_tool, make_workplace
+from tests.unit.tools.parts import PipelineHarness, make_bench, make_identity, make_run_dirs, make_tool
 
 EVERY = Matcher()
 
@@ -391,7 +391,7 @@ async def test_every_run_of_a_hook_is_an_event_with_outcome_and_duration() -> No
     async def note(kind: str, data: JsonObject) -> None:
         notes.append((kind, data))
 
-    call = HookCall(make_identity(), "c1", make_tool(), {}, make_workplace(Path("/p")))
+    call = HookCall(make_identity(), "c1", make_tool(), {}, make_run_dirs(Path("/p")))
     await Hooks((NamedPreHook("slow", slow),)).before(call, HookServices(note, clock=clock))
 
     event = {"hook": "slow", "stage": "pre", "outcome": "ask", "reason": "look twice", "context": 2, "duration_ms": 40}

@@ -211,7 +211,7 @@ async def test_the_limit_is_the_tools_own_where_it_has_one() -> None:
     bench = make_bench(
         [
             make_tool("test.small", handler=big, max_result_chars=200),
-            make_tool("test.page", handler=big, max_result_chars=200, keeps_whole_output=True),
+            make_tool("test.page", handler=big, max_result_chars=200, keeps_full_output=True),
         ]
     )
 

@@ -19,7 +19,7 @@ from soong.shared.tools.execution import PROGRESS_EVENT
 from soong.shared.tools.ports import ToolCall, Verdict
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolError
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
-from tests.unit.tools.parts import make_bench, make_identity, make_workplace
+from tests.unit.tools.parts import make_bench, make_identity, make_run_dirs
 from tests.unit.toolsets.declaring import SAY_ARGUMENTS, Declared, make_declared
 
 SAY_ALL = """
@@ -431,7 +431,7 @@ async def test_arguments_that_are_together_too_long_are_invalid_input(declared: 
 async def test_a_handler_keeps_to_its_time_without_a_pipeline(declared: Declared) -> None:
     declared.python("import time; time.sleep(100)", timeout_ms=500)
     (tool,) = declared.tools()
-    context = ToolContext(make_identity(), make_workplace(declared.project), "call_1", "effect", 1, Unheard())
+    context = ToolContext(make_identity(), make_run_dirs(declared.project), "call_1", "effect", 1, Unheard())
 
     with pytest.raises(ToolError) as caught:
         await tool.handler(context, {})

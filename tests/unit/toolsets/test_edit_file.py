@@ -10,7 +10,7 @@ from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.tools.definition import ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code import atomic_write, code_tools
-from tests.unit.tools.parts import make_identity, make_workplace
+from tests.unit.tools.parts import make_identity, make_run_dirs
 from tests.unit.toolsets.parts import Project
 
 HUNK = "@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
@@ -350,7 +350,7 @@ async def test_a_handler_called_round_the_pipeline_has_no_consent(project: Proje
     project.file(".env", "one\n")
     path = str(project.outside / "x") if name == "outside" else name
     tool = next(tool for tool in code_tools() if tool.name == "code.edit_file")
-    context = ToolContext(make_identity(), make_workplace(project.root), "c", "e", 1, None)  # type: ignore[arg-type]
+    context = ToolContext(make_identity(), make_run_dirs(project.root), "c", "e", 1, None)  # type: ignore[arg-type]
 
     with pytest.raises((ToolError, PathRefusedError), match="not permitted"):
         await tool.handler(context, {"path": path, "edits": edits(("one", "1"))})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.toolsets.code import rg
-from tests.unit.tools.parts import make_workplace
+from tests.unit.tools.parts import make_run_dirs
 from tests.unit.toolsets.examples import fixed
 from tests.unit.toolsets.parts import Project, make_project
 
@@ -92,7 +92,7 @@ _SECRET: Final = PathPolicy().is_sensitive
 
 def rows_of_ripgrep(root: Path, query: str) -> list[tuple[str, int, str]]:
     """Return what rg's JSON output tells of all files that are neither sensitive nor in .git."""
-    program = str(rg.program(make_workplace(root)))
+    program = str(rg.program(make_run_dirs(root)))
     argv = [program, "--no-config", "--json", "--hidden", "--no-ignore", f"--regexp={query}", "."]
     output = subprocess.run(argv, cwd=root, capture_output=True, check=False, timeout=60).stdout
     records = (json.loads(line) for line in output.splitlines())

@@ -12,7 +12,7 @@ from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code import code_tools
 from soong.shared.toolsets.code.rg import Match, program
 from soong.shared.toolsets.code.verify_matches import confirmed
-from tests.unit.tools.parts import make_bench, make_workplace
+from tests.unit.tools.parts import make_bench, make_run_dirs
 from tests.unit.toolsets.parts import Project, make_project, text_of
 
 
@@ -306,7 +306,7 @@ async def test_a_search_agrees_with_ripgreps_own_words(
 
     data = await project.data("search", query=query, limit=1000)
 
-    rg = str(program(make_workplace(project.root)))
+    rg = str(program(make_run_dirs(project.root)))
     argv = [rg, "--no-config", "--line-number", "--no-heading", "--with-filename", "--null", "-e", query, "."]
     said = subprocess.run(argv, cwd=project.root, capture_output=True, check=False).stdout  # noqa: ASYNC221
     words = sorted(_parsed(said))

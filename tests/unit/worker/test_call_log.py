@@ -26,7 +26,7 @@ from soong.worker.transcript import WorkerTranscript
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryStore
-from tests.unit.tools.parts import Artifacts, RecordingGate, make_tool, make_workplace
+from tests.unit.tools.parts import Artifacts, RecordingGate, make_run_dirs, make_tool
 
 SECRET = "hunter2-very-secret"
 
@@ -89,7 +89,7 @@ async def make_bench(*tools: ToolDefinition, show_after_s: float = 60, hooks: Ho
     log = RunCallLog(
         store, Artifacts(), FakeClock(), run_id, claim.fence, interruption, clean, show_after_s=show_after_s
     )
-    scope = RunScope(claim.identity, claim.fence, make_workplace(Path("/p")))
+    scope = RunScope(claim.identity, claim.fence, make_run_dirs(Path("/p")))
     pipeline = ToolPipeline(tools or (make_tool(),), scope, RecordingGate(), log, hooks=hooks, redactor=clean)
     return CallLogHarness(store, claim, log, pipeline, interruption, len(await store.runs.events(run_id)))
 

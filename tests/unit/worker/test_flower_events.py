@@ -64,7 +64,7 @@ async def test_a_run_that_parks_goes_on_waiting_and_a_run_that_is_taken_up_leave
         "task-retried",
         "task-received",
         "task-started",
-        "task-agent-handed-back",
+        "task-agent-released",
     ]
     assert {fields.get("exception", "") for _, fields in waiting(events)} == {""}
     assert {fields["uuid"] for _, fields in waiting(events)} == {claim.identity.run_id}

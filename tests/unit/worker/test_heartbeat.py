@@ -15,7 +15,7 @@ BEAT_S = 5.0
 
 
 @dataclass
-class ScriptedHeart:
+class ScriptedHeartbeatWriter:
     """A heart that answers as told: True, False, or not at all (None)."""
 
     answers: list[bool | None]
@@ -35,7 +35,7 @@ class ScriptedHeart:
 class HeartbeatHarness:
     """A heartbeat driven by hand: one :meth:`step` is one interval of the thread."""
 
-    heart: ScriptedHeart
+    heart: ScriptedHeartbeatWriter
     clock: FakeClock = field(default_factory=FakeClock)
     lost: list[str] = field(default_factory=list)
     loop_ticks: bool = True
@@ -63,7 +63,7 @@ class HeartbeatHarness:
 
 
 def test_an_answered_beat_keeps_the_incarnation() -> None:
-    bench = HeartbeatHarness(ScriptedHeart([True]))
+    bench = HeartbeatHarness(ScriptedHeartbeatWriter([True]))
 
     bench.step(times=20)
 
@@ -73,7 +73,7 @@ def test_an_answered_beat_keeps_the_incarnation() -> None:
 
 @pytest.mark.spec("DAG-03")
 def test_an_unanswered_beat_is_borne_for_the_trust_window_only() -> None:
-    bench = HeartbeatHarness(ScriptedHeart([None]))
+    bench = HeartbeatHarness(ScriptedHeartbeatWriter([None]))
 
     bench.step(times=int(LEASE_S * TRUST / BEAT_S))
     within = list(bench.lost)
@@ -84,7 +84,7 @@ def test_an_unanswered_beat_is_borne_for_the_trust_window_only() -> None:
 
 
 def test_a_beat_that_is_answered_again_renews_the_trust() -> None:
-    bench = HeartbeatHarness(ScriptedHeart([None, None, True, None, None, None, True]))
+    bench = HeartbeatHarness(ScriptedHeartbeatWriter([None, None, True, None, None, None, True]))
 
     bench.step(times=7)
 
@@ -92,7 +92,7 @@ def test_a_beat_that_is_answered_again_renews_the_trust() -> None:
 
 
 def test_an_incarnation_declared_gone_is_lost_at_once() -> None:
-    bench = HeartbeatHarness(ScriptedHeart([False]))
+    bench = HeartbeatHarness(ScriptedHeartbeatWriter([False]))
 
     bench.step()
 
@@ -100,7 +100,7 @@ def test_an_incarnation_declared_gone_is_lost_at_once() -> None:
 
 
 def test_a_stalled_loop_stops_the_beat() -> None:
-    bench = HeartbeatHarness(ScriptedHeart([True]))
+    bench = HeartbeatHarness(ScriptedHeartbeatWriter([True]))
     bench.loop_ticks = False
 
     bench.step(times=3)
@@ -109,7 +109,7 @@ def test_a_stalled_loop_stops_the_beat() -> None:
 
 
 def test_a_lost_incarnation_is_not_beaten_again() -> None:
-    bench = HeartbeatHarness(ScriptedHeart([False]))
+    bench = HeartbeatHarness(ScriptedHeartbeatWriter([False]))
     bench.step()
 
     bench.step(times=3)

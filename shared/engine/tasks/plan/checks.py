@@ -22,7 +22,7 @@ from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Hint, JoinedNames
 from soong.shared.engine.tasks.scripted import WHERE, known_scripts
 from soong.shared.tools.schema import schema_problems
 
-RESERVED = frozenset({"inputs", "steps", "workplace"})
+RESERVED = frozenset({"inputs", "steps", "run_dirs"})
 """Roots of references; no step and no map item may take them."""
 
 _ROOTS = frozenset({"inputs", "steps"})

@@ -59,14 +59,14 @@ TAKEN: Final = Statement(
     """,
 )
 SOUGHT: Final = Statement(
-    "sought: what decides whether a step may be claimed by another run than its own",
+    "requested: what decides whether a step may be claimed by another run than its own",
     """
     SELECT step_id, kind, status, open_deps, pool, needs, is_paused, is_pull_worker,
            CASE WHEN claim_mode = 'assigned' AND starts > 0 THEN 1 ELSE 0 END, session_id, definition, model
     FROM steps WHERE key = :key
     """,
 )
-CLAIM_FURTHER: Final = Statement(
+CLAIM_ADDITIONAL: Final = Statement(
     "claim additional: take one named ready step for a run that keeps its own; nobody waits for it",
     """
     UPDATE steps SET
@@ -115,20 +115,22 @@ class SqlAdditionalClaims:
 
 def _claim(tx: Transaction, contexts: Contexts, ask: _Ask) -> Claim | ClaimRefusal:
     is_live = bool(tx.rows(LIVE_WORKER, worker_id=ask.worker_id))
-    seeker, task_id, counted = _seeker(tx, ask, is_live=is_live)
+    claiming, task_id, counted = _claiming_run(tx, ask, is_live=is_live)
     key = step_key(task_id, ask.step_id)
     rows = [RequestedRow._make(row) for row in tx.rows(SOUGHT, key=key)]
-    sought = _sought(rows[0]) if rows else None
-    refused = refusal(seeker, ask.step_id, sought, pools=ask.pools, capabilities=ask.capabilities)
+    requested = _requested(rows[0]) if rows else None
+    refused = refusal(claiming, ask.step_id, requested, pools=ask.pools, capabilities=ask.capabilities)
     if refused is None:
         refused = _over_a_limit(tx, ask.step_id, rows[0], counted)
     if refused is not None:
         return refused
-    taken = tx.rows(CLAIM_FURTHER, key=key, worker_id=ask.worker_id, holder_run_id=ask.holder.run_id, now_us=ask.now_us)
+    taken = tx.rows(
+        CLAIM_ADDITIONAL, key=key, worker_id=ask.worker_id, holder_run_id=ask.holder.run_id, now_us=ask.now_us
+    )
     return _claimed(tx, contexts, ask, ClaimedStep._make(taken[0])) if taken else taken_meanwhile(ask.step_id)
 
 
-def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, str, tuple[str, ...]]:
+def _claiming_run(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, str, tuple[str, ...]]:
     """Return who asks, the task, and the concurrency limit scopes that it counts in already. Raises: LeaseLostError."""
     held = ask.holder
     rows = tx.rows(HOLDER, key=held.step_key, run_id=held.run_id, fence=held.fence, worker_id=ask.worker_id)
@@ -139,11 +141,11 @@ def _seeker(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[ClaimingRun, 
     open_ids = [name for name, status in had if StepStatus(status).is_leased]
     is_stopping = not is_live or cancel_reason is not None
     most = StepSpec.from_json(unpack(spec)).max_steps
-    seeker = ClaimingRun(step_id, next(iter(open_ids), ""), len(had), most, is_stopping)
-    return seeker, task_id, scopes_of(*place)
+    claiming = ClaimingRun(step_id, next(iter(open_ids), ""), len(had), most, is_stopping)
+    return claiming, task_id, scopes_of(*place)
 
 
-def _sought(row: RequestedRow) -> RequestedStep:
+def _requested(row: RequestedRow) -> RequestedStep:
     step_id, kind, status, open_deps, pool, needs, is_paused, is_pull_worker, has_begun, *_ = row
     return RequestedStep(
         step_id=step_id,

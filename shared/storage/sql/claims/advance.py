@@ -34,21 +34,21 @@ PASSES: Final = 2
 """Looks at the lanes in one claim: the second sees what another worker, claiming at the same moment, has left."""
 
 
-def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: ClaimRequest) -> Advance:
+def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], request: ClaimRequest) -> Advance:
     """Write the ends, unlock, claim. See :meth:`soong.shared.engine.tasks.store.TaskStore.advance`."""
-    run_log = RunLogBuffer(wish.now_us)
+    run_log = RunLogBuffer(request.now_us)
     by_key: dict[str, StepEnd] = {}
     # A step ends once: the same end told twice in one batch is stale the second time.
     doubled = {e.run_id for e in sorted(ends, key=lambda e: e.step_key) if by_key.setdefault(e.step_key, e) is not e}
     if tx.is_postgres:
-        ended, owner_sessions, seen = postgres_hot_path.end_and_scan(tx, by_key, wish)
-        claims, is_left = _claim(tx, contexts, run_log, wish, seen, postgres_hot_path.take)
+        ended, owner_sessions, seen = postgres_hot_path.end_and_scan(tx, by_key, request)
+        claims, is_left = _claim(tx, contexts, run_log, request, seen, postgres_hot_path.take)
     else:
-        ended = write_ends(tx, run_log, by_key, wish)
+        ended = write_ends(tx, run_log, by_key, request)
         if any(end.outcome is Outcome.PARTIAL for end in ends):
             run_log.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
         owner_sessions = owner_work(tx, ended)
-        claims, is_left = _claim(tx, contexts, run_log, wish, scan(tx, wish), _take)
+        claims, is_left = _claim(tx, contexts, run_log, request, scan(tx, request), _take)
     run_log.flush(tx)
     left = ended.ready.difference(claim.step_key for claim in claims)
     return Advance(
@@ -60,47 +60,47 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], wish: 
 
 
 def _claim(
-    tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, wish: ClaimRequest, seen: ClaimScan, take: Take
+    tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: ClaimRequest, seen: ClaimScan, take: Take
 ) -> tuple[list[Claim], bool]:
     """Return the claims, in turn, and whether more could have been claimed."""
     claims: list[Claim] = []
     is_left = False
     for _ in range(PASSES):
-        turns = _turns(tx, wish, seen, wish.claim - len(claims) if seen.is_live else 0)
+        turns = _turns(tx, request, seen, request.claim - len(claims) if seen.is_live else 0)
         is_left = turns.is_left
         if not turns.order:
             break
-        taken = take(tx, contexts, run_log, wish, turns)
-        tell_malformed(tx, run_log, chain.from_iterable(taken.values()), wish.now_us)
+        taken = take(tx, contexts, run_log, request, turns)
+        tell_malformed(tx, run_log, chain.from_iterable(taken.values()), request.now_us)
         found = [taken[lane].pop() for lane in turns.order if taken.get(lane)]
         claims += found
         if len(found) == len(turns.order):
             break
-        seen = scan(tx, wish)
+        seen = scan(tx, request)
     return claims, is_left
 
 
-def _turns(tx: Transaction, wish: ClaimRequest, seen: ClaimScan, claim: int) -> Turns:
+def _turns(tx: Transaction, request: ClaimRequest, seen: ClaimScan, claim: int) -> Turns:
     """Share the claim out among the lanes that this worker may take from."""
-    capabilities = set(wish.capabilities)
-    lanes = [lane for lane in seen.lanes if lane.pool in wish.pools and capabilities.issuperset(lane.needs)]
-    want = min(claim, -(-sum(lane.ready for lane in lanes) // max(wish.live_workers, 1)))
+    capabilities = set(request.capabilities)
+    lanes = [lane for lane in seen.lanes if lane.pool in request.pools and capabilities.issuperset(lane.needs)]
+    want = min(claim, -(-sum(lane.ready for lane in lanes) // max(request.live_workers, 1)))
     if want > 0:
         know_heads(tx, lanes, want)
     return share_out(lanes, want, lock_room(tx, lanes, seen.limited), seen.last_turn)
 
 
-def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, wish: ClaimRequest, turns: Turns) -> Taken:
+def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: ClaimRequest, turns: Turns) -> Taken:
     """Claim each lane's first steps, one statement a lane."""
     steps: dict[str, list[ClaimedStep]] = {}
     for lane, number in turns.quota().items():
-        rows = tx.rows(CLAIM_LANE, lane=lane, number=number, worker_id=wish.worker_id, now_us=wish.now_us)
+        rows = tx.rows(CLAIM_LANE, lane=lane, number=number, worker_id=request.worker_id, now_us=request.now_us)
         steps[lane] = [ClaimedStep._make(row) for row in rows]
     claimed = [step for of_lane in steps.values() for step in of_lane]
     if not claimed:
         return {}
     for step in claimed:
-        note_claimed(run_log, step, wish.worker_id)
+        note_claimed(run_log, step, request.worker_id)
     served = {step.session_id for step in claimed}
     tx.change(TURNS, "turns", sorted(item for item in turns.turn.items() if item[0] in served))
     told = contexts.read(tx, [step.run_id for step in claimed])

@@ -172,10 +172,10 @@ class ClaimScan:
     last_turn: int
 
 
-def scan(tx: Transaction, wish: ClaimRequest) -> ClaimScan:
+def scan(tx: Transaction, request: ClaimRequest) -> ClaimScan:
     """Look at the rows that a claim is decided on; the worker cannot be declared gone until we have committed."""
-    is_live = bool(tx.rows(LIVE_WORKER, worker_id=wish.worker_id))
-    lanes, last_turn = read_lanes(tx, most_ready(wish))
+    is_live = bool(tx.rows(LIVE_WORKER, worker_id=request.worker_id))
+    lanes, last_turn = read_lanes(tx, most_ready(request))
     return ClaimScan(is_live, lanes, frozenset(concurrency_limits_of(tx, lanes)), last_turn)
 
 
@@ -185,9 +185,9 @@ def concurrency_limits_of(tx: Transaction, lanes: Sequence[ReadyGroup]) -> dict[
     return dict(tx.rows(LIMITS, scopes=sessions)) if lanes else {}
 
 
-def most_ready(wish: ClaimRequest) -> int:
+def most_ready(request: ClaimRequest) -> int:
     """Return how far ready steps of a lane have to be counted."""
-    return max(wish.claim, 0) * max(wish.live_workers, 1) + 1
+    return max(request.claim, 0) * max(request.live_workers, 1) + 1
 
 
 def read_lanes(

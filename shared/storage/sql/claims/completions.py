@@ -85,21 +85,21 @@ class CompletionResult:
 
 
 def write_ends(
-    tx: Transaction, run_log: RunLogBuffer, ends: Mapping[str, StepEnd], wish: ClaimRequest
+    tx: Transaction, run_log: RunLogBuffer, ends: Mapping[str, StepEnd], request: ClaimRequest
 ) -> CompletionResult:
     """Write the ends that still count, by step key in order, and unlock what waited for them."""
     ended = CompletionResult()
     if not ends:
         return ended
     rows = tx.rows(
-        END_STEPS, ends=[end_row(end) for end in ends.values()], worker_id=wish.worker_id, now_us=wish.now_us
+        END_STEPS, ends=[end_row(end) for end in ends.values()], worker_id=request.worker_id, now_us=request.now_us
     )
     for key, task_id, session_id in rows:
         ended.written.add(key)
         ended.sessions[task_id] = session_id
         note_end(run_log, ends[key])
     completed = [key for key in ended.written if ends[key].status is StepStatus.COMPLETED]
-    ended.ready = unlock_after(tx, completed, wish.now_us)
+    ended.ready = unlock_after(tx, completed, request.now_us)
     return ended
 
 

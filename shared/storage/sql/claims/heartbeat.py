@@ -8,7 +8,7 @@ from sqlalchemy import URL
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.write_lock import side_lock
+from soong.shared.storage.sql.engine.write_lock import write_lock
 
 BEAT: Final = Statement(
     "beat: one more, unless the worker has been declared gone",
@@ -24,7 +24,7 @@ class SqlHeartbeatWriter:
         # One statement needs no transaction around it: over a slow network a beat then takes one round trip, not four.
         is_postgres = engine.dialect.name == "postgresql"
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT") if is_postgres else engine
-        self._lock = side_lock(url)
+        self._lock = write_lock(url)
 
     def beat(self, worker_id: str) -> bool:
         held = self._lock.held() if self._lock is not None else nullcontext()

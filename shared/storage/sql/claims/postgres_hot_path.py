@@ -207,7 +207,7 @@ TAKE: Final = Statement(
 
 
 def end_and_scan(
-    tx: Transaction, ends: Mapping[str, StepEnd], wish: ClaimRequest
+    tx: Transaction, ends: Mapping[str, StepEnd], request: ClaimRequest
 ) -> tuple[CompletionResult, frozenset[str], ClaimScan]:
     """Write the ends, unlock, and look at what the claim is decided on: one round trip.
 
@@ -216,9 +216,9 @@ def end_and_scan(
     with tx.pipeline():
         ended_reply = None
         if ends:
-            rows = [_end_row(end, wish.now_us) for end in ends.values()]
-            ended_reply = tx.send(END_AND_UNLOCK, ends=rows, worker_id=wish.worker_id, now_us=wish.now_us)
-        look_reply = tx.send(LOOK, worker_id=wish.worker_id, keys=list(ends), most=most_ready(wish))
+            rows = [_end_row(end, request.now_us) for end in ends.values()]
+            ended_reply = tx.send(END_AND_UNLOCK, ends=rows, worker_id=request.worker_id, now_us=request.now_us)
+        look_reply = tx.send(LOOK, worker_id=request.worker_id, keys=list(ends), most=most_ready(request))
     # Read after the pipeline has ended: its end is a round trip, and reading within it would be another.
     ended_rows = ended_reply.rows() if ended_reply is not None else ()
     seen = look_reply.rows()
@@ -229,10 +229,10 @@ def end_and_scan(
         ended.written.add(key)
         ended.sessions[task_id] = session_id
     opened = [tuple(fields) for kind, *fields in ended_rows if kind == _UNLOCKED]
-    ended.ready, has_completed_maps = settle_unlocked(tx, opened, wish.now_us)
+    ended.ready, has_completed_maps = settle_unlocked(tx, opened, request.now_us)
     if has_completed_maps:
         # More has opened since that look.
-        return ended, owner_work(tx, ended), scan(tx, wish)
+        return ended, owner_work(tx, ended), scan(tx, request)
     owners = frozenset(
         ended.sessions[fields[0]]
         for kind, fields in seen
@@ -259,15 +259,15 @@ def _scan(rows: Any) -> ClaimScan:
 
 
 def take(
-    tx: Transaction, contexts: Contexts, _: RunLogBuffer, wish: ClaimRequest, turns: Turns
+    tx: Transaction, contexts: Contexts, _: RunLogBuffer, request: ClaimRequest, turns: Turns
 ) -> dict[str, list[Claim]]:
     """Claim each lane's first steps, all in one statement."""
     rows = tx.rows(
         TAKE,
         quota=sorted(turns.quota().items()),
         turns=sorted(turns.turn.items()),
-        worker_id=wish.worker_id,
-        now_us=wish.now_us,
+        worker_id=request.worker_id,
+        now_us=request.now_us,
     )
     taken: dict[str, list[Claim]] = {}
     if not rows:

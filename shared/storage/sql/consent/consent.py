@@ -12,7 +12,7 @@ from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.audit_log.notes import (
     of_answer,
     of_decision,
-    of_flood,
+    of_dropped_questions,
     of_late_answer,
     of_stale_owner,
     of_withdrawn,
@@ -188,7 +188,7 @@ class SqlConsent:
             closed = tx.count(DROP_EXCESS, kept=list(kept), **named)
             if closed:
                 run_log = RunLogBuffer(now_us)
-                note = of_flood(ownership.session_id, run_id, closed)
+                note = of_dropped_questions(ownership.session_id, run_id, closed)
                 run_log.note(run_id, EventType.SECURITY, **note.data)
                 run_log.flush(tx)
                 self._trail.note(tx, [note], now_us)

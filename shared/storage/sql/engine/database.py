@@ -31,7 +31,7 @@ from soong.shared.storage.sql.engine.engine import (
     unstorable,
 )
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.write_lock import SideLock, side_lock
+from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
 
 log = get_logger(__name__)
 
@@ -85,7 +85,7 @@ class Database:
         self.is_postgres = url.get_backend_name() == "postgresql"
         self._writer_engine = make_engine(url, size=1, is_writer=True, credential=credential)
         self._reader_engine = make_engine(url, size=READERS, is_writer=False)
-        self._lock: SideLock | None = side_lock(url)
+        self._lock: WriteLock | None = write_lock(url)
         self._locking_since_s: float | None = None
         """Since when the writer's thread has been waiting for the lock, on the monotonic clock."""
         self._connection: Connection | None = None
@@ -113,7 +113,7 @@ class Database:
         result: T = await (work.future if self._lock is None else self._within_patience(work, self._lock))
         return result
 
-    async def _within_patience(self, work: _Work, lock: SideLock) -> Any:
+    async def _within_patience(self, work: _Work, lock: WriteLock) -> Any:
         """Wait for work of which a stopped process might keep the writer's thread for ever."""
         try:
             async with asyncio.timeout(self._patience_left_s()):

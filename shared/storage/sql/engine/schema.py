@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError
 from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors, refuse_network_file_system
-from soong.shared.storage.sql.engine.write_lock import side_lock
+from soong.shared.storage.sql.engine.write_lock import write_lock
 
 HEAD: Final = "0001"
 """The revision this program was written for; a test holds it to the migrations."""
@@ -100,7 +100,7 @@ def _is_current(url: URL) -> bool:
 def _connection(url: URL) -> Iterator[Connection]:
     """A connection for one process at a time: two that start together migrate one after the other."""
     engine = make_engine(url, size=1, is_writer=True)
-    lock = side_lock(url)
+    lock = write_lock(url)
     try:
         with lock.held() if lock else nullcontext(), engine.connect() as connection, connection.begin():
             if lock is None:

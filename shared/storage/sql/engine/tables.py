@@ -290,7 +290,7 @@ steps = Table(
     Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(READY)),
     Index("ix_steps_leased", "worker_id", "lane", **_where(LEASED)),
     Index("ix_steps_holder", "holder_run_id", **_where("holder_run_id <> ''")),
-    Index("ix_steps_further", "holder_run_id", **_where(f"holder_run_id <> '' AND {LEASED}")),
+    Index("ix_steps_additional", "holder_run_id", **_where(f"holder_run_id <> '' AND {LEASED}")),
     Index("ix_steps_blocked", "session_id", **_where("status = 'blocked'")),
     Index("ix_steps_expanding", "session_id", **_where("status = 'expanding'")),
     Index("ix_steps_unsettled", "session_id", **_where(UNSETTLED)),
@@ -318,7 +318,7 @@ concurrency_limits = Table(
     Column("slots", _Big, nullable=False),
     CheckConstraint("slots >= 1", name="slots"),
     # The concurrency limits of sessions stay with them: what has ended is not to be read by every claim.
-    Index("ix_caps_standing", "scope", **_where("substr(scope, 1, 8) <> 'session:'")),
+    Index("ix_concurrency_limits_standing", "scope", **_where("substr(scope, 1, 8) <> 'session:'")),
 )
 
 # -- runs

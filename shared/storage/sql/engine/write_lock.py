@@ -16,7 +16,7 @@ from sqlalchemy import URL
 from soong.shared.core.errors import InvalidConfigError
 
 
-class SideLock:
+class WriteLock:
     """A blocking lock on ``<database>.lock``. One object a writing connection."""
 
     def __init__(self, path: Path) -> None:
@@ -56,9 +56,9 @@ class SideLock:
         return f"process {pid} holds the database, for more than {waited_s:g} s; {hint}"
 
 
-def side_lock(url: URL) -> SideLock | None:
+def write_lock(url: URL) -> WriteLock | None:
     """Return a lock for an SQLite database; PostgreSQL has its own."""
-    return SideLock(Path(f"{url.database}.lock")) if url.get_backend_name() == "sqlite" else None
+    return WriteLock(Path(f"{url.database}.lock")) if url.get_backend_name() == "sqlite" else None
 
 
 def _holder(path: Path) -> int | None:

@@ -50,7 +50,7 @@ UNUSED: Final = Statement(
     ORDER BY r.id /*pg FOR UPDATE OF r */
     """,
 )
-LAPSE_ALL: Final = Statement(
+EXPIRE_ALL: Final = Statement(
     # By id: "state || ''" keeps PostgreSQL from walking all questions that were ever decided.
     "expire decisions: their calls may be asked about again",
     "UPDATE permission_requests SET state = 'expired' WHERE id IN @ids AND state || '' = 'decided'",
@@ -131,9 +131,9 @@ class SqlKeys:
             said = {"principal": plain(principal), "reason": plain(reason)}
             if not tx.rows(RETIRE, key_id=key_id, is_revoked=int(is_revoked), retired_us=at_us, **said):
                 return []
-            lapsed = _lapse(tx, key_id, now_us) if is_revoked else []
-            self._trail.note(tx, of_key_retired(key_id, is_revoked, at_us, principal, reason, lapsed), now_us)
-            return lapsed
+            expired = _expire(tx, key_id, now_us) if is_revoked else []
+            self._trail.note(tx, of_key_retired(key_id, is_revoked, at_us, principal, reason, expired), now_us)
+            return expired
 
         return await self._database.write(write)
 
@@ -165,11 +165,11 @@ class _Unused(NamedTuple):
     body: str
 
 
-def _lapse(tx: Transaction, key_id: str, now_us: int) -> list[ExpiredDecision]:
+def _expire(tx: Transaction, key_id: str, now_us: int) -> list[ExpiredDecision]:
     """Close the questions of unused decisions by a key."""
     rows = [row for row in map(_Unused._make, tx.rows(UNUSED)) if unpack(row.body).get("key_id") == key_id]
     if rows:
-        tx.count(LAPSE_ALL, ids=[row.request_id for row in rows])
+        tx.count(EXPIRE_ALL, ids=[row.request_id for row in rows])
     run_log = RunLogBuffer(now_us)
     for request_id, run_id, _, decision_id, _ in rows:
         told = {"request_id": request_id, "decision_id": decision_id, "reason": "its key was revoked"}

@@ -105,7 +105,7 @@ def free_steps(
     ordered = sorted({(lease.step_key, lease.run_id, lease.fence) for lease in held})
     rows = tx.rows(FREE_STEPS, held=ordered, worker_id=worker_id, now_us=now_us)
     for row in rows:
-        _note_freed(run_log, row, EventType.STEP_HANDED_BACK, reason)
+        _note_freed(run_log, row, EventType.STEP_RELEASED, reason)
     freed = {(key, run_id, fence) for key, run_id, fence, *_ in rows}
     return frozenset(run_id for key, run_id, fence in ordered if (key, run_id, fence) not in freed)
 

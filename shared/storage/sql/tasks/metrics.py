@@ -9,7 +9,7 @@ from sqlalchemy import URL
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.tasks.kinds import ClaimMode
-from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, PoolFigures, WorkerLoad
+from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, PoolMetrics, WorkerLoad
 from soong.shared.storage.sql.claims.claiming import LIVE_LEASES, read_lanes, room_left
 from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors
 from soong.shared.storage.sql.engine.statements import Statement
@@ -106,16 +106,16 @@ SHOWN_LIMITS: Final = Statement(
 )
 
 
-class SqlFigures:
-    """Implements :class:`soong.shared.engine.tasks.metrics.FigureSource`. Safe from any loop and thread; close it
+class SqlMetrics:
+    """Implements :class:`soong.shared.engine.tasks.metrics.MetricsSource`. Safe from any loop and thread; close it
     once.
     """
 
     def __init__(self, url: URL) -> None:
         self._engine = make_engine(url, size=1, is_writer=False)
 
-    async def figures(self) -> Metrics:
-        return await asyncio.to_thread(self._read, _figures)
+    async def metrics(self) -> Metrics:
+        return await asyncio.to_thread(self._read, _metrics)
 
     async def parked(self) -> int:
         return await asyncio.to_thread(self._read, lambda tx: int(tx.rows(PARKED_NOW)[0][0]))
@@ -139,12 +139,12 @@ class SqlFigures:
                 self._engine.dispose()
                 if getattr(driver_error(error), "sqlstate", None) == _NOT_ALLOWED:
                     raise InvalidConfigError(
-                        "this database role may not read the figures; use the orchestrator's SOONG_DATABASE_URL"
+                        "this database role may not read the metrics; use the orchestrator's SOONG_DATABASE_URL"
                     ) from error
                 raise
 
 
-def _figures(tx: Transaction) -> Metrics:
+def _metrics(tx: Transaction) -> Metrics:
     lanes, _ = read_lanes(tx, COUNTED, tuple(ClaimMode))
     oldest: dict[str, int] = dict(tx.rows(NEXT_IN_LINE))
     ready, pulled, running = Counter[str](), Counter[str](), Counter[str]()
@@ -157,7 +157,7 @@ def _figures(tx: Transaction) -> Metrics:
     questions, oldest_question = tx.rows(QUESTIONS)[0]
     open_tasks, lost = tx.rows(LOST_LEASES)[0]
     pools = {
-        pool: PoolFigures(ready[pool], running[pool], oldest.get(pool), pulled[pool])
+        pool: PoolMetrics(ready[pool], running[pool], oldest.get(pool), pulled[pool])
         for pool in sorted(ready.keys() | pulled.keys() | running.keys())
     }
     return Metrics(pools, questions, oldest_question, int(lost), open_tasks)

@@ -90,8 +90,8 @@ class SqlWorkerClaims:
         live_workers: int,
         now_us: int,
     ) -> Advance:
-        wish = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
-        return await self._database.write(lambda tx: advance(tx, self._contexts, ends, wish))
+        request = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
+        return await self._database.write(lambda tx: advance(tx, self._contexts, ends, request))
 
     async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
         def write(tx: Transaction) -> frozenset[str]:

@@ -300,7 +300,7 @@ def _make_tasks() -> None:
         Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(_READY)),
         Index("ix_steps_leased", "worker_id", "lane", **_where(_LEASED)),
         Index("ix_steps_holder", "holder_run_id", **_where("holder_run_id <> ''")),
-        Index("ix_steps_further", "holder_run_id", **_where(f"holder_run_id <> '' AND {_LEASED}")),
+        Index("ix_steps_additional", "holder_run_id", **_where(f"holder_run_id <> '' AND {_LEASED}")),
         Index("ix_steps_blocked", "session_id", **_where("status = 'blocked'")),
         Index("ix_steps_expanding", "session_id", **_where("status = 'expanding'")),
         Index("ix_steps_unsettled", "session_id", **_where(_UNSETTLED)),
@@ -323,7 +323,7 @@ def _make_tasks() -> None:
         Column("scope", Text, primary_key=True),
         Column("slots", _Big, nullable=False),
         CheckConstraint("slots >= 1", name="slots"),
-        Index("ix_caps_standing", "scope", **_where("substr(scope, 1, 8) <> 'session:'")),
+        Index("ix_concurrency_limits_standing", "scope", **_where("substr(scope, 1, 8) <> 'session:'")),
     )
 
 

@@ -29,13 +29,13 @@ def test_files_made_from_code_are_fresh(name: str) -> None:
     assert (ROOT / name).read_text(encoding="utf-8") == FILES[name](), f"{name} is stale; {_HINT}"
 
 
-def test_every_part_stands_in_some_document() -> None:
+def test_every_part_is_in_some_document() -> None:
     placed = {name for path in documents() for name in part_names(path.read_text(encoding="utf-8"))}
 
     assert placed == PARTS.keys()
 
 
-def test_every_setting_stands_in_the_readme() -> None:
+def test_every_setting_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
 
     missing = [name for name in Settings.model_fields if f"`SOONG_{name.upper()}`" not in readme]
@@ -83,7 +83,7 @@ def test_files_that_documents_name_exist() -> None:
     assert not gone
 
 
-def test_every_decision_stands_in_the_index() -> None:
+def test_every_decision_is_in_the_index() -> None:
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text(encoding="utf-8")
 

@@ -66,7 +66,7 @@ def test_every_locked_package_has_a_hash(name: str) -> None:
 
 
 @pytest.mark.spec("CARD-4.a", "CARD-4.b")
-def test_the_project_stands_on_the_agreed_packages_and_folders() -> None:
+def test_the_project_uses_the_agreed_packages_and_folders() -> None:
     packages = {canonicalize_name(need.name) for need in _requirements()}
     agreed = {"celery", "redis", "pydantic", "jsonschema", "sqlalchemy", "psycopg", "flower", "pytest"}
     top_level = ("pyproject.toml", "README.md", "orchestrator", "worker", "shared", "tests", "deploy")

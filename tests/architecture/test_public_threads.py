@@ -115,7 +115,7 @@ def test_a_thread_either_applies_or_has_a_reason_why_not() -> None:
     assert [thread for thread in NOT_APPLYING if thread in APPLYING or short(thread) in named()] == []
 
 
-def test_a_further_number_is_of_the_repository_before_it() -> None:
+def test_a_second_number_is_of_the_repository_before_it() -> None:
     text = "one/first#1, #22: told (second#3); a line of its own, #4, and one/first#12."
 
     assert list(threads_in(text)) == ["first#1", "first#22", "second#3", "second#4", "first#12"]

@@ -73,7 +73,7 @@ def test_a_part_of_the_compose_test_that_the_page_names_is_there() -> None:
     assert named_parts - parts == set()
 
 
-def test_every_kind_of_the_audit_log_and_every_table_of_consent_stands_on_the_page() -> None:
+def test_every_kind_of_the_audit_log_and_every_table_of_consent_is_on_the_page() -> None:
     page = PAGE.read_text(encoding="utf-8")
     tables = ("permission_requests", "answers", "decisions", "consumptions", "signing_keys", "audit", "reports")
 

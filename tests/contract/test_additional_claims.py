@@ -52,7 +52,7 @@ async def test_the_steps_own_run_is_started_and_its_log_says_which_run_holds_it(
     assert "run_started" in events
 
 
-async def test_what_the_step_waited_for_is_told_to_who_takes_it(scene: ContractHarness) -> None:
+async def test_what_the_step_waited_for_is_reported_to_who_takes_it(scene: ContractHarness) -> None:
     first = await scene.start(work("first"), work("own"), pulled("more", depends_on=["first"]))
     own = await scene.claim_one()
     await scene.complete(first, {"files": 3})
@@ -144,7 +144,9 @@ async def test_fifty_runs_that_ask_for_one_step_at_once_get_it_once(
     assert (await scene.store.tasks.step(won[0].step_key)).fence == 1
 
 
-async def test_a_pump_and_a_run_that_want_the_same_step_get_it_once(scene: ContractHarness, other_store: Store) -> None:
+async def test_a_claim_loop_and_a_run_that_want_the_same_step_get_it_once(
+    scene: ContractHarness, other_store: Store
+) -> None:
     for _ in range(8):
         own = await scene.start(work("own", priority=1), work("wanted"))
 
@@ -239,7 +241,7 @@ async def test_a_run_that_is_to_stop_and_one_of_a_worker_that_drains_get_nothing
 
 @pytest.mark.parametrize("kind", ["definition", "model", "pool"])
 @pytest.mark.spec("DIS-03", "DAG-03.e")
-async def test_a_limit_holds_for_further_claims(scene: ContractHarness, kind: str) -> None:
+async def test_a_limit_holds_for_additional_claims(scene: ContractHarness, kind: str) -> None:
     own = await scene.start(work("own"), pulled("more", definition="x", model="x", pool="wide"))
     name = "wide" if kind == "pool" else "x"
     other = await scene.start(work("holder", definition="x", model="x", pool="default"))
@@ -272,7 +274,7 @@ async def test_a_run_that_fills_a_limit_by_itself_may_still_take_steps_under_it(
 
 
 @pytest.mark.spec("DIS-03", "CARD-2")
-async def test_a_further_claim_counts_in_the_limits_of_others(scene: ContractHarness) -> None:
+async def test_an_additional_claim_counts_in_the_limits_of_others(scene: ContractHarness) -> None:
     await scene.store.claims.set_concurrency_limits([ConcurrencyLimit("model:x", 1)])
     own = await scene.start(work("own", priority=1), pulled("more", model="x"), work("third", model="x"))
     claim = await taken(scene, own, "more")
@@ -302,7 +304,7 @@ async def test_runs_that_ask_at_one_moment_fill_a_limit_exactly(
 
 
 @pytest.mark.spec("DIS-10")
-async def test_a_further_claim_is_its_sessions_turn(scene: ContractHarness) -> None:
+async def test_an_additional_claim_is_its_sessions_turn(scene: ContractHarness) -> None:
     other = await scene.another_session()
     own = await scene.start(work("own"), pulled("more"), work("next", priority=-1), "b")
     await scene.task("theirs", own=other)
@@ -377,7 +379,7 @@ async def test_a_step_that_its_holders_died_of_is_poisoned(scene: ContractHarnes
     assert step.error.type == "poisoned"
 
 
-async def test_handed_back_it_is_ready_for_whoever_asks_next(scene: ContractHarness) -> None:
+async def test_released_it_is_ready_for_the_next_worker_that_asks(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     claim = await taken(scene, own, "more")
 
@@ -389,7 +391,7 @@ async def test_handed_back_it_is_ready_for_whoever_asks_next(scene: ContractHarn
     assert run.status is RunStatus.QUEUED
 
 
-async def test_a_cancel_is_told_to_the_worker_that_holds_it(scene: ContractHarness) -> None:
+async def test_a_cancel_is_reported_to_the_worker_that_holds_it(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"), make_step("after", depends_on=["more"]))
     claim = await taken(scene, own, "more")
     stop = TaskChange(cancelled=(claim.step_key,), reason="not needed")
@@ -439,7 +441,7 @@ async def test_it_takes_no_slot_of_its_worker(scene: ContractHarness) -> None:
     assert worker.busy == 1
 
 
-async def test_a_step_that_failed_is_tried_again_by_whoever_asks(scene: ContractHarness) -> None:
+async def test_a_step_that_failed_is_tried_again_by_the_next_worker_that_asks(scene: ContractHarness) -> None:
     own = await scene.start(work("own"), pulled("more"))
     first = await taken(scene, own, "more")
     await scene.advance([failed(first)])

@@ -36,7 +36,7 @@ async def told(store: Store, *kinds: AuditKind) -> list[AuditEntry]:
 
 
 @pytest.mark.spec("PER-19")
-async def test_a_session_is_told_with_the_rules_that_nobody_will_be_asked_about(scene: ContractHarness) -> None:
+async def test_a_session_is_reported_with_the_rules_that_nobody_will_be_asked_about(scene: ContractHarness) -> None:
     session = make_session(policy={"v": 2, "rules": [{"effect": "allow", "tools": "code.write_file"}]})
 
     await scene.store.sessions.open_session(session)
@@ -49,7 +49,7 @@ async def test_a_session_is_told_with_the_rules_that_nobody_will_be_asked_about(
 
 
 @pytest.mark.spec("PER-19")
-async def test_an_answer_is_told_with_its_principal_channel_choice_and_digest(scene: ContractHarness) -> None:
+async def test_an_answer_is_reported_with_its_principal_channel_choice_and_digest(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
     await scene.store.consent.answer(make_answer(request, Choice.DENY, principal="ada"))
@@ -67,7 +67,7 @@ async def test_an_answer_is_told_with_its_principal_channel_choice_and_digest(sc
     assert expected.items() <= entry.data.items()
 
 
-async def test_an_answer_that_is_told_again_after_a_commit_that_nobody_confirmed_is_the_same_answer(
+async def test_an_answer_that_is_reported_again_after_a_commit_that_nobody_confirmed_is_the_same_answer(
     scene: ContractHarness,
 ) -> None:
     request = await ask(scene, await scene.start("a"))
@@ -95,7 +95,7 @@ async def test_an_answer_to_a_closed_question_is_a_security_event_in_both_logs(s
 
 
 @pytest.mark.spec("PER-15")
-async def test_of_two_answers_the_second_is_told_as_one_that_came_second(scene: ContractHarness) -> None:
+async def test_of_two_answers_the_second_is_reported_as_one_that_came_second(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
     await scene.store.consent.answer(make_answer(request, Choice.DENY, principal="ada"))
 
@@ -108,7 +108,7 @@ async def test_of_two_answers_the_second_is_told_as_one_that_came_second(scene: 
 
 
 @pytest.mark.spec("PER-19")
-async def test_a_decision_is_told_with_its_author_its_expiry_and_its_key(scene: ContractHarness) -> None:
+async def test_a_decision_is_reported_with_its_author_its_expiry_and_its_key(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
     await decide(scene, request, Choice.ALLOW_ONCE)
@@ -129,7 +129,7 @@ async def test_a_decision_is_told_with_its_author_its_expiry_and_its_key(scene: 
 
 
 @pytest.mark.spec("PER-04", "PER-19")
-async def test_a_grant_is_told_when_it_is_given_and_when_it_is_used(scene: ContractHarness) -> None:
+async def test_a_grant_is_reported_when_it_is_given_and_when_it_is_used(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     given, used = await ask(scene, claim), await ask(scene, claim, "call_2")
     await decide(scene, given, Choice.ALLOW_FOR_SESSION)
@@ -146,7 +146,7 @@ async def test_a_grant_is_told_when_it_is_given_and_when_it_is_used(scene: Contr
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_decision_that_is_refused_leaves_no_entry_of_it_and_a_stale_owner_is_told(
+async def test_a_decision_that_is_refused_leaves_no_entry_of_it_and_a_stale_owner_is_notified(
     scene: ContractHarness,
 ) -> None:
     request = await ask(scene, await scene.start("a"))
@@ -163,7 +163,7 @@ async def test_a_decision_that_is_refused_leaves_no_entry_of_it_and_a_stale_owne
 
 
 @pytest.mark.spec("PER-12")
-async def test_what_the_owner_finds_wrong_is_told_with_its_decision(scene: ContractHarness) -> None:
+async def test_what_the_owner_finds_wrong_is_reported_with_its_decision(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
 
     await decide(scene, request, Choice.DENY, NewEvent(EventType.SECURITY, {"what": "forged_request"}), DECIDED)
@@ -201,7 +201,7 @@ async def test_reports_of_anothers_sessions_are_left_to_their_owner(scene: Contr
 
 
 @pytest.mark.spec("PER-15")
-async def test_a_question_that_its_worker_took_back_is_told(scene: ContractHarness) -> None:
+async def test_a_question_that_its_worker_took_back_is_reported(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await scene.store.consent.withdraw(
@@ -215,7 +215,7 @@ async def test_a_question_that_its_worker_took_back_is_told(scene: ContractHarne
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_second_use_of_a_decision_starts_nothing_and_is_told(scene: ContractHarness) -> None:
+async def test_a_second_use_of_a_decision_starts_nothing_and_is_reported(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     first = CallRow(claim.identity.run_id, "call_1", "t", "e1", True, "0" * 64, {}, {}, decision_id="dec_1")
     await scene.store.runs.start_call(first, claim.fence, events=(), now_us=scene.now_us)
@@ -230,7 +230,7 @@ async def test_a_second_use_of_a_decision_starts_nothing_and_is_told(scene: Cont
 
 
 @pytest.mark.spec("PER-12")
-async def test_uses_are_told_with_the_decision_and_the_input_of_their_call(scene: ContractHarness) -> None:
+async def test_uses_are_reported_with_the_decision_and_the_input_of_their_call(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     await decide(scene, request, Choice.ALLOW_ONCE)
@@ -248,7 +248,7 @@ async def test_uses_are_told_with_the_decision_and_the_input_of_their_call(scene
     assert len(await scene.store.audit.uses(after=min(uses))) == 1
 
 
-async def test_a_token_is_told_when_it_is_made_and_ended_without_its_secret(scene: ContractHarness) -> None:
+async def test_a_token_is_reported_when_it_is_made_and_ended_without_its_secret(scene: ContractHarness) -> None:
     token, text = make_token("ada", [Right.APPROVE], now_us=scene.now_us)
 
     await scene.store.access.add_token(token)
@@ -263,7 +263,7 @@ async def test_a_token_is_told_when_it_is_made_and_ended_without_its_secret(scen
 
 
 @pytest.mark.spec("EVT-05")
-async def test_what_people_wrote_is_told_without_secrets(scene: ContractHarness) -> None:
+async def test_what_people_wrote_is_reported_without_secrets(scene: ContractHarness) -> None:
     request = await ask(scene, await scene.start("a"))
     secret = "ghp_" + "a" * 36
 

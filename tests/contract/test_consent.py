@@ -107,7 +107,7 @@ async def test_resumed_run_finds_the_decision_it_has_waited_for(scene: ContractH
     assert await scene.store.consent.decision_of(again.id) is not None
 
 
-async def test_withdrawn_question_may_be_asked_anew(scene: ContractHarness) -> None:
+async def test_withdrawn_question_may_be_asked_again(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     first = await ask(scene, claim)
     await scene.store.consent.withdraw(
@@ -120,7 +120,7 @@ async def test_withdrawn_question_may_be_asked_anew(scene: ContractHarness) -> N
     assert (await scene.store.consent.request(second.id))[1] is RequestState.PENDING
 
 
-async def test_same_question_raised_at_once_stands_once(scene: ContractHarness, open_another: OpenStore) -> None:
+async def test_same_question_raised_at_once_is_stored_once(scene: ContractHarness, open_another: OpenStore) -> None:
     claim = await scene.start("a")
     stores = [await open_another() for _ in range(4)]
 
@@ -172,7 +172,7 @@ async def test_pending_questions_are_the_sessions_own_and_oldest_first(scene: Co
     assert await scene.store.consent.pending(scene.own.session_id) == [asked[0], asked[2]]
 
 
-async def test_what_happened_before_a_question_stands_before_it_once(scene: ContractHarness) -> None:
+async def test_what_happened_before_a_question_is_stored_before_it_once(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request, queued = make_request(claim), [NewEvent("tool_queued")]
 
@@ -217,7 +217,7 @@ async def test_of_answers_at_once_one_wins(scene: ContractHarness, open_another:
 
 @pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED], ids=str)
 @pytest.mark.spec("PER-15")
-async def test_answer_to_a_closed_question_is_told_how_it_was_closed(
+async def test_answer_to_a_closed_question_learns_how_it_was_closed(
     scene: ContractHarness, state: RequestState
 ) -> None:
     request = await ask(scene, await scene.start("a"))
@@ -264,7 +264,7 @@ async def test_answer_and_question_that_do_not_exist_are_named(scene: ContractHa
 
 # -- deciding
 @pytest.mark.spec("PER-15", "PER-19")
-async def test_decision_closes_the_question_and_is_told_in_the_log(scene: ContractHarness) -> None:
+async def test_decision_closes_the_question_and_is_reported_in_the_log(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)
     decision = make_decision(request, Choice.ALLOW_FOR_SESSION)
@@ -327,7 +327,9 @@ async def test_an_owner_sees_all_that_waits_in_a_session_at_one_look(scene: Cont
 
 
 @pytest.mark.spec("PER-15", "PER-19")
-async def test_how_a_question_was_closed_is_told_with_the_key_that_its_decision_names(scene: ContractHarness) -> None:
+async def test_how_a_question_was_closed_is_reported_with_the_key_that_its_decision_names(
+    scene: ContractHarness,
+) -> None:
     claim = await scene.start("a")
     open_one, known, unknown, withdrawn = [await ask(scene, claim, f"call_{number}") for number in range(4)]
     signed, unsigned = replace(make_decision(known), key_id="key_1"), replace(make_decision(unknown), key_id="key_none")

@@ -78,7 +78,7 @@ async def test_root_run_is_running_and_its_owner_may_append(scene: ContractHarne
 
 
 @pytest.mark.spec("DAG-04.c")
-async def test_creation_is_told_in_the_logs(scene: ContractHarness) -> None:
+async def test_creation_is_reported_in_the_logs(scene: ContractHarness) -> None:
     task_id = await scene.task("a", make_step("b", depends_on=("a",)))
     steps = await scene.steps(task_id)
 

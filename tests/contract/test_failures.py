@@ -20,7 +20,7 @@ TREE = (
 )
 
 
-async def test_failure_is_told_with_its_error_until_it_is_settled(scene: ContractHarness) -> None:
+async def test_failure_is_reported_with_its_error_until_it_is_settled(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.fail(claim)
 

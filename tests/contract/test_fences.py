@@ -155,7 +155,7 @@ async def test_stale_end_does_not_spoil_the_good_ends_beside_it(scene: ContractH
     assert (await scene.store.tasks.step(bad.step_key)).status is StepStatus.RUNNING
 
 
-async def test_hand_back_under_a_stale_fence_is_named_and_changes_nothing(scene: ContractHarness) -> None:
+async def test_release_under_a_stale_fence_is_named_and_changes_nothing(scene: ContractHarness) -> None:
     stale = await scene.start("a")
     claim = await scene.lost_fence(stale)
 

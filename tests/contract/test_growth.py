@@ -72,7 +72,7 @@ async def test_step_that_grows_onto_a_completed_one_is_ready_at_once(scene: Cont
     assert claims["b"].dependencies["a"].output == "done before"
 
 
-async def test_growth_has_its_runs_under_the_tasks_root_and_is_told(scene: ContractHarness) -> None:
+async def test_growth_has_its_runs_under_the_tasks_root_and_is_reported(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
 
     await grow(scene, task_id, "b")
@@ -173,7 +173,7 @@ async def test_pending_step_waits_for_more(scene: ContractHarness) -> None:
 
 
 @pytest.mark.spec("DAG-02")
-async def test_step_that_left_pending_gets_no_further_dependency(scene: ContractHarness) -> None:
+async def test_step_that_left_pending_gets_no_additional_dependency(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", make_step("c", depends_on=("a",)))
 
     with pytest.raises(ConflictError, match="step 'b' is ready"):

@@ -4,7 +4,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from tests.contract.scene import ContractHarness, held
 
 
-async def test_a_worker_is_told_of_all_its_leases_and_of_no_other(scene: ContractHarness) -> None:
+async def test_a_worker_learns_of_all_its_leases_and_of_no_other(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", "c", "d")
     mine = await scene.claim(3)
     other = await scene.another_worker()

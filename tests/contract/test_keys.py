@@ -130,7 +130,7 @@ async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(sce
 
 
 @pytest.mark.spec("PER-12", "PER-14")
-async def test_a_question_whose_decision_was_taken_away_is_asked_anew(scene: ContractHarness) -> None:
+async def test_a_question_whose_decision_was_taken_away_is_asked_again(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")
     claim = await scene.start("a")
     first, _ = await decided(scene, claim, "call_1", "key_a")
@@ -143,7 +143,7 @@ async def test_a_question_whose_decision_was_taken_away_is_asked_anew(scene: Con
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_key_is_told_when_it_is_published_and_when_it_ends(scene: ContractHarness) -> None:
+async def test_a_key_is_reported_when_it_is_published_and_when_it_ends(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")
     await publish(scene.store, "key_a")
     await retire(scene.store, "key_a", is_revoked=True)

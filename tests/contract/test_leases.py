@@ -18,7 +18,7 @@ PRESENT = pytest.mark.spec("DAG-03", "DAG-07")
 
 # -- handing back
 @pytest.mark.spec("OPS-06")
-async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_lease(scene: ContractHarness) -> None:
+async def test_step_released_is_ready_under_the_same_run_and_counts_no_lost_lease(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     stale = await scene.release(claim)
@@ -31,7 +31,7 @@ async def test_step_handed_back_is_ready_under_the_same_run_and_counts_no_lost_l
 
 
 @pytest.mark.spec("DAG-07")
-async def test_claim_after_hand_back_resumes_the_run_with_its_context(scene: ContractHarness) -> None:
+async def test_claim_after_release_resumes_the_run_with_its_context(scene: ContractHarness) -> None:
     first = await scene.start("a")
     node = NewNode(NodeKind.USER, {"v": 1})
     await scene.store.runs.append(first.identity.run_id, first.fence, nodes=[node], now_us=scene.now_us)
@@ -45,7 +45,7 @@ async def test_claim_after_hand_back_resumes_the_run_with_its_context(scene: Con
     assert (await scene.event_types(claim.identity.run_id))[-2:] == ["step_claimed", "run_resumed"]
 
 
-async def test_many_steps_are_handed_back_at_once(scene: ContractHarness) -> None:
+async def test_many_steps_are_released_at_once(scene: ContractHarness) -> None:
     task_id = await scene.task("a", "b", "c")
     claims = await scene.claim()
 
@@ -82,7 +82,7 @@ async def test_expired_lease_is_claimed_with_a_higher_fence_and_the_same_run(sce
 
 
 @PRESENT
-async def test_expiry_is_told_in_the_log_of_the_run(scene: ContractHarness) -> None:
+async def test_expiry_is_reported_in_the_log_of_the_run(scene: ContractHarness) -> None:
     claim = await scene.start("a")
 
     await scene.expire()
@@ -92,7 +92,7 @@ async def test_expiry_is_told_in_the_log_of_the_run(scene: ContractHarness) -> N
 
 
 @pytest.mark.spec("DAG-05")
-async def test_how_a_worker_was_lost_stands_in_the_step_its_log_and_its_error(scene: ContractHarness) -> None:
+async def test_how_a_worker_was_lost_is_in_the_step_its_log_and_its_error(scene: ContractHarness) -> None:
     first = await scene.start("a")
     because = "worker-1@vm died (SIGSEGV, segmentation fault)"
     await scene.store.claims.expire_worker(scene.worker, 0, max_lost_leases=2, now_us=scene.now_us, because=because)

@@ -35,7 +35,7 @@ async def test_its_old_children_may_not_run_before_it_is_unlocked(scene: Contrac
     assert StepStatus.READY not in (await scene.statuses(task_id)).values()
 
 
-async def test_it_is_expanded_anew_once_what_it_waits_for_has_ended(scene: ContractHarness) -> None:
+async def test_it_is_expanded_again_once_what_it_waits_for_has_ended(scene: ContractHarness) -> None:
     task_id = await failed_after_growing(scene)
     last = await scene.store.runs.run((await scene.store.tasks.step(f"{task_id}/a")).run_id)
 

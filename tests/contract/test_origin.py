@@ -26,7 +26,7 @@ def made_by(run: NewRun, origin: Origin) -> NewRun:
     return replace(run, identity=replace(run.identity, origin=origin))
 
 
-async def test_a_worker_is_told_who_had_each_of_its_runs_made(scene: ContractHarness, other_store: Store) -> None:
+async def test_a_worker_learns_who_had_each_of_its_runs_made(scene: ContractHarness, other_store: Store) -> None:
     task = make_task(scene.own.session_id, "a", "b", "c")
     origins = dict(zip("abc", (OWN, ADA, ROOT), strict=True))
     steps = tuple(dispatched(step, origins[step.step_id]) for step in task.steps)
@@ -52,7 +52,7 @@ async def test_a_question_names_who_had_its_run_made(scene: ContractHarness) -> 
     assert [one.request.identity.origin for one in await scene.store.consent.questions()] == [ROOT]
 
 
-async def test_a_retry_is_of_whoever_asks_for_it_and_so_is_what_its_maps_expand_to(scene: ContractHarness) -> None:
+async def test_a_retry_belongs_to_who_asks_for_it_and_so_is_what_its_maps_expand_to(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await scene.store.tasks.cancel_task(scene.own, task_id, reason="", now_us=scene.now_us)
     task = await scene.store.tasks.task(task_id)

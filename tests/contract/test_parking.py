@@ -278,7 +278,7 @@ async def test_what_was_parked_does_not_go_before_another_sessions_turn(scene: C
     assert step_ids(await scene.claim()) == ["elsewhere", "a"]
 
 
-async def test_further_attempt_of_a_step_that_was_parked_waits_its_turn(scene: ContractHarness) -> None:
+async def test_next_attempt_of_a_step_that_was_parked_waits_its_turn(scene: ContractHarness) -> None:
     await scene.task("urgent", "asks")
     await scene.complete((await scene.claim())[0])
     await scene.task(make_step("retried", max_attempts=2))
@@ -484,7 +484,7 @@ async def test_question_of_a_parked_run_is_no_orphan(scene: ContractHarness) -> 
 
 # -- a decision that nobody used in time
 @pytest.mark.spec("PER-13")
-async def test_decision_that_lapsed_leaves_its_call_to_be_asked_anew(scene: ContractHarness) -> None:
+async def test_decision_that_expired_leaves_its_call_to_be_asked_again(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     (first,) = await ask(scene, claim)
     await decide(scene, first)
@@ -499,7 +499,7 @@ async def test_decision_that_lapsed_leaves_its_call_to_be_asked_anew(scene: Cont
 
 
 @pytest.mark.spec("PER-13")
-async def test_decision_that_was_used_does_not_lapse(scene: ContractHarness) -> None:
+async def test_decision_that_was_used_does_not_expire(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     (request,) = await ask(scene, claim)
     await decide(scene, request)
@@ -514,7 +514,7 @@ async def test_decision_that_was_used_does_not_lapse(scene: ContractHarness) -> 
     assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
 
 
-async def test_pending_question_does_not_lapse_and_a_lost_lease_lapses_nothing(scene: ContractHarness) -> None:
+async def test_pending_question_does_not_expire_and_a_lost_lease_expires_nothing(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     (request,) = await ask(scene, claim)
 

@@ -20,7 +20,7 @@ from tests.model.builders import make_more
 pytestmark = pytest.mark.spec("DAG-03")
 
 
-async def test_a_pump_takes_what_is_assigned_and_leaves_what_is_pulled(scene: ContractHarness) -> None:
+async def test_a_claim_loop_takes_what_is_assigned_and_leaves_what_is_pulled(scene: ContractHarness) -> None:
     task_id = await scene.task(pulled("p", priority=9), work("a"), pulled("q"), work("b"))
 
     assert step_ids(await scene.claim()) == ["a", "b"]
@@ -28,7 +28,7 @@ async def test_a_pump_takes_what_is_assigned_and_leaves_what_is_pulled(scene: Co
     assert (steps["p"].claim_mode, steps["a"].claim_mode) == (ClaimMode.PULL, ClaimMode.ASSIGNED)
 
 
-async def test_the_dispatcher_is_not_told_of_steps_that_are_pulled(scene: ContractHarness) -> None:
+async def test_the_dispatcher_does_not_learn_of_steps_that_are_pulled(scene: ContractHarness) -> None:
     await scene.task(pulled("p"), pulled("q"), work("a"))
 
     assert (await scene.store.claims.backlog()).ready == {"default": 1}

@@ -42,7 +42,7 @@ async def settle(scene: ContractHarness) -> None:
         await scene.store.tasks.settle_failure(scene.own, failure.key, failure.on_failure, now_us=scene.now_us)
 
 
-async def test_dependents_are_told_what_a_partial_step_was_denied(scene: ContractHarness) -> None:
+async def test_dependents_learn_what_a_partial_step_was_denied(scene: ContractHarness) -> None:
     claim = await scene.start("a", make_step("b", depends_on=("a",)))
 
     (later,) = (await scene.advance([partly(claim)], claim=1)).claims
@@ -54,7 +54,7 @@ async def test_dependents_are_told_what_a_partial_step_was_denied(scene: Contrac
 
 
 @pytest.mark.spec("DAG-10.c")
-async def test_dependents_of_a_kept_failure_are_told_why_and_how_far_it_got(scene: ContractHarness) -> None:
+async def test_dependents_of_a_kept_failure_learn_why_and_how_far_it_got(scene: ContractHarness) -> None:
     """Kilo-Org/kilocode#11797: a failed sub-agent took all its work with it."""
     await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), make_step("b", depends_on=("a",)))
     claim = await scene.claim_one()
@@ -98,7 +98,7 @@ async def test_clean_step_left_nothing(scene: ContractHarness) -> None:
     assert (result.error, result.denials, result.unknown_effects, result.partial) == (None, (), (), None)
 
 
-async def test_further_attempt_leaves_nothing_of_the_last(scene: ContractHarness) -> None:
+async def test_next_attempt_leaves_nothing_of_the_last(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.advance([replace(failed(claim), nodes=(said("half"), report(denials=[DENIAL])))])
     await scene.retry(claim.step_key)

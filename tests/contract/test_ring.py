@@ -141,7 +141,7 @@ async def test_every_listener_hears_a_hint(line: Line) -> None:
         await subscription.close()
 
 
-async def test_closed_ear_may_be_closed_again_and_harms_nobody(line: Line) -> None:
+async def test_closed_subscription_may_be_closed_again_and_harms_nobody(line: Line) -> None:
     closed, open_ear = await line.board.subscribe_owner(), await line.board.subscribe_owner()
     await closed.close()
     await closed.close()

@@ -122,7 +122,7 @@ async def test_owner_that_has_beaten_does_not_expire(scene: ContractHarness) -> 
 
 @OWNED
 @pytest.mark.spec("DIS-03")
-async def test_a_process_registered_again_stays_as_it_stands(scene: ContractHarness) -> None:
+async def test_a_process_registered_again_stays_as_it_is(scene: ContractHarness) -> None:
     """Whoever did not hear the answer says it again, perhaps after it has beaten, or was declared gone."""
     owner, worker = make_owner("own_said_twice"), make_worker("wrk_said_twice")
     heart = scene.store.heartbeat_writer()
@@ -334,7 +334,7 @@ async def test_worker_goes_from_live_over_draining_to_gone_and_never_back(store:
 
 
 @pytest.mark.spec("DAG-03")
-async def test_heart_beats_from_a_thread_of_its_own(store: Store) -> None:
+async def test_heartbeat_comes_from_a_thread_of_its_own(store: Store) -> None:
     worker = make_worker()
     await store.sessions.register_worker(worker)
     heart = store.heartbeat_writer()
@@ -356,7 +356,7 @@ async def test_draining_worker_still_beats(store: Store) -> None:
     await asyncio.to_thread(heart.close)
 
 
-async def test_heart_of_an_unknown_worker_does_not_beat(store: Store) -> None:
+async def test_heartbeat_of_an_unknown_worker_does_not_beat(store: Store) -> None:
     heart = store.heartbeat_writer()
 
     assert not await asyncio.to_thread(heart.beat, "wrk_none")

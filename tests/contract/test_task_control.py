@@ -196,7 +196,7 @@ async def test_paused_task_can_be_cancelled(scene: ContractHarness) -> None:
 
 
 @pytest.mark.parametrize("act", [pause, cancel], ids=["pause", "cancel"])
-async def test_ended_task_takes_no_further_order(scene: ContractHarness, act: object) -> None:
+async def test_ended_task_takes_no_additional_order(scene: ContractHarness, act: object) -> None:
     task_id = await scene.task("a")
     await cancel(scene, task_id)
 
@@ -286,7 +286,7 @@ async def test_retried_map_whose_children_had_all_completed_runs_none_of_them_ag
 
 
 @pytest.mark.spec("DAG-08")
-async def test_root_run_of_a_retried_task_goes_on_and_ends_anew(scene: ContractHarness) -> None:
+async def test_root_run_of_a_retried_task_continues_and_ends_again(scene: ContractHarness) -> None:
     task_id = await scene.task("a")
     await cancel(scene, task_id)
     root_run_id = (await scene.store.tasks.task(task_id)).root_run_id
@@ -336,7 +336,7 @@ async def run_all(scene: ContractHarness) -> list[str]:
 
 
 @pytest.mark.spec("DAG-08.e", "DAG-07")
-async def test_completed_task_runs_anew_from_a_step_and_keeps_what_does_not_come_of_it(scene: ContractHarness) -> None:
+async def test_completed_task_runs_again_from_a_step_and_keeps_what_does_not_come_of_it(scene: ContractHarness) -> None:
     task_id = await scene.task(*CHAIN)
     await run_all(scene)
     await finish(scene, task_id)
@@ -369,7 +369,7 @@ async def test_retry_from_a_step_takes_along_what_did_not_complete(scene: Contra
 
 
 @pytest.mark.spec("DAG-08")
-async def test_map_whose_items_come_of_the_retried_step_is_expanded_anew(scene: ContractHarness) -> None:
+async def test_map_whose_items_come_of_the_retried_step_is_expanded_again(scene: ContractHarness) -> None:
     task_id = await scene.task("list", make_map("m", depends_on=("list",)), make_step("end", depends_on=("m",)))
     await run_all(scene)
     await scene.expand(f"{task_id}/m", "x", "y")
@@ -464,7 +464,7 @@ async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: C
 
 
 @pytest.mark.spec("EVT-03")
-async def test_a_task_that_was_tried_again_is_recorded_anew(scene: ContractHarness) -> None:
+async def test_a_task_that_was_tried_again_is_recorded_again(scene: ContractHarness) -> None:
     task_id = await scene.task(*CHAIN)
     await run_all(scene)
     await finish(scene, task_id)

@@ -89,7 +89,7 @@ async def test_an_answer_from_another_terminal_reaches_exactly_its_call(
 
 
 @pytest.mark.spec("PER-15")
-async def test_a_second_answer_is_told_who_was_first(open_bench: OpenBench) -> None:
+async def test_a_second_answer_learns_who_was_first(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, question = await asked(bench)
         await answer(bench, question, Choice.ALLOW_ONCE)
@@ -172,7 +172,7 @@ async def test_another_principal_may_not_answer_and_the_question_stays(open_benc
 
 
 @pytest.mark.spec("PER-13")
-async def test_a_session_with_an_inbox_is_answered_by_whoever_may(open_bench: OpenBench) -> None:
+async def test_a_session_with_an_inbox_is_answered_by_anybody_who_may(open_bench: OpenBench) -> None:
     async with open_bench(mode=ApprovalMode.INBOX) as bench:
         asking, question = await asked(bench)
 
@@ -406,7 +406,7 @@ async def _nobody_attached(bench: ConsentHarness) -> bool:
 
 
 @pytest.mark.spec("PER-15")
-async def test_a_terminal_is_told_how_its_question_was_answered_elsewhere(open_bench: OpenBench) -> None:
+async def test_a_terminal_learns_how_its_question_was_answered_elsewhere(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         sentences: list[str] = []
         silent = Callback(gate=asyncio.Event())
@@ -424,7 +424,7 @@ async def test_a_terminal_is_told_how_its_question_was_answered_elsewhere(open_b
 
 @pytest.mark.spec("PER-15")
 @pytest.mark.parametrize("has_ended", [True, False], ids=["its run has ended", "its run goes on"])
-async def test_who_leaves_is_told_of_questions_that_stay_and_of_no_others(
+async def test_who_leaves_learns_of_questions_that_stay_and_of_no_others(
     open_bench: OpenBench, has_ended: bool
 ) -> None:
     async with open_bench() as bench:

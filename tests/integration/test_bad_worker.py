@@ -297,7 +297,7 @@ async def test_a_yes_that_it_used_for_another_input_is_found(deployment: Deploym
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_question_of_its_own_that_is_not_proven_is_shown_to_nobody_and_told(deployment: Deployment) -> None:
+async def test_a_question_of_its_own_that_is_not_proven_is_shown_to_nobody_and_reported(deployment: Deployment) -> None:
     bench = deployment.bench
     answer_now(bench)
     request = replace(deployment.own_request(), proof="0" * 64)
@@ -330,7 +330,9 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.spec("CARD-3", "PER-12")
-async def test_a_row_that_is_no_question_is_shown_to_nobody_told_and_holds_nobody_back(deployment: Deployment) -> None:
+async def test_a_row_that_is_no_question_is_shown_to_nobody_reported_and_holds_nobody_back(
+    deployment: Deployment,
+) -> None:
     bench = deployment.bench
     for number, alter in enumerate(MALFORMED.values()):
         request = deployment.own_request(f"call_{number}")

@@ -15,7 +15,7 @@ from tests.model.builders import make_step, make_task, open_worker
 
 
 @pytest.mark.spec("PER-05", "PER-13", "PER-14")
-async def test_a_childs_question_that_nobody_sees_stands_in_rows_and_log_and_its_end_is_told(
+async def test_a_childs_question_that_nobody_sees_is_in_rows_and_log_and_its_end_is_reported(
     open_bench: OpenBench,
 ) -> None:
     """anthropics/claude-code#36042, openai/codex#23664: background children were blocked by prompts nobody saw.

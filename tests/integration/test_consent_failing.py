@@ -262,7 +262,7 @@ async def test_an_answer_that_does_not_fit_the_question_allows_nothing(
 
 
 @pytest.mark.spec("PER-15")
-async def test_a_second_answer_is_told_that_it_comes_too_late(open_bench: OpenBench) -> None:
+async def test_a_second_answer_learns_that_it_comes_too_late(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, request = await ask(bench)
         await bench.store.consent.answer(make_answer(request, Choice.DENY))

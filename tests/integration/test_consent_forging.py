@@ -149,7 +149,7 @@ async def allowed_before(bench: ConsentHarness) -> tuple[object, str]:
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_decision_that_expired_unused_allows_nothing_and_its_call_is_asked_anew(open_bench: OpenBench) -> None:
+async def test_a_decision_that_expired_unused_allows_nothing_and_its_call_is_asked_again(open_bench: OpenBench) -> None:
     """There is a way to ask again, and what expired is no person's no (use-agent-os/agent-os#1597)."""
     callback = Callback((Choice.ALLOW_ONCE, Choice.DENY))
     async with open_bench(callback) as bench:
@@ -166,7 +166,7 @@ async def test_a_decision_that_expired_unused_allows_nothing_and_its_call_is_ask
 
 
 @pytest.mark.spec("PER-12")
-async def test_a_decision_that_was_used_is_not_asked_anew_when_it_expires(open_bench: OpenBench) -> None:
+async def test_a_decision_that_was_used_is_not_asked_again_when_it_expires(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()

@@ -131,7 +131,7 @@ async def test_a_new_owner_that_finds_an_answer_asks_nobody(open_bench: OpenBenc
 
 
 @pytest.mark.spec("PER-04.d", "PER-04.e")
-async def test_a_new_owner_has_no_grants_and_asks_anew(open_bench: OpenBench) -> None:
+async def test_a_new_owner_has_no_grants_and_asks_again(open_bench: OpenBench) -> None:
     callback = Callback([Choice.ALLOW_FOR_SESSION])
     async with open_bench(callback) as bench:
         (first, first_worker), (second, second_worker) = await bench.claim(2)
@@ -288,7 +288,7 @@ async def test_detaching_a_callback_hands_its_question_to_the_next(open_bench: O
         assert verdict.is_allowed
 
 
-async def test_a_question_of_another_session_is_none_of_the_desks(open_bench: OpenBench) -> None:
+async def test_a_question_of_another_session_is_none_of_the_brokers(open_bench: OpenBench) -> None:
     async with open_bench(Callback()) as bench, open_bench(store=bench.store, signer=bench.signer) as other:
         ((claim, worker),) = await other.claim()
         asking = start(other, claim, worker)

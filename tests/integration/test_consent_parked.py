@@ -74,7 +74,7 @@ async def test_a_parked_run_that_an_attached_person_leaves_unanswered_times_out(
 
 
 @pytest.mark.spec("PER-13", "PER-14")
-async def test_a_parked_run_whose_session_nobody_attends_is_told_so(open_bench: OpenBench) -> None:
+async def test_a_parked_run_whose_session_nobody_attends_is_warned(open_bench: OpenBench) -> None:
     async with open_bench(None) as bench:
         claim, _ = await parked(bench)
         await bench.settle()

@@ -374,7 +374,7 @@ async def test_strict_mode_asks_for_each_write_and_lets_reads_run(open_bench: Op
 
 
 @pytest.mark.spec("PER-14.c")
-async def test_after_not_getting_a_yes_the_next_call_is_asked_anew(open_bench: OpenBench) -> None:
+async def test_after_not_getting_a_yes_the_next_call_is_asked_again(open_bench: OpenBench) -> None:
     callback = Callback([Choice.DENY, Choice.ALLOW_ONCE])
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim(1)

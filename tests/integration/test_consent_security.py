@@ -74,7 +74,7 @@ async def test_an_answer_that_does_not_fit_fails_and_is_a_security_event(
 
 
 @pytest.mark.spec("PER-15")
-async def test_an_answer_after_the_time_ran_out_changes_nothing_and_is_told(open_bench: OpenBench) -> None:
+async def test_an_answer_after_the_time_ran_out_changes_nothing_and_is_reported(open_bench: OpenBench) -> None:
     callback = Callback(gate=asyncio.Event())
     async with open_bench(callback) as bench:
         ((claim, worker),) = await bench.claim()
@@ -122,7 +122,7 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.spec("PER-12")
 @pytest.mark.parametrize("alter", MALFORMED.values(), ids=MALFORMED)
-async def test_a_decision_row_that_is_none_allows_nothing_and_is_told(
+async def test_a_decision_row_that_is_none_allows_nothing_and_is_reported(
     alter: Callable[[dict[str, Any]], object], sqlite_template: Path, tmp_path: Path
 ) -> None:
     plain = await open_store(sqlite_copy(sqlite_template, tmp_path))
@@ -139,7 +139,7 @@ async def test_a_decision_row_that_is_none_allows_nothing_and_is_told(
 
 
 @pytest.mark.spec("PER-12")
-async def test_an_expired_decision_is_told_when_it_is_refused(open_bench: OpenBench) -> None:
+async def test_an_expired_decision_is_reported_when_it_is_refused(open_bench: OpenBench) -> None:
     async with open_bench(Callback()) as bench:
         ((claim, worker),) = await bench.claim()
         gate = bench.gate(claim, worker)
@@ -193,7 +193,7 @@ async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_de
 
 
 @pytest.mark.spec("PER-12")
-async def test_what_a_retired_key_signs_later_is_refused_and_asked_anew(open_bench: OpenBench, tmp_path: Path) -> None:
+async def test_what_a_retired_key_signs_later_is_refused_and_asked_again(open_bench: OpenBench, tmp_path: Path) -> None:
     """An owner whose clock is behind, or which has not seen the new file."""
     callback = Callback()
     async with open_bench() as bench:
@@ -215,7 +215,7 @@ async def test_what_a_retired_key_signs_later_is_refused_and_asked_anew(open_ben
 
 
 @pytest.mark.spec("PER-12", "PER-14")
-async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_are_asked_anew(
+async def test_a_stolen_key_voids_every_unused_decision_by_it_and_their_calls_are_asked_again(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     callback = Callback()
@@ -270,7 +270,7 @@ async def key_events(bench: ConsentHarness) -> list[tuple[str, str]]:
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
-async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_told_once(
+async def test_an_exchanged_key_file_is_neither_published_nor_signed_with_and_reported_once(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     """A process that can write the key file, and no table, gets no key of its own published."""
@@ -370,7 +370,7 @@ async def test_a_key_that_has_ended_comes_back_by_no_exchange_of_the_file(
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
-async def test_a_key_file_that_cannot_be_used_any_more_stops_nobody_and_is_told(
+async def test_a_key_file_that_cannot_be_used_any_more_stops_nobody_and_is_reported(
     open_bench: OpenBench, tmp_path: Path
 ) -> None:
     async with open_bench() as bench:

@@ -16,7 +16,7 @@ LIMIT_S = 20.0
 
 
 @pytest.mark.spec("PER-12", "OPS-12")
-async def test_the_second_of_two_first_owners_waits_and_is_told_that_its_key_is_not_published(
+async def test_the_second_of_two_first_owners_waits_and_learns_that_its_key_is_not_published(
     postgres_url: str, tmp_path: Path
 ) -> None:
     store = await open_store(postgres_url, migrate=True)

@@ -214,7 +214,7 @@ UNREADABLE = ('{"a": 1e999}', '{"a": 12345678901234567890}', '{"a": "\\ud800"}',
 
 
 @pytest.mark.spec("OPS-12.d")
-async def test_a_malformed_report_is_told_as_such_and_the_next_one_is_taken(deployment: Deployment) -> None:
+async def test_a_malformed_report_is_reported_as_such_and_the_next_one_is_taken(deployment: Deployment) -> None:
     store = deployment.bench.store
     accepted = [
         await deployment.try_(f"{REPORT} VALUES (%(own)s, 'x', %(data)s, 1)", data=data) for data in UNREADABLE[:4]
@@ -286,7 +286,7 @@ async def test_a_step_whose_output_is_malformed_fails_with_what_takes_it_in(depl
 
 # -- logs
 @pytest.mark.spec("OPS-12.d", "EVT-02")
-async def test_malformed_entries_of_a_log_are_told_in_their_places(deployment: Deployment) -> None:
+async def test_malformed_entries_of_a_log_are_reported_in_their_places(deployment: Deployment) -> None:
     store, own = deployment.bench.store, deployment.own.identity.run_id
     written = [
         await deployment.try_(statement)

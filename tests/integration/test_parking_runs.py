@@ -179,7 +179,7 @@ async def test_a_cancelled_run_that_waits_ends_whether_it_has_parked_or_not(open
 
 
 @pytest.mark.spec("PER-05", "PER-14", "PER-13")
-async def test_a_parked_run_of_a_session_that_is_left_alone_is_told_so(open_here: OpenSite) -> None:
+async def test_a_parked_run_of_a_session_that_is_left_alone_is_warned(open_here: OpenSite) -> None:
     async with open_here(responder_wait_s=0.5) as site:
         await site.submit(asking(), mode=ApprovalMode.PROMPT)
         await site.start_worker()

@@ -176,7 +176,7 @@ async def test_a_connection_that_has_lost_its_statements_is_replaced(postgres_ur
 
 
 @pytest.mark.parametrize("how", ["read", "write"])
-async def test_who_loses_statements_again_and_again_is_told_of_poolers(postgres_url: str, how: str) -> None:
+async def test_who_loses_statements_again_and_again_learns_of_poolers(postgres_url: str, how: str) -> None:
     await asyncio.to_thread(migrate, postgres_url)
     database = Database(parse_url(postgres_url))
 

@@ -46,7 +46,7 @@ async def heard(subscription: Subscription, *wanted: str) -> Sequence[str]:
     return everything
 
 
-async def test_each_kind_of_hint_reaches_its_ear_and_no_other(
+async def test_each_kind_of_notification_reaches_its_subscription_and_no_other(
     notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:
     owner, questions = await subscriber.subscribe_owner(), await subscriber.subscribe_permissions()
@@ -71,7 +71,7 @@ async def test_each_kind_of_hint_reaches_its_ear_and_no_other(
         await subscription.close()
 
 
-async def test_an_ear_that_hears_nothing_says_so_after_its_time(subscriber: RedisSubscriber) -> None:
+async def test_a_subscription_that_hears_nothing_says_so_after_its_time(subscriber: RedisSubscriber) -> None:
     subscription = await subscriber.subscribe_permissions()
 
     assert await subscription.wait(0.05) == ()
@@ -79,7 +79,7 @@ async def test_an_ear_that_hears_nothing_says_so_after_its_time(subscriber: Redi
     await subscription.close()
 
 
-async def test_what_is_rung_between_making_an_ear_and_waiting_is_heard(
+async def test_what_is_notified_between_making_a_subscription_and_waiting_is_heard(
     notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:
     subscription = await subscriber.subscribe_permissions()
@@ -91,7 +91,7 @@ async def test_what_is_rung_between_making_an_ear_and_waiting_is_heard(
     await subscription.close()
 
 
-async def test_an_old_stream_is_not_read_again_by_a_new_ear(
+async def test_an_old_stream_is_not_read_again_by_a_new_subscription(
     notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:
     await notifier.permission_raised("req_1", "sess_old")
@@ -140,7 +140,7 @@ async def test_a_blocking_read_outlives_the_time_limit_of_commands(
     await subscription.close()
 
 
-async def test_an_ear_whose_connection_is_cut_comes_back_and_says_so(
+async def test_a_subscription_whose_connection_is_cut_comes_back_and_says_so(
     redis_live: RedisServer, notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:
     owner, questions, session = (
@@ -199,7 +199,7 @@ async def test_ringing_without_redis_neither_waits_nor_fails() -> None:
     await clients.close()
 
 
-async def test_an_ear_made_while_redis_is_away_hears_nothing_and_does_not_fail() -> None:
+async def test_a_subscription_made_while_redis_is_away_hears_nothing_and_does_not_fail() -> None:
     clients = RedisClients.of("redis://127.0.0.1:1/0")
 
     subscription = await RedisSubscriber(clients.blocking).subscribe_owner()
@@ -215,7 +215,7 @@ def test_a_wrong_url_is_refused_with_the_right_forms(url: str) -> None:
         RedisClients.of(url)
 
 
-async def test_an_ear_that_nobody_waits_for_any_more_leaves_nothing_behind() -> None:
+async def test_a_subscription_that_nobody_waits_for_any_more_leaves_nothing_behind() -> None:
     clients = RedisClients.of("redis://127.0.0.1:1/0")
     before = asyncio.all_tasks()
     opening = asyncio.ensure_future(RedisSubscriber(clients.blocking).subscribe_owner())

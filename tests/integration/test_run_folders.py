@@ -258,7 +258,7 @@ def delivery(ref: ArtifactRef, name: str) -> NewEvent:
 
 @pytest.mark.spec("OPS-12", "EVT-03")
 @pytest.mark.parametrize("place", ["deliverables", "logs", "."])
-async def test_a_folder_that_a_worker_made_a_link_leads_no_write_elsewhere_and_is_told(
+async def test_a_folder_that_a_worker_made_a_link_leads_no_write_elsewhere_and_is_reported(
     tmp_path: Path, place: str
 ) -> None:
     """A run delivers a file called signing.key, and its worker makes the folder of the copies a link to the keys."""
@@ -315,7 +315,7 @@ async def test_one_runs_planted_link_keeps_no_other_run_from_its_folder(tmp_path
 
 
 @pytest.mark.spec("OPS-12", "EVT-04")
-async def test_an_exchanged_artifact_is_not_delivered_and_told(tmp_path: Path) -> None:
+async def test_an_exchanged_artifact_is_reported_and_not_delivered(tmp_path: Path) -> None:
     store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
     bad, good = await artifacts.put(b"ours", name="a.md"), await artifacts.put(b"other", name="b.md")
     ended, run_id = await ended_run(store, delivery(bad, "a.md"), delivery(good, "b.md"))

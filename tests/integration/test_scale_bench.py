@@ -13,7 +13,7 @@ from tests.model.clock import START_US
 
 
 @pytest.mark.spec("DAG-03")
-async def test_a_step_that_was_claimed_once_is_told_from_one_that_was_claimed_twice(postgres_url: str) -> None:
+async def test_a_step_that_was_claimed_once_is_distinguished_from_one_that_was_claimed_twice(postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         session, worker_id = await begin(store)
         once, twice = [await claim_one(store, session, worker_id) for _ in range(2)]

@@ -96,7 +96,7 @@ async def test_nothing_is_computed_between_the_statements_of_a_large_write(
     assert max(gaps) < 0.1
 
 
-async def test_a_process_that_is_always_too_slow_is_told_so_and_does_not_try_for_ever(postgres_url: str) -> None:
+async def test_a_process_that_is_always_too_slow_is_warned_and_does_not_try_for_ever(postgres_url: str) -> None:
     lives: list[int] = []
 
     def always_silent(tx: Transaction) -> None:

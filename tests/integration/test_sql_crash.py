@@ -32,7 +32,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 
 @pytest.mark.spec("DAG-07")
-async def test_kill_in_the_middle_of_writing_loses_nothing_told_and_breaks_nothing(tmp_path: Path) -> None:
+async def test_kill_in_the_middle_of_writing_loses_nothing_reported_and_breaks_nothing(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'soong.db'}"
     store = await open_store(url, migrate=True)
     session, worker_id = await begin(store)

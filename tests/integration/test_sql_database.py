@@ -217,7 +217,7 @@ async def test_a_connection_cut_in_the_middle_of_work_leaves_no_half(postgres_ur
         assert await scopes(store._database) == ["a", "b"]
 
 
-async def test_a_heart_whose_connection_is_cut_beats_on(postgres_url: str) -> None:
+async def test_a_heartbeat_whose_connection_is_cut_continues(postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         worker = make_worker()
         await store.sessions.register_worker(worker)

@@ -59,7 +59,7 @@ async def test_without_its_file_nothing_is_read_or_written_and_no_empty_one_appe
     assert not is_there(path)
 
 
-async def test_a_heart_does_not_beat_into_the_void(store: SqlStore, path: Path) -> None:
+async def test_a_heartbeat_is_not_sent_into_the_void(store: SqlStore, path: Path) -> None:
     worker, heart = make_worker(), store.heartbeat_writer()
     await store.sessions.register_worker(worker)
     assert heart.beat(worker.id)

@@ -16,7 +16,7 @@ from tests.model.builders import make_worker
 
 
 @pytest.mark.spec("DAG-03")
-async def test_heart_is_not_kept_waiting_by_busy_writers(tmp_path: Path) -> None:
+async def test_heartbeat_is_not_kept_waiting_by_busy_writers(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'soong.db'}"
     async with opened(url) as store:
         session, worker_id = await begin(store)
@@ -36,7 +36,7 @@ async def test_heart_is_not_kept_waiting_by_busy_writers(tmp_path: Path) -> None
         assert [worker.beat for worker in await store.sessions.workers()] == [30]
 
 
-async def test_heart_of_a_worker_declared_gone_says_so(tmp_path: Path) -> None:
+async def test_heartbeat_of_a_worker_declared_gone_says_so(tmp_path: Path) -> None:
     async with opened(f"sqlite:///{tmp_path / 'soong.db'}") as store:
         worker = make_worker()
         await store.sessions.register_worker(worker)

@@ -73,7 +73,7 @@ async def test_sqlite_says_which_process_holds_it_and_goes_on_after_it(tmp_path:
         }  # b: told as not known, and done after all
 
 
-async def test_whoever_comes_after_somebody_has_waited_in_vain_is_told_at_once(tmp_path: Path) -> None:
+async def test_who_comes_after_somebody_has_waited_without_success_learns_it_at_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'soong.db'}"
     async with opened(url) as store:
         store._database.patience_s = 2
@@ -98,7 +98,7 @@ async def test_a_process_that_is_slow_itself_does_not_accuse_another(tmp_path: P
         may_go_on.set()
 
 
-async def test_sqlite_is_free_when_the_one_that_stands_still_is_ended(tmp_path: Path) -> None:
+async def test_sqlite_is_free_when_the_one_that_hangs_is_ended(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'soong.db'}"
     async with opened(url) as store:
         with _stopped_in_a_write(url) as process:
@@ -108,7 +108,7 @@ async def test_sqlite_is_free_when_the_one_that_stands_still_is_ended(tmp_path: 
         assert await _concurrency_limits(store) == [("b", 2)]
 
 
-async def test_closing_does_not_wait_for_ever_for_a_process_that_stands_still(tmp_path: Path) -> None:
+async def test_closing_does_not_wait_for_ever_for_a_process_that_hangs(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'soong.db'}"
     async with opened(url) as store:
         store._database.patience_s = 0.2

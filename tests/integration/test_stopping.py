@@ -22,7 +22,7 @@ async def test_an_attendance_that_changes_as_it_ends() -> None:
     assert running.cancelled()
 
 
-async def test_a_desk_that_is_poked_as_it_closes() -> None:
+async def test_a_broker_that_is_woken_as_it_closes() -> None:
     asked = asyncio.Event()
 
     async def silent(request: PermissionRequest) -> PermissionDecision:

@@ -255,7 +255,7 @@ async def test_row_43_a_secret_in_pieces_is_in_no_result_event_log_or_artifact(
 
 @pytest.mark.spec("EVT-05")
 @pytest.mark.parametrize("kept", [2_000, 4_096, 9_000, 40_000, 100_000])
-async def test_row_43_no_piece_of_a_secret_stands_where_output_was_cut(tmp_path: Path, kept: int) -> None:
+async def test_row_43_no_piece_of_a_secret_is_where_output_was_cut(tmp_path: Path, kept: int) -> None:
     commands = make_commands(tmp_path, redactor=redactor([SECRET]), config=CommandsConfig(max_output_bytes=kept))
     commands.program("secret", f"{SECRET} {PEM}")
 

@@ -52,7 +52,7 @@ async def test_git_status_in_a_written_folder_runs_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.spec("FS-09.a", "FS-09.b")
-async def test_a_repository_that_stands_is_written_as_before_but_for_its_controls(tmp_path: Path) -> None:
+async def test_an_existing_repository_is_written_as_before_but_for_its_controls(tmp_path: Path) -> None:
     scene = make_scene(tmp_path)
     for name in (HEAD, "objects/x", "refs/x", "config"):
         scene.file(f"repo.git/{name}")

@@ -226,7 +226,7 @@ async def test_a_secret_in_a_rewrite_is_in_no_event(programs: Programs) -> None:
 
 
 @pytest.mark.spec("RES-03.c", "EXE-13")
-async def test_after_a_sensitive_read_a_program_is_not_told_what_was_read(programs: Programs) -> None:
+async def test_after_a_sensitive_read_a_program_does_not_learn_what_was_read(programs: Programs) -> None:
     programs.python("open('told.json', 'w').write(json.dumps(told))", stage="post")
     tool = make_tool(target=lambda _context, _input: Target("path", "/home/.env", "/home/.env", is_sensitive=True))
 
@@ -240,7 +240,7 @@ async def test_after_a_sensitive_read_a_program_is_not_told_what_was_read(progra
 
 @pytest.mark.spec("EXE-13")
 @pytest.mark.parametrize("text", ["\ud800", "\u202e\x1b[2J\0", "é" * 1000], ids=["surrogate", "controls", "long"])
-async def test_a_program_is_told_hostile_text_as_plain_ascii_json(programs: Programs, text: Json) -> None:
+async def test_a_program_gets_hostile_text_as_plain_ascii_json(programs: Programs, text: Json) -> None:
     programs.python("open('told.txt', 'w').write(ascii(told['input']['text']))")
     bench = programs.bench()
 

@@ -124,7 +124,7 @@ async def test_what_the_prompt_writes_is_inert(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_whoever_only_watches_sees_it_inert_too(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_only_watches_sees_it_inert_too(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     questions = tuple(replace(hostile_request(text), id=f"req_{number}") for number in range(5))
     task = Task("task_1", "sess_1", text, TaskStatus.RUNNING, {}, {}, "run_1", 1)
     view = TaskSnapshot(task, (), (), questions)
@@ -152,7 +152,7 @@ async def test_nothing_that_an_agent_wrote_begins_like_a_choice_of_ours(text: st
 
 
 @pytest.mark.parametrize("way", SHOWN)
-def test_a_second_prompt_is_spelled_out_or_stands_behind_a_margin(way: str) -> None:
+def test_a_second_prompt_is_spelled_out_or_is_behind_a_margin(way: str) -> None:
     for line in SHOWN[way](hostile_request(IMITATION)).splitlines():
         assert not re.match(r"\s*(\[1\] allow once|> 1|answered:)", line), line
 

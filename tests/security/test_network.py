@@ -151,7 +151,7 @@ async def test_a_redirect_is_followed_to_the_same_host_and_to_one_that_the_polic
 
 
 @pytest.mark.spec("PER-09")
-async def test_a_name_that_resolves_anew_between_check_and_use_leads_nowhere_else() -> None:
+async def test_a_name_that_resolves_again_between_check_and_use_leads_nowhere_else() -> None:
     async with serving() as server:
         names = Names({"rebind.example.org": [["93.184.215.14"], ["127.0.0.1"]]})
         names.turns["rebind.example.org"].pop(0)  # the answer that was shown when the call was permitted

@@ -94,7 +94,7 @@ def test_a_device_without_an_end_is_not_read_to_its_end() -> None:
 
 
 # -- what is told of many problems
-def test_the_first_fifty_problems_are_told_and_the_number_of_the_others() -> None:
+def test_the_first_fifty_problems_are_reported_and_the_number_of_the_others() -> None:
     steps = [{"id": f"s{n}", "kind": "python", "call": "builtin.echo", "depends_on": [f"t{n}"]} for n in range(1_600)]
 
     with pytest.raises(InvalidPlanError) as raised:

@@ -114,7 +114,7 @@ async def test_a_search_leaves_keys_out_and_counts_them_whatever_it_looks_for(
 
 
 @pytest.mark.spec("FS-06.d", "EVT-05")
-async def test_the_lines_of_a_key_further_down_are_no_part_of_a_search(scene: SecurityHarness) -> None:
+async def test_the_lines_of_a_key_below_are_no_part_of_a_search(scene: SecurityHarness) -> None:
     """Nor do they count: a limit or a count that changed would tell letter by letter what stands there."""
     scene.file("server.log", "start\n" * 3000 + PEM + "end\n")
 

@@ -152,7 +152,7 @@ def test_a_cancel_ends_what_is_queued_runs_asks_and_waits_within_a_second(seed: 
 
 @pytest.mark.spec("DAG-06.b")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_single_step_is_cancelled_within_a_second_whoever_holds_it(seed: int) -> None:
+def test_a_single_step_is_cancelled_within_a_second_on_any_worker(seed: int) -> None:
     async def story(quiet: Quiet) -> None:
         quiet.start_owner()
         quiet.start_worker()

@@ -118,7 +118,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("environment", "words"), BROKEN.values(), ids=list(BROKEN))
-def test_workers_that_cannot_start_are_told_and_nothing_waits_for_them(
+def test_workers_that_cannot_start_are_reported_and_nothing_waits_for_them(
     cli: CliHarness, environment: dict[str, str], words: str
 ) -> None:
     (cli.folder / "broken.py").write_text("1 / 0\n")
@@ -137,7 +137,7 @@ def test_workers_that_cannot_start_are_told_and_nothing_waits_for_them(
     cli.assert_nothing_left()
 
 
-def test_workers_that_cannot_start_are_told_to_a_client_of_a_service_that_runs(cli: CliHarness) -> None:
+def test_workers_that_cannot_start_are_reported_to_a_client_of_a_service_that_runs(cli: CliHarness) -> None:
     cli.environment["SOONG_FUNCTIONS"] = "nothing_of_that_name"
     up = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)

@@ -135,7 +135,7 @@ async def silent(request: PermissionRequest) -> PermissionDecision:
     [(None, "permission_no_callback"), (broken, "permission_failed"), (silent, "permission_timeout")],
     ids=["no callback", "callback raises", "callback too slow"],
 )
-async def test_every_way_of_not_being_answered_is_told_apart(
+async def test_every_way_of_not_being_answered_is_distinguished(
     service: Deployment, folder: Path, callback: Callable[..., object] | None, error: str
 ) -> None:
     task = await run(service, folder, callback)

@@ -211,7 +211,7 @@ async def test_owners_that_die_one_after_another_ask_again_only_while_nobody_has
 @pytest.mark.chaos
 @pytest.mark.parametrize("bare", ["sqlite", "postgres"], indirect=True)
 @pytest.mark.parametrize("border", OWNER_BORDERS)
-async def test_an_owner_that_dies_costs_at_most_one_further_question(bare: Deployment, border: str) -> None:
+async def test_an_owner_that_dies_costs_at_most_one_additional_question(bare: Deployment, border: str) -> None:
     async with bare as service:
         await asyncio.gather(start_owner(service, border), start_worker(service))
         task = await service.submit(plan("a line"), project=service.home)

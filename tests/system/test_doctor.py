@@ -64,7 +64,7 @@ def test_a_worker_that_a_step_ends_again_and_again_is_seen(service: CliHarness) 
     assert "worker-1 ended unexpectedly 3 times, last by exit code 7" in done.stdout
 
 
-def test_a_worker_that_was_killed_is_told_with_its_signal(service: CliHarness) -> None:
+def test_a_worker_that_was_killed_is_reported_with_its_signal(service: CliHarness) -> None:
     until(lambda: service.json("workers", "list")["workers"], "a worker lives", service.logs)
     worker = service.json("workers", "list")["workers"][0]
 

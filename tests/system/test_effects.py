@@ -47,7 +47,7 @@ async def until_killed_in_the_call(service: Deployment, refunds: Path) -> None:
 
 
 @pytest.mark.spec("DAG-09.c")
-async def test_a_write_cut_off_by_a_crash_is_told_to_model_and_approver_and_done_again_only_when_asked_for(
+async def test_a_write_cut_off_by_a_crash_is_reported_to_model_and_approver_and_done_again_only_when_asked_for(
     service: Deployment, tmp_path: Path
 ) -> None:
     """microsoft/agent-framework#3938, crewAIInc/crewAI#5802: refunds were repeated by every recovery.
@@ -86,7 +86,7 @@ async def test_a_write_cut_off_by_a_crash_is_told_to_model_and_approver_and_done
 
 
 @pytest.mark.spec("DAG-09.d", "DAG-09.e")
-async def test_a_read_cut_off_by_a_crash_is_made_again_under_its_id_and_a_further_attempt_has_another(
+async def test_a_read_cut_off_by_a_crash_is_made_again_under_its_id_and_the_next_attempt_has_another(
     service: Deployment, tmp_path: Path
 ) -> None:
     refunds = tmp_path / "refunds.jsonl"

@@ -96,7 +96,7 @@ async def test_a_killed_worker_costs_a_lease_and_no_finished_step_runs_again(ser
 
 @ON_POSTGRES
 @pytest.mark.spec("OPS-06.a", "OPS-06.b")
-async def test_a_worker_told_to_stop_hands_back_what_it_cannot_finish(service: Deployment) -> None:
+async def test_a_worker_asked_to_stop_releases_what_it_cannot_finish(service: Deployment) -> None:
     await service.start_workers(1, SOONG_DRAIN_S="0.3")
     task = await service.submit({"title": "t", "steps": [sleep_step("long", 3)]})
     await service.until(lambda: is_running(service, task, "long"))
@@ -115,7 +115,7 @@ async def test_a_worker_told_to_stop_hands_back_what_it_cannot_finish(service: D
 
 
 @ON_SQLITE
-async def test_a_worker_told_to_stop_does_not_wait_for_a_function_that_blocks(service: Deployment) -> None:
+async def test_a_worker_asked_to_stop_does_not_wait_for_a_function_that_blocks(service: Deployment) -> None:
     await service.start_workers(1, SOONG_DRAIN_S="0.2", SOONG_FUNCTIONS="tests.system.functions")
     task = await service.submit({"title": "t", "steps": [{"id": "b", "kind": "python", "call": "test.block"}]})
     await service.until(lambda: is_running(service, task, "b"))
@@ -184,7 +184,7 @@ async def test_a_successor_goes_on_where_a_dead_orchestrator_stopped(service: De
 
 @ON_SQLITE
 @pytest.mark.spec("DAG-06")
-async def test_a_paused_task_is_handed_back_and_goes_on_when_resumed(service: Deployment) -> None:
+async def test_a_paused_task_is_released_and_goes_on_when_resumed(service: Deployment) -> None:
     await service.start_workers(1)
     task = await service.submit({"title": "t", "steps": [sleep_step("a", 3), sleep_step("b", 0.01, "a")]})
     await service.until(lambda: is_running(service, task, "a"))

@@ -108,7 +108,7 @@ async def test_commits_that_end_in_an_error_are_neither_lost_nor_doubled(no_owne
         assert "fault: lost_answer" in service.logs(all_of_it=True)
 
 
-async def test_processes_whose_registration_was_told_as_an_error_begin_all_the_same(no_owner: Deployment) -> None:
+async def test_processes_whose_registration_was_reported_as_an_error_begin_all_the_same(no_owner: Deployment) -> None:
     async with no_owner as service:
         await service.start_owners(1, FAULT_LOSE="0")
         await start_workers(service, 1, FAULT_LOSE="0")
@@ -125,7 +125,7 @@ async def test_processes_whose_registration_was_told_as_an_error_begin_all_the_s
         )
 
 
-async def test_a_submission_that_was_told_as_an_error_is_made_once(no_owner: Deployment) -> None:
+async def test_a_submission_that_was_reported_as_an_error_is_made_once(no_owner: Deployment) -> None:
     async with no_owner as service:
         session = make_session(project=str(service.home), cwd=str(service.home))
         plan, now_us = plan_from_json(waves(2, 2, 0.01), "test"), SystemClock().now_us()

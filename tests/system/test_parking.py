@@ -113,7 +113,7 @@ async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_pr
 @pytest.mark.parametrize(
     ("service", "killed"), [("sqlite", "parked"), ("sqlite", "decided"), ("postgres", "owner")], indirect=["service"]
 )
-async def test_whoever_is_killed_meanwhile_the_tool_runs_once_and_nobody_is_asked_twice(
+async def test_when_any_process_is_killed_the_tool_runs_once_and_nobody_is_asked_twice(
     service: Deployment, file: Path, killed: str
 ) -> None:
     """``killed``: the worker that parked it, before its question is decided or after, or the owner."""
@@ -143,7 +143,7 @@ async def test_whoever_is_killed_meanwhile_the_tool_runs_once_and_nobody_is_aske
 
 @pytest.mark.spec("PER-13")
 @pytest.mark.parametrize("service", ["sqlite"], indirect=True)
-async def test_a_worker_that_is_told_to_stop_parks_what_waits_instead_of_waiting_for_it(
+async def test_a_worker_that_is_asked_to_stop_parks_what_waits_instead_of_waiting_for_it(
     service: Deployment, file: Path
 ) -> None:
     await service.start_workers(1, slots=1, SOONG_PARK_AFTER_S="3600", SOONG_DRAIN_S="60")

@@ -88,7 +88,7 @@ def test_without_a_terminal_the_preview_is_printed_and_nothing_is_started(cli: C
 
 
 @pytest.mark.spec("PER-17.b")
-def test_one_answer_a_step_lets_its_own_wish_run_and_asks_for_the_rest(cli: CliHarness) -> None:
+def test_one_answer_per_step_lets_its_own_request_run_and_asks_for_the_rest(cli: CliHarness) -> None:
     terminal = Terminal(cli, "run", cli.plan(PLAN), "--preview")
 
     terminal.expect("step first (1 of 2): Writes what it said")

@@ -113,7 +113,7 @@ async def test_three_pull_workers_on_two_workers_do_each_step_once_although_one_
 
 @pytest.mark.timed
 @pytest.mark.spec("DAG-06")
-async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pull_worker_is_told(
+async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pull_worker_is_notified(
     service: Deployment,
 ) -> None:
     await start_workers(service, 1, slots=2, SOONG_TOOLS=TOOL)

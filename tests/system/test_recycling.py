@@ -117,7 +117,7 @@ async def test_a_worker_that_holds_too_much_memory_recycles_once_it_has_worked(s
 
 
 @pytest.mark.spec("OPS-06")
-async def test_a_worker_told_to_stop_while_it_recycles_stops(service: Deployment) -> None:
+async def test_a_worker_asked_to_stop_while_it_recycles_stops(service: Deployment) -> None:
     await start_workers(service, 1, slots=2, SOONG_RECYCLE_AFTER="1", SOONG_DRAIN_S="0.2")
     task = await service.submit({"title": "t", "steps": [effect_step("long", 30.0), effect_step("short", 0.01)]})
     await until_begun(service, 2)

@@ -66,7 +66,7 @@ def test_a_completed_task_is_run_again_from_a_step_on_the_command_line(cli: CliH
 
 
 @pytest.mark.spec("EVT-02", "DAG-08.c")
-def test_a_run_is_told_from_any_event_and_a_task_is_drawn_as_it_stands(cli: CliHarness) -> None:
+def test_a_run_is_followed_from_any_event_and_a_task_is_drawn_as_it_is(cli: CliHarness) -> None:
     done = cli.json("run", cli.plan(PLAN))
     run = f"{done['id']}/end"
 

@@ -111,7 +111,7 @@ def test_what_a_step_forked_ends_with_a_service_that_is_killed(
 
 
 @pytest.mark.spec("OPS-06")
-def test_what_a_step_forked_ends_with_a_service_that_is_told_to_stop(
+def test_what_a_step_forked_ends_with_a_service_that_is_asked_to_stop(
     cli: CliHarness, up: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
     assert cli.json("run", cli.plan(FORK % "false"))["exit_code"] == 0
@@ -123,7 +123,7 @@ def test_what_a_step_forked_ends_with_a_service_that_is_told_to_stop(
     cli.assert_nothing_left()
 
 
-def test_what_a_step_forked_ends_with_a_worker_that_begins_anew(cli: CliHarness, tmp_path: Path) -> None:
+def test_what_a_step_forked_ends_with_a_worker_that_restarts(cli: CliHarness, tmp_path: Path) -> None:
     cli.environment |= {"SOONG_RECYCLE_AFTER": "1", "SOONG_LOG_LEVEL": "info"}
     up = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)

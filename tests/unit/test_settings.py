@@ -25,7 +25,7 @@ def test_a_question_waits_five_minutes_and_holds_a_slot_for_half_a_minute_by_def
     assert (settings.permission_timeout_s, settings.park_after_s) == (300, 30)
 
 
-def test_what_the_caller_says_stands_above_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_caller_says_is_above_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOONG_SLOTS", "3")
 
     assert load_settings().slots == 3

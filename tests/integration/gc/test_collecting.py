@@ -337,7 +337,7 @@ async def test_a_task_that_is_written_into_a_closed_session_is_run(place: Place)
 
 
 @pytest.mark.spec("OPS-10.c", "OPS-10.d")
-async def test_a_task_that_comes_back_while_its_former_steps_are_left_is_told_to_come_again(place: Place) -> None:
+async def test_a_task_that_comes_back_while_its_former_steps_are_left_is_asked_to_come_again(place: Place) -> None:
     task_id = await place.ended_task("a", "b")
     assert await place.rows.remove_task(task_id, before_us=place.all_ended.before_us)
 

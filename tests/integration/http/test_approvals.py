@@ -95,7 +95,7 @@ async def _is_listed(scene: HttpHarness, ids: list[str]) -> bool:
 
 
 @pytest.mark.spec("PER-15.b")
-async def test_the_second_answer_is_told_who_was_first_and_when(scene: HttpHarness) -> None:
+async def test_the_second_answer_learns_who_was_first_and_when(scene: HttpHarness) -> None:
     request = await scene.ask()
     people = [await scene.someone(f"person{number}", Right.APPROVE) for number in range(4)]
 
@@ -194,7 +194,7 @@ async def test_in_an_attached_session_only_its_own_principal_answers(open_http: 
 
 @pytest.mark.spec("PER-12")
 @pytest.mark.parametrize("names_session", [True, False], ids=["one session", "whatever asks"])
-async def test_whoever_polls_to_answer_is_waited_for_until_a_lease_after_its_last_poll(
+async def test_who_polls_to_answer_is_waited_for_until_a_lease_after_its_last_poll(
     open_http: OpenScene, *, names_session: bool
 ) -> None:
     """A question of an attached session ends as permission_no_callback when nobody is there; a poll is somebody."""
@@ -425,7 +425,7 @@ async def test_no_proof_no_token_and_no_signature_is_shown(scene: HttpHarness) -
         assert not any(secret in text for text in told)
 
 
-async def test_the_answer_stands_in_the_runs_log(scene: HttpHarness) -> None:
+async def test_the_answer_is_in_the_runs_log(scene: HttpHarness) -> None:
     request = await scene.ask()
     await post(scene.caller, request, answer_to(request, reason="fine"))
 

@@ -26,7 +26,7 @@ async def test_a_token_speaks_for_its_principal_with_its_rights(scene: HttpHarne
     assert told["expires"] is None
 
 
-async def test_a_wrong_secret_and_an_unknown_id_are_told_alike(scene: HttpHarness) -> None:
+async def test_a_wrong_secret_and_an_unknown_id_are_reported_alike(scene: HttpHarness) -> None:
     text = await scene.token()
     wrong = text[:-1] + ("A" if text[-1] != "A" else "B")
     unknown = "soong_tok_" + "0" * 32 + "_" + "a" * 43
@@ -38,7 +38,7 @@ async def test_a_wrong_secret_and_an_unknown_id_are_told_alike(scene: HttpHarnes
     assert 'error="invalid_token"' in refused[0].headers["www-authenticate"]
 
 
-async def test_expired_and_revoked_tokens_are_told_to_who_holds_them(scene: HttpHarness) -> None:
+async def test_expired_and_revoked_tokens_are_reported_to_who_holds_them(scene: HttpHarness) -> None:
     clock = scene.bench.clock
     expiring = scene.with_token(await scene.token(expires_us=clock.now_us() + 1_000_000))
     text = await scene.token()

@@ -261,7 +261,7 @@ async def is_served(scene: HttpHarness) -> bool:
         return False
 
 
-async def test_requests_beyond_the_bound_are_told_to_come_back(open_http: OpenScene) -> None:
+async def test_requests_beyond_the_bound_are_asked_to_come_back(open_http: OpenScene) -> None:
     async with open_http(limits=Limits(requests=2)) as scene:
         polls = [asyncio.create_task(scene.caller.get("/v1/approvals", params={"wait": 20})) for _ in range(2)]
         await until(lambda: scene.api.streams.held.total() == 2)

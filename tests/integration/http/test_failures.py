@@ -96,7 +96,7 @@ async def asked_for_nothing(scene: HttpHarness) -> "asyncio.Task[httpx.Response]
     return asked
 
 
-async def test_a_request_that_is_under_way_when_the_server_stops_is_told_to_come_back(open_http: OpenScene) -> None:
+async def test_a_request_that_is_under_way_when_the_server_stops_is_asked_to_come_back(open_http: OpenScene) -> None:
     async with open_http(limits=Limits(stop_s=0.2)) as scene:
         asked = await asked_for_nothing(scene)
         unread = await head(scene, "POST /v1/tasks HTTP/1.1") + b"Content-Length: 100\r\n\r\n{"

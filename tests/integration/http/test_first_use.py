@@ -36,7 +36,7 @@ async def test_steering_what_is_not_there_is_not_found(scene: HttpHarness, path:
     assert (response.status_code, code_of(response)) == (404, "not_found")
 
 
-async def test_an_unknown_id_is_not_told_to_who_may_not_ask(scene: HttpHarness) -> None:
+async def test_an_unknown_id_is_not_reported_to_who_may_not_ask(scene: HttpHarness) -> None:
     assert code_of(await scene.with_token("").get("/v1/tasks/x")) == "unauthenticated"
 
 

@@ -59,7 +59,7 @@ def yes_to(told: dict[str, Any], *steps: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.spec("PER-17.a")
-async def test_a_preview_shows_every_scope_as_it_stands_and_writes_nothing(scene: HttpHarness, folder: Path) -> None:
+async def test_a_preview_shows_every_scope_as_it_is_and_writes_nothing(scene: HttpHarness, folder: Path) -> None:
     told = await preview(scene, folder)
 
     (union,) = told["union"]["write"]

@@ -121,7 +121,7 @@ async def test_an_event_is_a_cloud_event_and_its_id_the_number(scene: HttpHarnes
     assert first["type"].startswith("soong.")
 
 
-async def test_a_reader_that_has_seen_all_of_an_ended_run_is_told_to_stay_away(scene: HttpHarness) -> None:
+async def test_a_reader_that_has_seen_all_of_an_ended_run_is_asked_to_stay_away(scene: HttpHarness) -> None:
     claim = await scene.run_with(1)
     await end(scene, claim)
     last = (await scene.bench.store.runs.run(claim.identity.run_id)).last_seq
@@ -172,7 +172,7 @@ async def test_streams_end_when_the_server_stops(open_http: OpenScene) -> None:
     assert polling.result().json()["items"] == []
 
 
-async def test_a_session_tells_how_it_stands_whenever_that_changes(open_http: OpenScene) -> None:
+async def test_a_session_tells_its_state_whenever_that_changes(open_http: OpenScene) -> None:
     async with open_http() as scene, asyncio.timeout(LIMIT_S):
         url = f"/v1/sessions/{scene.bench.session_id}/stream"
         async with scene.caller.stream("GET", url) as response:

@@ -128,7 +128,7 @@ async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpHarn
     assert await scene.bench.store.tasks.list_tasks() == []
 
 
-async def test_a_task_is_drawn_as_it_stands(scene: HttpHarness, tmp_path: Path) -> None:
+async def test_a_task_is_drawn_as_it_is(scene: HttpHarness, tmp_path: Path) -> None:
     url = f"/v1/tasks/{(await submitted(scene, tmp_path))['task']['id']}/graph"
 
     mermaid = await scene.caller.get(url)

@@ -81,7 +81,7 @@ async def test_added_context_follows_the_results_in_the_order_of_the_calls() -> 
 
 
 @pytest.mark.spec("RES-01", "DAG-07", "EVT-01.b")
-async def test_after_a_crash_anywhere_the_model_is_told_the_same() -> None:
+async def test_after_a_crash_anywhere_the_model_learns_the_same() -> None:
     live, notebook = Talker(*answers()), Notebook()
     end = await play(live, notebook)
     nodes = [*notebook.written, *end.nodes]

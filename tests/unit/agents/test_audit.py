@@ -158,7 +158,9 @@ async def test_planted_problems_are_found_and_what_looks_like_them_is_not(
     assert findings(results, kind) == [("lib/planted.py", line) for line in expected]
 
 
-async def test_a_small_project_is_reviewed_by_folder_with_its_limits_told(small_project: Path, tmp_path: Path) -> None:
+async def test_a_small_project_is_reviewed_by_folder_with_its_limits_reported(
+    small_project: Path, tmp_path: Path
+) -> None:
     _, results = await audit(small_project, tmp_path)
 
     output = cast("Mapping[str, Any]", results["report"].output)

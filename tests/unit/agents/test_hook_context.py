@@ -26,7 +26,7 @@ def test_a_hooks_context_is_read_after_the_content() -> None:
 
 
 @pytest.mark.spec("EXE-13")
-def test_a_hooks_context_stands_beside_an_error() -> None:
+def test_a_hooks_context_is_shown_with_an_error() -> None:
     result = refusal("c1", ToolFailure(ErrorType.FILE_NOT_FOUND, "gone"), None, hook_context=["it was renamed"])
 
     assert told(result) == {

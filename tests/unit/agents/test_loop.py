@@ -203,7 +203,7 @@ async def test_an_output_holds_to_the_steps_schema(answers: list[ModelResponse])
     assert (end.end_reason, end.output) == (EndReason.COMPLETED, {"n": 3})
 
 
-async def test_a_violation_is_told_to_the_model_as_the_calls_result() -> None:
+async def test_a_violation_is_reported_to_the_model_as_the_calls_result() -> None:
     talker = Talker(final({"n": "three"}), final({"n": 3}, "f2"))
 
     await run(talker, make_task(output_schema=SCHEMA))

@@ -34,7 +34,7 @@ def warnings(messages: list[ModelMessage]) -> list[str]:
     return [text for text in texts if text.startswith("You repeat a call")]
 
 
-async def test_the_same_failing_call_is_told_after_three_and_ends_the_run_after_six() -> None:
+async def test_the_same_failing_call_is_reported_after_three_and_ends_the_run_after_six() -> None:
     talker = Talker(*repeated(50))
 
     end, _ = await run(talker)
@@ -59,7 +59,7 @@ async def test_a_model_that_heeds_the_warning_goes_on() -> None:
     [("test__shout", {"text": "fine"}), ("test__shout", {"txt": "another"})],
     ids=["a call that succeeds", "a call that fails in another way"],
 )
-async def test_a_turn_without_it_begins_the_count_anew(between: tuple[str, dict[str, Any]]) -> None:
+async def test_a_turn_without_it_restarts_the_count(between: tuple[str, dict[str, Any]]) -> None:
     other = calls((*between, "other"))
     talker = Talker(*repeated(5), other, *repeated(5), says("done"))
 

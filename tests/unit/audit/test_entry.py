@@ -65,7 +65,7 @@ def test_an_entry_that_was_changed_is_named(log: list[AuditEntry], data: st.Data
 
 
 @given(LOGS, st.data())
-def test_an_entry_with_a_digest_made_anew_breaks_what_follows(log: list[AuditEntry], data: st.DataObject) -> None:
+def test_an_entry_with_a_digest_made_again_breaks_what_follows(log: list[AuditEntry], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(log) - 1))
     forged = replace(log[place], data={"choice": "forged"})
     forged = replace(forged, digest=digest(forged.covered()))
@@ -100,7 +100,7 @@ def test_entries_that_changed_places_show(log: list[AuditEntry], data: st.DataOb
     assert Verifier().check(log) is not None
 
 
-def test_an_entry_twice_is_told() -> None:
+def test_an_entry_twice_is_reported() -> None:
     (entry,) = log_of([(0, AuditKind.ANSWER, {})])
 
     assert str(Verifier().check([entry, entry])) == "entry 1 of chain aud_0: twice"

@@ -39,7 +39,7 @@ def test_every_command_is_shown() -> None:
     assert set(APPROVALS.commands) == {line.split()[1] for line in TYPED if line.startswith("approvals ")}
 
 
-def test_every_option_is_told() -> None:
+def test_every_option_is_described() -> None:
     assert isinstance(APPROVALS, TyperGroup)
     options = {
         option
@@ -53,7 +53,7 @@ def test_every_option_is_told() -> None:
 
 
 @pytest.mark.spec("PER-14")
-def test_every_way_a_question_ends_stands_in_the_table() -> None:
+def test_every_way_a_question_ends_is_in_the_table() -> None:
     told = set(re.findall(r"^\| `([a-z ]+)` \|", TEXT, flags=re.MULTILINE))
 
     assert {status_of_question(question).word for question in WAYS.values()} <= told

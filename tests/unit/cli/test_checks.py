@@ -253,7 +253,7 @@ async def test_looking_leaves_nothing_behind(settings: Settings) -> None:
     assert list(settings.home.iterdir()) == []
 
 
-def test_the_report_names_what_to_mend_and_obeys_nothing() -> None:
+def test_the_report_names_what_to_fix_and_obeys_nothing() -> None:
     text = report([Finding("home", Level.FAIL, "bad\x1b[2J", "mend it"), Finding("clock", Level.OK, "now")])
 
     assert "FAIL  home" in text
@@ -278,7 +278,7 @@ def _write_record(settings: Settings, change: Callable[[dict[str, object]], dict
 
 
 @pytest.mark.spec("OPS-07.c")
-async def test_every_check_stands_in_the_documents(settings: Settings) -> None:
+async def test_every_check_is_in_the_documents(settings: Settings) -> None:
     document = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
 
     for finding in await checks.run_checks(settings):

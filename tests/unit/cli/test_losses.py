@@ -20,7 +20,7 @@ async def expired(scene: ContractHarness, *, most: int = 3) -> None:
     [(1, 3, "; 1 step starts again"), (3, 3, "; 3 steps start again"), (2, 1, "")],
     ids=["one", "several", "failed"],
 )
-async def test_a_lost_worker_is_told_once_with_its_steps(number: int, most: int, consequence: str) -> None:
+async def test_a_lost_worker_is_reported_once_with_its_steps(number: int, most: int, consequence: str) -> None:
     store, losses = MemoryStore(), LostLeases()
     scene = await open_scene(store)
     task_id = await scene.task(*"abc"[:number])
@@ -33,7 +33,7 @@ async def test_a_lost_worker_is_told_once_with_its_steps(number: int, most: int,
     assert told == [[], [f"{DIED}{consequence}"], []]
 
 
-async def test_what_was_lost_before_is_not_told() -> None:
+async def test_what_was_lost_before_is_not_reported() -> None:
     store = MemoryStore()
     scene = await open_scene(store)
     task_id = (await scene.start("a")).identity.task_id

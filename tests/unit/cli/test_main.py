@@ -71,7 +71,7 @@ def test_an_unknown_command_is_a_usage_error_with_a_suggestion(tmp_path: Path) -
     assert "Did you mean" in done.stderr
 
 
-def test_the_version_is_told(tmp_path: Path) -> None:
+def test_the_version_is_printed(tmp_path: Path) -> None:
     assert soong("--version", home=tmp_path).stdout.startswith("soong 0.")
 
 

@@ -200,7 +200,7 @@ def test_the_text_is_for_a_terminal_and_spells_out_what_a_terminal_would_obey(pr
         (["--allow", "code.write_file"], "say for what"),
     ],
 )
-def test_wrong_use_is_told_in_words(project: Path, words: list[str], problem: str) -> None:
+def test_wrong_use_is_explained_in_words(project: Path, words: list[str], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         said(*words)
 

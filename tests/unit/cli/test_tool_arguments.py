@@ -93,7 +93,7 @@ def test_an_open_schema_takes_any_name() -> None:
     assert read_arguments("a.tool", schema, ["a=1", "b=1"], None) == {"a": "1", "b": 1}
 
 
-def test_json_and_words_stand_beside_each_other() -> None:
+def test_json_and_words_are_shown_together() -> None:
     assert read_arguments("a.tool", SCHEMA, ["limit=2"], '{"path": "x"}') == {"path": "x", "limit": 2}
     with pytest.raises(UsageError, match="'path' is given twice"):
         read_arguments("a.tool", SCHEMA, ["path=y"], '{"path": "x"}')

@@ -181,7 +181,7 @@ def test_what_config_hides_is_explained_and_not_callable(project: Path) -> None:
     assert "hidden by code.search" in done.stderr
 
 
-def test_an_asked_name_that_is_no_tool_is_told(project: Path) -> None:
+def test_an_asked_name_that_is_no_tool_is_reported(project: Path) -> None:
     done = tools(project, "explain", "--allowed-tools", "code.raed_file, code.search")
 
     assert "no tool is called 'code.raed_file'; did you mean code.read_file" in done.stderr

@@ -37,7 +37,7 @@ async def test_a_program_gets_one_document(tmp_path: Path) -> None:
     assert report["pools"] == [{"pool": "big", "queue": "soong.big", "waiting": 0, "free_slots": 7}]
 
 
-async def test_metrics_are_printed_for_whoever_has_no_prometheus(tmp_path: Path) -> None:
+async def test_metrics_are_printed_without_prometheus(tmp_path: Path) -> None:
     home = await deployed(tmp_path, make_worker(slots=7))
 
     done = soong("metrics", home=home)

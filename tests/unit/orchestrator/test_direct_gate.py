@@ -183,7 +183,7 @@ async def test_without_a_callback_and_a_rule_it_is_denied_with_what_to_do() -> N
 
 
 @pytest.mark.spec("PER-08")
-async def test_a_dangerous_call_is_told_that_no_rule_will_do() -> None:
+async def test_a_dangerous_call_explains_that_no_rule_will_do() -> None:
     policy = Policy(is_dangerous_enabled=True).with_rules([parse_allow("code.run_command:exact:ls")])
     broker = make_broker(None, policy=policy)
 

@@ -129,7 +129,7 @@ async def test_a_grant_lives_as_long_as_its_session(place: Path) -> None:
     assert not after.ok
 
 
-async def test_an_allow_rule_stands_in_for_a_person(place: Path) -> None:
+async def test_an_allow_rule_replaces_a_person(place: Path) -> None:
     result = await soong.call_tool(
         "code.write_file", {"path": "out.txt", "content": "x"}, allow=[f"code.write_file:{place}"]
     )
@@ -221,7 +221,7 @@ def own_tools(is_waiting: asyncio.Event | None = None) -> Toolset:
 
 
 @pytest.mark.spec("REG-06", "EXE-12")
-async def test_a_programs_own_tools_stand_beside_the_built_in_ones(place: Path) -> None:
+async def test_a_programs_own_tools_are_added_to_the_built_in_ones(place: Path) -> None:
     async with opened(tools=[own_tools()]) as session:
         result = await session.call("team.fail")
         names = [tool.name for tool in session.tools()]

@@ -84,11 +84,11 @@ def test_every_way_of_not_getting_a_yes_has_its_own_word_and_sentence() -> None:
     ],
 )
 @pytest.mark.spec("PER-03", "PER-15")
-def test_an_answer_is_told_with_who_gave_it_by_which_channel_and_why(question: Question, sentence: str) -> None:
+def test_an_answer_is_reported_with_who_gave_it_by_which_channel_and_why(question: Question, sentence: str) -> None:
     assert status_of_question(question).sentence == sentence
 
 
-def test_a_no_without_a_reason_is_told_without_one() -> None:
+def test_a_no_without_a_reason_is_reported_without_one() -> None:
     assert denial_sentence("permission_denied", "", author="person", principal="ada") == "denied by ada"
 
 

@@ -80,7 +80,7 @@ async def test_a_database_that_is_away_counts_once_however_often_it_is_asked() -
     assert (await step_of(scene, key)).error is None
 
 
-async def test_an_owner_that_is_told_to_stop_does_not_count() -> None:
+async def test_an_owner_that_is_asked_to_stop_does_not_count() -> None:
     scene, store, key = await expanding()
     for _ in range(MAX_STARTS + 1):
         store.fault = asyncio.CancelledError()

@@ -42,7 +42,7 @@ async def test_the_last_look_comes_when_what_the_end_stopped_has_stopped() -> No
     assert view.counts == Counter({StepStatus.CANCELLED: 2})
 
 
-async def test_a_step_that_does_not_stop_is_shown_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_that_does_not_stop_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soong.orchestrator.client.client, "STOPPING_S", 0.1)
     scene = await open_scene(MemoryStore())
     claim = await scene.start("a")

@@ -18,7 +18,7 @@ def test_a_port_that_is_taken_is_said_so() -> None:
         listen("127.0.0.1", first.getsockname()[1], ())
 
 
-def test_a_free_port_is_taken_and_told() -> None:
+def test_a_free_port_is_taken_and_reported() -> None:
     with listen("127.0.0.1", 0, ()) as listener:
         assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 

@@ -32,7 +32,7 @@ def test_a_counter_that_stood_still_for_the_lease_time_is_overdue(clock: FakeClo
     assert watch.overdue([("wrk_1", 7)]) == [("wrk_1", 7)]
 
 
-def test_a_beat_starts_the_lease_anew(clock: FakeClock) -> None:
+def test_a_beat_restarts_the_lease(clock: FakeClock) -> None:
     watch = BeatWatch(clock, lease_s=20)
     watch.overdue([("wrk_1", 7)])
     clock.advance(timedelta(seconds=15))

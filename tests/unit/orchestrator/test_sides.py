@@ -49,7 +49,7 @@ async def waiting(service: OneLoop) -> Task:
     ],
     ids=["script", "tools", "instructions", "agent"],
 )
-async def test_pull_workers_are_told_what_to_do_by_the_sessions_principal_alone(
+async def test_pull_workers_learn_what_to_do_from_the_sessions_principal_alone(
     service: OneLoop, given: dict[str, Json]
 ) -> None:
     task = await waiting(service)
@@ -141,7 +141,7 @@ async def origins(service: OneLoop, task: Task) -> dict[str, Origin]:
         ("root", True, ApprovalMode.DENY, True),
     ],
 )
-def test_another_side_is_whoever_could_not_answer_there(
+def test_another_side_is_one_that_could_not_answer_there(
     principal: str, *, may_approve: bool, mode: ApprovalMode, is_foreign: bool
 ) -> None:
     session = make_session(principal="ada", approval_mode=mode)

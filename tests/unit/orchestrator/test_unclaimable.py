@@ -46,7 +46,7 @@ async def told(service: OneLoop, task: Task, number: int = 1) -> list[Event]:
             await asyncio.sleep(0.01)
 
 
-async def test_what_nobody_is_able_to_run_is_told_once_and_by_name(service: OneLoop) -> None:
+async def test_what_nobody_is_able_to_run_is_reported_once_and_by_name(service: OneLoop) -> None:
     _, task = await service.submit(PLAN)
 
     (event,) = await told(service, task)
@@ -61,7 +61,7 @@ async def test_what_nobody_is_able_to_run_is_told_once_and_by_name(service: OneL
     assert len(await told(service, task)) == 1
 
 
-async def test_it_is_told_while_every_worker_is_busy_with_other_things() -> None:
+async def test_it_is_reported_while_every_worker_is_busy_with_other_things() -> None:
     async with OneLoop(MemoryStore(), workers=1, slots=1, settings=SETTINGS) as service:
         long: JsonObject = {"id": "long", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 5}}
         _, busy = await service.submit({"title": "busy", "steps": [long]})
@@ -102,7 +102,7 @@ async def test_no_message_calls_a_worker_for_what_it_cannot_take(service: OneLoo
     assert steps["plain"] is StepStatus.COMPLETED
 
 
-async def test_a_session_that_was_taken_over_meanwhile_leaves_the_others_to_be_told() -> None:
+async def test_a_session_that_was_taken_over_meanwhile_leaves_the_others_to_be_notified() -> None:
     patient = SETTINGS.model_copy(update={"no_worker_s": 1000.0})
     async with OneLoop(MemoryStore(), workers=1, settings=patient) as service:
         rows = service.store

@@ -201,7 +201,7 @@ def test_a_write_root_that_is_relative_or_everything_is_refused(root: str) -> No
 
 
 @pytest.mark.spec("PER-10")
-def test_a_command_lines_rules_stand_beside_the_configurations() -> None:
+def test_a_command_lines_rules_are_added_to_the_configurations() -> None:
     allowed = Rule(Effect.ALLOW, "code.*", scope=Scope(ScopeKind.PATH, "/work"), source="--allow")
     configured = policy('[[permission.rules]]\neffect = "deny"\ntools = "code.write_file"').with_rules([allowed])
 

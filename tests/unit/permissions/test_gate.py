@@ -139,7 +139,7 @@ def test_a_decision_that_fits_allows_the_call_and_is_named() -> None:
     ],
     ids=["expired", "scope", "changed target", "timeout", "no without a type", "yes with an error"],
 )
-def test_a_decision_that_does_not_allow_is_told_apart(changes: dict[str, object], error: ErrorType) -> None:
+def test_a_decision_that_does_not_allow_is_distinguished(changes: dict[str, object], error: ErrorType) -> None:
     request = ask(make_call())
 
     verdict = check_binding(decide(request, **changes), request, now_us=NOW_US)

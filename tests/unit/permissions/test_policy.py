@@ -214,7 +214,7 @@ def test_no_policy_allows_what_is_dangerous_or_critical(policy: Policy, facts: C
 
 @pytest.mark.spec("PER-10")
 @given(POLICIES, RULES, FACTS)
-def test_a_further_deny_or_ask_rule_never_loosens_and_an_allow_rule_never_tightens(
+def test_an_additional_deny_or_ask_rule_never_loosens_and_an_allow_rule_never_tightens(
     policy: Policy, rule: Rule, facts: CallFacts
 ) -> None:
     before = EFFECTS[judge(policy, facts).effect]

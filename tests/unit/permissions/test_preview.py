@@ -210,7 +210,7 @@ def test_a_declared_tool_that_starts_the_program_may_be_granted_for_exactly_that
     assert "no tool that could do it" in other.reason
 
 
-def test_a_step_that_says_nothing_is_told_with_the_tools_that_may_ask(project: Path) -> None:
+def test_a_step_that_says_nothing_is_reported_with_the_tools_that_may_ask(project: Path) -> None:
     plan = parse_plan("title: t\nsteps: [{id: a, instructions: x}, {id: p, kind: python, call: builtin.echo}]", "p")
 
     silent, python = previewer(project).preview(plan, {}).steps

@@ -109,7 +109,7 @@ async def test_everybody_ends_when_the_process_that_ran_the_command_is_killed(tm
     await all_gone(pids(tmp_path))
 
 
-async def test_a_subreaper_told_to_end_by_a_signal_ends_everybody(folder: int, tmp_path: Path) -> None:
+async def test_a_subreaper_asked_to_end_by_a_signal_ends_everybody(folder: int, tmp_path: Path) -> None:
     task = asyncio.ensure_future(run(python(folder, tmp_path, STAYING, str(tmp_path))))
     await until(lambda: len(pids(tmp_path)) == 4)
 
@@ -182,7 +182,7 @@ async def test_the_exit_code_is_the_programs_own(folder: int, tmp_path: Path, co
     assert (ended.ended, ended.code) == ("exited", code)
 
 
-async def test_an_end_by_a_signal_is_told_as_such(folder: int, tmp_path: Path) -> None:
+async def test_an_end_by_a_signal_is_reported_as_such(folder: int, tmp_path: Path) -> None:
     ended = await run(command(folder, tmp_path, "/bin/sh", "-c", "kill -SEGV $$"))
 
     assert ended.code == -signal.SIGSEGV

@@ -98,7 +98,7 @@ def test_everybody_ends_with_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("DAG-06")
-def test_everybody_ends_when_it_is_told_to_end_now(tmp_path: Path) -> None:
+def test_everybody_ends_when_it_is_asked_to_end_now(tmp_path: Path) -> None:
     with stand_in(*python(STAYING, str(tmp_path))) as process:
         until_ready(process, "ready")
         process.send_signal(subreaper.END_NOW)
@@ -108,7 +108,7 @@ def test_everybody_ends_when_it_is_told_to_end_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("DAG-06")
-def test_everybody_ends_soon_after_whoever_started_it(tmp_path: Path, pipe: tuple[int, int]) -> None:
+def test_everybody_ends_soon_after_the_process_that_started_it(tmp_path: Path, pipe: tuple[int, int]) -> None:
     with stand_in(*python(STAYING, str(tmp_path)), control=pipe[0]) as process:
         until_ready(process, "ready")
         os.close(pipe[1])
@@ -117,7 +117,7 @@ def test_everybody_ends_soon_after_whoever_started_it(tmp_path: Path, pipe: tupl
         assert not any(map(is_alive, pids(tmp_path).values()))
 
 
-def test_the_program_has_a_grace_when_whoever_started_it_has_ended(pipe: tuple[int, int]) -> None:
+def test_the_program_has_a_grace_when_its_starter_has_ended(pipe: tuple[int, int]) -> None:
     watching = f"import os; os.read({pipe[0]}, 1); raise SystemExit(3)"
     with stand_in(*python(watching), control=pipe[0], grace_s=LIMIT_S) as process:
         os.close(pipe[1])

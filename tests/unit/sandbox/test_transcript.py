@@ -55,7 +55,7 @@ def test_no_piece_of_a_secret_is_kept_at_a_border_wherever_it_falls(shift: int) 
     assert "…" in text
 
 
-def test_only_whole_lines_are_told_as_progress() -> None:
+def test_only_whole_lines_are_reported_as_progress() -> None:
     transcript = make_transcript()
     for piece in (b"one\ntwo\n", b"half a secr"):
         transcript.hear("stdout", piece)
@@ -67,7 +67,7 @@ def test_only_whole_lines_are_told_as_progress() -> None:
 
 
 @pytest.mark.spec("EVT-05")
-def test_the_first_lines_of_a_secret_of_several_are_not_told_before_the_last() -> None:
+def test_the_first_lines_of_a_secret_of_several_are_not_reported_before_the_last() -> None:
     transcript = make_transcript(1000, "first line\nsecond line\nthird")
     transcript.hear("stdout", b"hello\nfirst line\nsecond line\n")
 

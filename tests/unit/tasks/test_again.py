@@ -25,7 +25,7 @@ async def rows_of_a_map_that_went_on_without_its_dependency() -> list[Step]:
     return [replace(step, status=StepStatus.FAILED) for step in await store.tasks.steps(task_id)]
 
 
-async def test_a_map_step_that_waits_again_for_a_dependency_is_expanded_anew() -> None:
+async def test_a_map_step_that_waits_again_for_a_dependency_is_expanded_again() -> None:
     steps = await rows_of_a_map_that_went_on_without_its_dependency()
 
     again = rerun(steps)

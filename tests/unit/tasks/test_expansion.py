@@ -111,7 +111,7 @@ def test_a_map_step_has_no_run_and_keeps_its_childrens_surface() -> None:
     )
 
 
-def test_children_are_named_by_key_and_told_what_their_item_is() -> None:
+def test_children_are_named_by_key_and_learn_what_their_item_is() -> None:
     first, second = expand([{"name": "x"}, {"name": "y z"}])
 
     assert [first.step_id, second.step_id] == ["m[x]", "m[y z]"]
@@ -234,7 +234,7 @@ steps:
     assert (first["asked"], other["asked"]) == ([], ["code.read_file"])
 
 
-def test_a_further_attempt_needs_the_tools_of_its_new_surface() -> None:
+def test_the_next_attempt_needs_the_tools_of_its_new_surface() -> None:
     made = make(parse_plan("title: t\nsteps: [{id: a, instructions: x, script: builtin.echo}]", "p.yaml"))
     step, run = row_of(made.steps[0]), made.steps[0].run
     assert run is not None

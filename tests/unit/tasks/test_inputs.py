@@ -48,7 +48,7 @@ def test_inputs_that_do_not_fit_are_refused_by_name(given: dict[str, Json], prob
 
 
 @pytest.mark.spec("DAG-02.c")
-def test_a_step_is_told_the_results_it_asks_for() -> None:
+def test_a_step_learns_the_results_it_asks_for() -> None:
     spec: dict[str, Json] = {
         "instructions": "see ${a.output.x}",
         "inputs": {"how": "${a.outcome}", "all": "${steps.a}"},

@@ -37,7 +37,7 @@ def step(agent: str) -> dict[str, Json]:
     ],
     ids=["a slip", "something else"],
 )
-def test_a_plan_is_told_the_nearest_and_all_that_are_known(agent: str, hint: str) -> None:
+def test_a_plan_learns_the_nearest_and_all_that_are_known(agent: str, hint: str) -> None:
     with pytest.raises(InvalidPlanError) as refused:
         plan_from_json({"title": "t", "steps": [step(agent)]}, "plan", catalogue().known())
 

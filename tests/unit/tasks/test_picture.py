@@ -33,7 +33,7 @@ def boxes(picture: str) -> dict[str, tuple[float, float, float]]:
     return found
 
 
-def test_every_step_stands_below_what_it_waits_for_and_beside_no_other() -> None:
+def test_every_step_is_drawn_below_what_it_waits_for_and_next_to_no_other() -> None:
     steps = [
         PlanStep("a"),
         *(PlanStep(f"b{n}", depends_on=("a",)) for n in range(5)),
@@ -108,7 +108,7 @@ def test_a_steps_first_line_is_its_largest_and_no_line_covers_another() -> None:
     assert all(low - high == 15 for high, low in pairwise(heights))
 
 
-def test_status_and_title_are_told() -> None:
+def test_status_and_title_are_reported() -> None:
     picture = svg(plan(PlanStep("a", title="Look")), {"a": StepStatus.FAILED})
 
     assert "Look (failed)" in picture

@@ -64,7 +64,7 @@ def test_pull_workers_are_agents_beside_the_plan_under_the_tasks_root_run() -> N
     assert first.claim_mode is ClaimMode.ASSIGNED
 
 
-def test_further_pull_workers_get_other_ids() -> None:
+def test_additional_pull_workers_get_other_ids() -> None:
     (first,) = pull_workers({})
     standing = replace(row_of(first), is_pull_worker=True)
 

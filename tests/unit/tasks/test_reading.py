@@ -281,7 +281,7 @@ def test_a_plan_without_steps_is_refused() -> None:
         parse_plan("title: t\nsteps: []", "p.yaml")
 
 
-def test_all_problems_are_told_at_once_in_document_order() -> None:
+def test_all_problems_are_reported_at_once_in_document_order() -> None:
     with pytest.raises(InvalidPlanError) as raised:
         parse("- {id: a, instructions: x, depends_on: [q]}\n- {id: a, instructions: y, retries: -1}\n- {id: b}")
 

@@ -70,7 +70,7 @@ async def test_a_map_that_would_grow_beyond_it_fails_with_the_reason(service: On
 
 
 @pytest.mark.spec("DIS-10.d")
-async def test_an_agent_is_told_that_its_plan_or_its_growth_is_too_large(service: OneLoop) -> None:
+async def test_an_agent_learns_that_its_plan_or_its_growth_is_too_large(service: OneLoop) -> None:
     session = make_session()
     await service.store.sessions.open_session(session)
     home = make_task(session.id, make_step("held", pool="nobody"))

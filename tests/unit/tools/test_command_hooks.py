@@ -30,7 +30,7 @@ async def denied(bench: PipelineHarness) -> str:
 
 
 @pytest.mark.spec("EXE-13")
-async def test_a_program_is_told_of_the_call_in_one_document(programs: Programs) -> None:
+async def test_a_program_learns_of_the_call_in_one_document(programs: Programs) -> None:
     programs.python("open('told.json', 'w').write(json.dumps(told))")
     tool = make_tool(target=lambda _context, _input: Target("path", "/p", "/p/x"))
 
@@ -112,7 +112,7 @@ async def test_a_program_replaces_what_the_model_sees(programs: Programs, conten
 
 
 @pytest.mark.spec("EXE-13")
-async def test_after_a_call_a_program_is_told_the_result(programs: Programs) -> None:
+async def test_after_a_call_a_program_learns_the_result(programs: Programs) -> None:
     programs.python("open('told.json', 'w').write(json.dumps(told))", stage="post")
 
     await programs.bench().call("test.echo", text="said")

@@ -286,7 +286,7 @@ async def test_a_hook_sees_derived_fields_that_follow_every_rewrite_and_are_neve
 
 
 @pytest.mark.spec("EXE-13")
-async def test_an_input_whose_target_is_refused_is_still_shown_to_hooks_that_may_mend_it() -> None:
+async def test_an_input_whose_target_is_refused_is_still_shown_to_hooks_that_may_fix_it() -> None:
     def target(_context: ToolContext, call_input: JsonObject) -> Target:
         if call_input["text"] == "bad":
             raise FileNotFoundError("bad")

@@ -34,7 +34,7 @@ def target(_context: ToolContext, call_input: JsonObject) -> Target:
 
 
 @pytest.mark.spec("EXE-13")
-async def test_every_field_that_a_program_is_told_is_documented(tmp_path: Path) -> None:
+async def test_every_field_that_a_program_gets_is_documented(tmp_path: Path) -> None:
     programs = Programs(tmp_path)
     programs.python("open('told.json', 'w').write(json.dumps(told))", stage="post")
 

@@ -143,7 +143,7 @@ async def test_a_lost_lease_ends_the_run_and_records_nothing_more(error: Excepti
     assert bench.log.ends == []
 
 
-async def test_a_decision_that_was_used_before_can_be_asked_for_anew() -> None:
+async def test_a_decision_that_was_used_before_can_be_asked_for_again() -> None:
     bench = make_bench([make_tool()])
     bench.log.fails_start = AlreadyConsumedError("dec_1")
 
@@ -304,7 +304,7 @@ async def test_the_model_can_only_lower_a_time_limit(asked_ms: int | None, limit
 
 @pytest.mark.spec("EXE-08.b")
 @pytest.mark.parametrize("own", [None, timedelta(minutes=10)], ids=["default", "the tool's own"])
-async def test_no_time_limit_is_above_the_maximum_whoever_set_it(own: timedelta | None) -> None:
+async def test_no_time_limit_is_above_the_maximum_from_any_source(own: timedelta | None) -> None:
     """A tool of another process's configuration, and a default above the maximum: the maximum holds."""
     config = PipelineConfig(default_timeout=timedelta(minutes=10), max_timeout=timedelta(milliseconds=10))
     bench = make_bench([make_tool(handler=_waiting, timeout=own)], config=config)
@@ -436,7 +436,7 @@ async def test_an_abort_during_the_last_write_does_not_tear_it() -> None:
 
 
 @pytest.mark.spec("PER-19", "PER-11")
-async def test_the_gate_is_told_traits_target_and_risk_of_this_very_call(tmp_path: Path) -> None:
+async def test_the_gate_learns_traits_target_and_risk_of_this_very_call(tmp_path: Path) -> None:
     target = Target("resource", "scope", "shown", precondition="absent", is_inside_roots=False)
     seen: list[ToolContext] = []
 

@@ -75,7 +75,7 @@ def test_a_model_gets_an_error_with_what_to_do_and_what_there_was_until_then() -
     assert told.outcome == "failed"
 
 
-def test_a_refusal_is_told_apart_from_a_failure() -> None:
+def test_a_refusal_is_distinguished_from_a_failure() -> None:
     denied = ToolResult("c", error=ToolFailure(ErrorType.PERMISSION_DENIED, "no"))
 
     assert for_model(denied).outcome == "denied"

@@ -229,7 +229,9 @@ def test_a_model_the_subset_cannot_say_is_refused_by_name(model: Any) -> None:
         ({"oneOf": []}, "is not supported; a schema may use additionalProperties, "),
     ],
 )
-def test_a_keyword_in_the_wrong_place_is_told_from_one_that_is_not_supported(part: JsonObject, said: str) -> None:
+def test_a_keyword_in_the_wrong_place_is_distinguished_from_one_that_is_not_supported(
+    part: JsonObject, said: str
+) -> None:
     with pytest.raises(InvalidToolError) as caught:
         check_schema({"type": "object", "properties": {"a": part}}, tool="test.x")
 

@@ -195,7 +195,7 @@ def test_plan_mode_keeps_the_plan_tools_and_starts_no_agents() -> None:
     assert not {"code.write_file", "agent.dispatch_worker"} & set(surface.tools)
 
 
-def test_requested_names_that_nobody_answers_to_are_told() -> None:
+def test_requested_names_that_nobody_answers_to_are_reported() -> None:
     surface = compute_surface(TOOLS, SurfaceRequest(Role.WORKER, allowed_tools=("code.serach", "code.search")))
 
     assert surface.unknown == ("code.serach",)

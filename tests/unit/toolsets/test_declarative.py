@@ -157,7 +157,7 @@ def test_a_name_that_another_source_has_is_an_error_that_names_the_file(home: Pa
     assert str(path) in str(caught.value)
 
 
-def test_everything_wrong_with_every_file_is_told_at_once(home: Path) -> None:
+def test_everything_wrong_with_every_file_is_reported_at_once(home: Path) -> None:
     first = write(home, "a", timeout_ms=0, colour="red")
     second = write(home, "b", name="noname", description=" ", args=["{{other}}"])
 

@@ -246,7 +246,7 @@ async def test_a_program_that_is_not_there_is_named(
     assert (found, expected in message) == (type_, True)
 
 
-async def test_a_script_without_interpreter_is_told_apart_from_one_that_fails(
+async def test_a_script_without_interpreter_is_distinguished_from_one_that_fails(
     declared: Declared, tmp_path: Path
 ) -> None:
     script = tmp_path / "script"

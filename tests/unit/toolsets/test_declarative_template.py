@@ -173,5 +173,5 @@ def test_a_new_command_of_a_shell_line_has_options_again(texts: tuple[str, ...],
     ],
     ids=str,
 )
-def test_a_field_of_a_shell_line_stands_where_it_is_one_word(texts: tuple[str, ...], expected: list[int]) -> None:
+def test_a_field_of_a_shell_line_is_where_it_is_one_word(texts: tuple[str, ...], expected: list[int]) -> None:
     assert problems(*texts) == expected

@@ -77,7 +77,7 @@ async def test_replace_all_replaces_every_place_and_belongs_to_edits(project: Pr
 
 
 @pytest.mark.spec("FS-05.b")
-async def test_a_text_that_stands_nowhere_is_not_found_even_with_replace_all(project: Project) -> None:
+async def test_a_text_that_is_nowhere_is_not_found_even_with_replace_all(project: Project) -> None:
     project.file("x", "one\n\n  two   words\n")
 
     for flag in (False, True):
@@ -329,7 +329,7 @@ async def test_a_change_between_reading_and_renaming_is_not_lost(
 
 
 @pytest.mark.spec("FS-05", "FS-06")
-async def test_nothing_of_a_sensitive_file_is_told_before_it_is_permitted(project: Project) -> None:
+async def test_nothing_of_a_sensitive_file_is_reported_before_it_is_permitted(project: Project) -> None:
     project.file(".env", "PASSWORD=hunter2\n")
 
     await project.call("edit_file", path=".env", edits=edits(("PASSWORD=h", "PASSWORD=H")))

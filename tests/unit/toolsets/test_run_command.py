@@ -103,7 +103,7 @@ async def test_another_exit_code_than_zero_is_an_error_with_code_and_stderr(comm
     assert "stderr:\nit broke" in text_of(result)
 
 
-async def test_a_silent_error_is_told_by_the_last_line_of_output(commands: Commands) -> None:
+async def test_a_silent_error_is_reported_by_the_last_line_of_output(commands: Commands) -> None:
     failure = await commands.failure("/bin/sh", commands.program("x", "echo first; echo 1 failed; exit 1").name)
 
     assert failure.message.endswith("exit code 1: 1 failed")

@@ -255,7 +255,7 @@ async def test_a_configured_pattern_means_the_same_in_a_search(project: Project,
 
 
 @pytest.mark.spec("FS-07")
-def test_a_line_is_shown_only_if_it_stands_in_the_file_that_has_that_name(tmp_path: Path) -> None:
+def test_a_line_is_shown_only_if_it_is_in_the_file_that_has_that_name(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     (tmp_path / "outside").mkdir()
     (tmp_path / "inside/x").write_text("harmless\nhit\n")

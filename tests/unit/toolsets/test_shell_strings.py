@@ -73,7 +73,7 @@ def test_thousands_of_arguments_are_judged_at_once(word: str) -> None:
     ("program", "name"),
     [("/usr/bin/python3.11", "python"), ("gcc-12", "gcc"), ("Bash.exe", "bash"), ("7", "7"), ("node", "node")],
 )
-def test_a_name_is_told_without_folder_version_and_suffix(program: str, name: str) -> None:
+def test_a_name_is_shown_without_folder_version_and_suffix(program: str, name: str) -> None:
     assert plain_name(program) == name
 
 

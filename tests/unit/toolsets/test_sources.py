@@ -14,7 +14,7 @@ from tests.unit.toolsets.declaring import make_declared
 
 
 @pytest.mark.spec("FS-06")
-def test_the_users_sensitive_patterns_stand_beside_the_builtin_ones() -> None:
+def test_the_users_sensitive_patterns_are_added_to_the_builtin_ones() -> None:
     config = parse_config('[paths]\nsensitive = ["~/.netrc"]')
 
     policy = ToolEnvironment(config=config).paths
@@ -24,7 +24,7 @@ def test_the_users_sensitive_patterns_stand_beside_the_builtin_ones() -> None:
 
 
 @pytest.mark.spec("FS-09")
-def test_the_programs_of_hooks_are_protected_but_not_the_folders_they_are_told_of(tmp_path: Path) -> None:
+def test_the_programs_of_hooks_are_protected_but_not_the_folders_they_learn_of(tmp_path: Path) -> None:
     hook = tmp_path / "check.py"
     config = parse_config(f'[[hooks.pre]]\nname = "check"\ncommand = ["/usr/bin/python3", "{hook}", "{tmp_path}"]')
 

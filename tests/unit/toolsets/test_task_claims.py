@@ -108,7 +108,7 @@ async def child() -> AsyncIterator[Child]:
 
 
 @pytest.mark.spec("DAG-01.c", "DAG-03.f")
-async def test_it_is_told_what_to_do_and_ends_the_step_by_its_report(child: Child) -> None:
+async def test_it_learns_what_to_do_and_ends_the_step_by_its_report(child: Child) -> None:
     ready = await child.do("query_steps")
     claimed = (await child.do("claim_step", step_id="one"))["claimed"]
     done = await child.do("update_step", step_id="one", output={"n": 3})
@@ -223,7 +223,7 @@ async def test_a_report_that_cannot_be_one_is_refused(child: Child, arguments: d
 
 
 @pytest.mark.spec("DAG-06")
-async def test_a_step_that_was_cancelled_is_told_at_the_next_report(child: Child) -> None:
+async def test_a_step_that_was_cancelled_is_named_at_the_next_report(child: Child) -> None:
     await child.do("claim_step", step_id="one")
     await child.cancel("one")
 
@@ -235,7 +235,7 @@ async def test_a_step_that_was_cancelled_is_told_at_the_next_report(child: Child
     await child.do("claim_step", step_id="two")
 
 
-async def test_one_that_believes_to_hold_a_step_after_an_interruption_is_told_to_claim_it_again(child: Child) -> None:
+async def test_one_that_believes_to_hold_a_step_after_an_interruption_is_asked_to_claim_it_again(child: Child) -> None:
     await child.do("claim_step", step_id="one")
     for lease in child.additional.leases_of(child.claim):
         await child.store.claims.release(child.claim_loop.capacity().worker_id, [lease], reason="drain", now_us=1)
@@ -268,7 +268,7 @@ async def test_reports_of_other_runs_steps_are_refused(child: Child) -> None:
     assert error.type is ErrorType.STEP_NOT_CLAIMED
 
 
-async def test_where_no_run_is_held_no_further_step_is_given(child: Child) -> None:
+async def test_where_no_run_is_held_no_additional_step_is_given(child: Child) -> None:
     alone = TaskTools(child.store, lambda: child.claim_loop.capacity().worker_id, SystemClock())
     elsewhere = Child(child.store, child.ownership, child.claim_loop, child.additional, alone, child.claim)
 

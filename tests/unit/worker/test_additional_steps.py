@@ -202,7 +202,7 @@ class Halted:
         raise AssertionError
 
 
-async def test_a_run_that_is_handed_back_gives_both_back_and_holds_nothing_when_it_goes_on() -> None:
+async def test_a_run_that_is_released_gives_both_back_and_holds_nothing_when_it_goes_on() -> None:
     process = Process()
     work = Halted(process)
 
@@ -245,7 +245,7 @@ async def test_a_cancelled_task_cancels_both() -> None:
 
 
 @pytest.mark.spec("DAG-06")
-async def test_a_cancel_of_the_further_step_ends_it_alone_and_the_run_can_be_told_why() -> None:
+async def test_a_cancel_of_the_additional_step_ends_it_alone_and_the_run_learns_why() -> None:
     process = Process()
     may_end = asyncio.Event()
     told: list[str] = []
@@ -273,7 +273,7 @@ async def test_a_cancel_of_the_further_step_ends_it_alone_and_the_run_can_be_tol
     assert told == ["it was cancelled: not needed"]
 
 
-async def test_a_pause_leaves_the_further_step_to_its_holders_hand_back() -> None:
+async def test_a_pause_leaves_the_additional_step_to_its_holders_release() -> None:
     process = Process()
     work = Halted(process)
 
@@ -320,7 +320,7 @@ async def test_a_run_that_lost_its_lease_leaves_nothing_held_for_good() -> None:
 
 
 # -- the claim's answer, and what cannot be done
-async def test_a_further_claim_that_was_heard_is_not_given_back_as_unheard() -> None:
+async def test_an_additional_claim_that_was_heard_is_not_given_back_as_unheard() -> None:
     process = Process()
 
     async def work(claim: Claim) -> StepEnd:
@@ -343,7 +343,7 @@ class DeafStore(MemoryStore):
         raise UnavailableError("the answer was lost")
 
 
-async def test_a_further_claim_whose_answer_was_lost_is_given_back() -> None:
+async def test_an_additional_claim_whose_answer_was_lost_is_given_back() -> None:
     process = Process(DeafStore())
     tries: list[Claim] = []
 

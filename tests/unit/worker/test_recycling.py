@@ -10,7 +10,7 @@ from soong.shared.core.settings import Settings
 from soong.worker.recycling import JITTER, RecycleLimits, resident_mib
 
 
-def test_each_process_waits_for_at_least_what_it_is_told_and_not_for_much_more() -> None:
+def test_each_process_waits_for_at_least_what_it_is_configured_to_and_not_for_much_more() -> None:
     settings = Settings(recycle_after=100, recycle_memory_mb=200)
 
     worn = [RecycleLimits.of(settings, random.Random(seed)) for seed in range(50)]
@@ -20,7 +20,7 @@ def test_each_process_waits_for_at_least_what_it_is_told_and_not_for_much_more()
     assert len({recycle_limits.most_runs for recycle_limits in worn}) > 10
 
 
-def test_nothing_wears_a_process_out_unless_it_is_told() -> None:
+def test_nothing_recycles_a_process_unless_it_is_configured() -> None:
     recycle_limits = RecycleLimits.of(Settings(), random.Random(0))
     recycle_limits.runs = 1_000_000
 
@@ -50,7 +50,7 @@ async def test_the_last_run_tells_at_once_that_it_is_time() -> None:
     assert await recycle_limits.until_due(3600) == "it has run 2 steps"
 
 
-def test_our_own_signal_is_told_from_an_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_signal_is_distinguished_from_an_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     recycle_limits = RecycleLimits(most_runs=1, runs=1)

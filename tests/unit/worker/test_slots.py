@@ -182,7 +182,7 @@ async def test_a_process_is_idle_when_the_last_of_its_runs_has_ended_and_not_bef
         await holding
 
 
-async def test_a_run_whose_log_cannot_be_written_is_handed_back_and_goes_on() -> None:
+async def test_a_run_whose_log_cannot_be_written_is_released_and_goes_on() -> None:
     tries = 0
 
     async def work(claim: Claim) -> StepEnd:

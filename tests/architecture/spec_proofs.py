@@ -18,7 +18,7 @@ PRODUCT = ("orchestrator", "worker", "shared", "soong")
 MAX_CHANGED_LINES = 1_000
 """Lines of product code added and removed since the run, about one in fifty. A file that only moved has none."""
 
-_FIELDS = ("commit", "command", "metrics")
+_FIELDS = ("commit", "command", "figures")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
@@ -59,8 +59,8 @@ def _read(path: Path, checkout: Path) -> ProofRecord:
         )
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise ProofRecordError(f"{path.name}: commit is {commit!r}, not 7 to 40 hexadecimal digits")
-    if not isinstance(record["command"], str) or not isinstance(record["metrics"], Mapping):
-        raise ProofRecordError(f"{path.name}: command is not a text, or metrics is not an object")
+    if not isinstance(record["command"], str) or not isinstance(record["figures"], Mapping):
+        raise ProofRecordError(f"{path.name}: command is not a text, or figures is not an object")
     unknown = [each for each in ids if each not in known_ids()]
     if unknown:
         raise ProofRecordError(f"{path.name}: docs/spec.md has no {unknown[0]!r}")

@@ -103,7 +103,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, **fields: Any) -> Path:
-    record = {"clauses": ["OPS-03.a"], "commit": "0" * 40, "command": "make bench", "metrics": {"workers": 4}, **fields}
+    record = {"clauses": ["OPS-03.a"], "commit": "0" * 40, "command": "make bench", "figures": {"workers": 4}, **fields}
     (folder / "scale.json").write_text(json.dumps(record))
     return folder
 
@@ -164,7 +164,7 @@ def test_a_record_of_a_commit_outside_the_history_is_stale(checkout: Path) -> No
     [
         ({"commit": ""}, "has no commit"),
         ({"command": ""}, "has no command"),
-        ({"metrics": {}}, "has no metrics"),
+        ({"figures": {}}, "has no figures"),
         ({"clauses": None}, "clauses is None, not a list"),
         ({"clauses": "OPS-03.a"}, "clauses is 'OPS-03.a', not a list"),
         ({"commit": "main"}, "commit is 'main', not 7 to 40 hexadecimal digits"),

@@ -24,6 +24,7 @@ from soong.shared.agents.messages import (
     user_node,
 )
 from soong.shared.agents.ports import RunTranscript
+from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node, NodeKind
@@ -90,6 +91,19 @@ class Conversation:
     @property
     def turns(self) -> int:
         return sum(isinstance(message, ModelResponse) for message in self.messages)
+
+    def cut_answers(self) -> list[ModelResponse]:
+        """Return the answers right before the last one that were cut at the limit of output tokens, oldest first.
+
+        They are found in the history, so that a run which another process takes up counts them, too.
+        """
+        found: list[ModelResponse] = []
+        for message in reversed(self.messages[:-1]):
+            if isinstance(message, ModelResponse):
+                if message.finish_reason != "length" or any(part.tool_name != FINAL_TOOL for part in calls_of(message)):
+                    break
+                found.append(message)
+        return found[::-1]
 
     def add_answer(self, response: ModelResponse) -> None:
         """Take a model's answer.

@@ -21,6 +21,8 @@ class AgentLimits:
     """How many turns in a row may make the same call that fails in the same way; 0: any number."""
     max_reasks: int = 3
     """How often an answer that breaks the output schema is asked for again."""
+    max_continuations: int = 2
+    """How often an answer that was cut at the model's limit of output tokens is continued (DIS-12)."""
     model_attempts: int = 5
     """How often one model request is sent, provider failures included (DIS-09)."""
     parallel_reads: int = 10

@@ -11,12 +11,13 @@ from decimal import Decimal
 from typing import Any, Final
 
 from pydantic_ai.messages import ModelResponse, ToolCallPart
-from pydantic_ai.models import Model
+from pydantic_ai.models import Model, ModelRequestParameters
 
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.hook_stop import StopAfterHook, stop_of
 from soong.shared.agents.messages import VERSION, opening_nodes
 from soong.shared.agents.model import SCRIPT
+from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep, request
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
 from soong.shared.agents.repeats import RepeatedFailures
@@ -24,12 +25,9 @@ from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.agents.turn import (
     FINAL_TOOL,
     ModelAnswer,
-    ProviderFailedError,
-    Sleep,
     add,
     judge,
     parameters_of,
-    request,
     usage_of,
 )
 from soong.shared.core.clock import Clock
@@ -50,6 +48,8 @@ from soong.shared.tools.schedule import Executor, run_turn
 MAX_SHOWN_CHARS: Final = 1000
 STEP_REPORT: Final = "agent.task_update_step"
 """The tool by which a run ends a step that it holds in addition to its own; such a report's data has its status."""
+
+CONTENT_FILTER: Final = "the provider's content filter stopped the answer"
 
 NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
 
@@ -115,23 +115,31 @@ class _Loop:
             return self._failed(EndReason.SCHEMA_UNSUPPORTED, str(error))
         await self._begin(transcript, names)
         while True:
-            response = self.talk.answer
-            if response is None:
-                if self.stop:
-                    return self._failed(EndReason.STOPPED_BY_HOOK, self.stop)
-                if self.talk.turns >= self.max_turns:
-                    words = f"the run had {self.max_turns} model turns"
-                    return self._failed(EndReason.MAX_TURNS, words, is_retryable=True)
-                try:
-                    response = await self._ask(parameters)
-                except ProviderFailedError as error:
-                    return self._failed(EndReason.PROVIDER_FAILED, str(error), is_retryable=error.is_retryable)
-                except ScriptFailedError as error:
-                    words = f"the script failed: {error}"
-                    return self._failed(EndReason.FAILED, words, type=error.type, is_retryable=error.is_retryable)
-            end = await self._follow(judge(response, self.task.output_schema), names)
+            answer = self.talk.answer or await self._next_answer(parameters)
+            if isinstance(answer, AgentEnd):
+                return answer
+            if answer.finish_reason == "content_filter":
+                return self._failed(EndReason.FAILED, CONTENT_FILTER, type="content_filter")
+            cut = self.talk.cut_answers()
+            end = await self._follow(judge(answer, self.task.output_schema, cut), names, len(cut))
             if end is not None:
                 return end
+
+    async def _next_answer(self, parameters: ModelRequestParameters) -> ModelResponse | AgentEnd:
+        """Ask the model, or return the run's end where it gets no other turn or no answer."""
+        if self.stop:
+            return self._failed(EndReason.STOPPED_BY_HOOK, self.stop)
+        if self.talk.turns >= self.max_turns:
+            return self._failed(EndReason.MAX_TURNS, f"the run had {self.max_turns} model turns", is_retryable=True)
+        try:
+            return await self._ask(parameters)
+        except ContextFullError as error:
+            return self._failed(EndReason.TOKEN_LIMIT, f"the model's context is full: {error}")
+        except ProviderFailedError as error:
+            return self._failed(EndReason.PROVIDER_FAILED, str(error), is_retryable=error.is_retryable)
+        except ScriptFailedError as error:
+            words = f"the script failed: {error}"
+            return self._failed(EndReason.FAILED, words, type=error.type, is_retryable=error.is_retryable)
 
     # -- beginning
     async def _begin(self, transcript: RunTranscript, names: NameTable) -> None:
@@ -179,7 +187,7 @@ class _Loop:
             self.talk.answered.append(result)
 
     # -- one turn
-    async def _ask(self, parameters: Any) -> ModelResponse:
+    async def _ask(self, parameters: ModelRequestParameters) -> ModelResponse:
         turn = self.talk.turns + 1
         model = self.task.identity.model or self.model.model_name
         self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": model})
@@ -208,12 +216,13 @@ class _Loop:
             "calls": used.tool_calls,
             "input_tokens": used.input_tokens,
             "output_tokens": used.output_tokens,
+            "finish_reason": response.finish_reason,
         }
         self.talk.note(EventType.MODEL_RESPONDED, facts)
         # The answer as it was taken in: call ids may have been made unique.
         return self.talk.answer or response
 
-    async def _follow(self, answer: ModelAnswer, names: NameTable) -> AgentEnd | None:
+    async def _follow(self, answer: ModelAnswer, names: NameTable, cut_before: int) -> AgentEnd | None:
         """Do what an answer asks for; return the run's end when that is what it asks for."""
         if answer.calls:
             results = await self._run_calls(answer.calls, names)
@@ -222,7 +231,10 @@ class _Loop:
             return self._judge_repeats()
         if not answer.problem:
             return self._completed(answer.output)
-        self.reasks += 1
+        if answer.is_cut and cut_before >= self.task.limits.max_continuations:
+            words = f"{cut_before + 1} answers in a row were cut at the model's limit of output tokens"
+            return self._failed(EndReason.TOKEN_LIMIT, words)
+        self.reasks += not answer.is_cut
         if self.reasks > self.task.limits.max_reasks:
             return self._failed(EndReason.FAILED, answer.problem, type="invalid_output", is_retryable=True)
         if answer.finals:

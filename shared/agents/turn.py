@@ -1,33 +1,20 @@
-"""One turn: a model request that survives a provider's bad moments, and what its answer means.
+"""One turn: what a request tells of tools, and what its answer means.
 
-Owns retries inside the lease (DIS-09) and the judgement of a final answer against the step's schema. What follows from
-an answer is the loop's business.
+Owns the judgement of a final answer against the step's schema. What follows from an answer is the loop's business.
 """
 
-import asyncio
-import random
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
-from pydantic_ai.exceptions import (
-    AgentRunError,
-    ModelConnectionError,
-    ModelHTTPError,
-    ModelRateLimitError,
-    ModelServerError,
-    ModelUnavailableError,
-    UserError,
-)
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
-from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.messages import ModelResponse, ToolCallPart
+from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition as ToolForModel
 
 from soong.shared.agents.messages import arguments_of, calls_of, text_of
-from soong.shared.core.errors import InvalidJsonError, SoongError
+from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
-from soong.shared.core.settings import without_password
 from soong.shared.engine.runs.record import Usage
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import NameTable
@@ -35,22 +22,8 @@ from soong.shared.tools.schema import validate
 
 FINAL_TOOL: Final = "final_result"
 """How a model gives its output when there is a schema for it. No tool of ours mangles to it: theirs have a dot."""
-
-BACKOFF_S: Final = 1.0
-BACKOFF_LIMIT_S: Final = 30.0
-
-_PASSING = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError)
-_PASSING_CODES = frozenset({408, 425, 429})
-
-Sleep = Callable[[float], Awaitable[None]]
-
-
-class ProviderFailedError(SoongError):
-    """The provider gave no answer, after as many attempts as allowed or at once where more would not help."""
-
-    def __init__(self, message: str, *, is_retryable: bool) -> None:
-        super().__init__(message)
-        self.is_retryable = is_retryable
+GO_ON: Final = "Your answer was cut at the limit of output tokens. Go on exactly where it stopped, and repeat nothing."
+CUT_RESULT: Final = "your answer was cut at the limit of output tokens; give the result again, in fewer words"
 
 
 def parameters_of(
@@ -80,66 +53,31 @@ def parameters_of(
     )
 
 
-async def request(
-    model: Model[Any],
-    messages: list[ModelMessage],
-    parameters: ModelRequestParameters,
-    *,
-    attempts: int,
-    failed: Callable[[int, str, bool], None],
-    sleep: Sleep = asyncio.sleep,
-) -> ModelResponse:
-    """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` gets each failure.
-
-    Raises:
-        ProviderFailedError: no answer came.
-    """
-    for attempt in range(1, attempts + 1):
-        try:
-            return await model.request(messages, None, parameters)
-        except (AgentRunError, UserError) as error:
-            may_pass = _may_pass(error)
-            is_retried = may_pass and attempt < attempts
-            failed(attempt, str(error), is_retried)
-            if not is_retried:
-                words = f"{attempt} attempts: {error}" if attempt > 1 else str(error)
-                if isinstance(error, ModelConnectionError) and model.base_url:
-                    words = f"{words} ({without_password(model.base_url)})"
-                raise ProviderFailedError(words, is_retryable=may_pass) from error
-            await sleep(_pause_s(error, attempt))
-    raise ProviderFailedError("no attempt was allowed", is_retryable=False)
-
-
-def _may_pass(error: Exception) -> bool:
-    """Say whether a failure is of the provider's moment: busy, limited, down, unreachable."""
-    if isinstance(error, ModelHTTPError) and (error.status_code >= 500 or error.status_code in _PASSING_CODES):
-        return True
-    return isinstance(error, _PASSING)
-
-
-def _pause_s(error: Exception, attempt: int) -> float:
-    asked = getattr(error, "retry_after", None)  # seconds, where the provider says so
-    if isinstance(asked, int | float) and 0 <= asked <= BACKOFF_LIMIT_S:
-        return float(asked)
-    # Spread, so that the runs of one wave do not come back together.
-    return float(min(BACKOFF_S * 2 ** (attempt - 1), BACKOFF_LIMIT_S) * (0.5 + random.random() / 2))  # noqa: S311
-
-
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
     """What an answer means. With ``calls`` the turn continues; else it ends with ``output`` or ``problem``.
 
-    ``finals`` are the calls of FINAL_TOOL among the answer's.
+    ``finals`` are the calls of FINAL_TOOL among the answer's. One that ``is_cut`` reached the model's limit of output
+    tokens: what it says is not all, and ``problem`` asks for the rest.
     """
 
     calls: tuple[ToolCallPart, ...]
     finals: tuple[ToolCallPart, ...]
     output: Json = None
     problem: str = ""
+    is_cut: bool = False
 
 
-def judge(response: ModelResponse, schema: JsonObject | None) -> ModelAnswer:
-    """Say what a model's answer means."""
+def judge(response: ModelResponse, schema: JsonObject | None, cut: Sequence[ModelResponse] = ()) -> ModelAnswer:
+    """Say what a model's answer means; ``cut`` are the answers that it continues."""
+    answer = _judged_answer(response, schema, "".join(map(text_of, cut)) if schema is None else "")
+    if answer.calls or response.finish_reason != "length":
+        return answer  # of cut calls the pipeline refuses those whose arguments are not whole
+    ask = GO_ON if schema is None else CUT_RESULT
+    return replace(answer, output=None, problem=ask, is_cut=True)
+
+
+def _judged_answer(response: ModelResponse, schema: JsonObject | None, before: str) -> ModelAnswer:
     asked = calls_of(response)
     finals = tuple(part for part in asked if part.tool_name == FINAL_TOOL and schema is not None)
     calls = tuple(part for part in asked if part not in finals)
@@ -149,7 +87,7 @@ def judge(response: ModelResponse, schema: JsonObject | None) -> ModelAnswer:
         )
     if finals and schema is not None:
         return _judged(finals, arguments_of(finals[0]), schema)
-    text = text_of(response).strip()
+    text = (before + text_of(response)).strip()
     if schema is None:
         return ModelAnswer((), (), _output_of(text)) if text else ModelAnswer((), (), problem="your answer was empty")
     try:

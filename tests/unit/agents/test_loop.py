@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai.exceptions import ModelConnectionError, ModelHTTPError
+from pydantic_ai.exceptions import ModelConnectionError, ModelContextWindowExceededError, ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -344,6 +344,108 @@ async def test_a_provider_that_does_not_recover_fails_the_run_clearly(
     assert end.error is not None
     assert end.error.retryable is is_retryable
     assert str(status) in end.error.message
+
+
+# -- the ends of an answer
+def cut(*parts: Any) -> ModelResponse:
+    """Return an answer that reached the model's limit of output tokens."""
+    return ModelResponse(parts=parts, finish_reason="length")
+
+
+@pytest.mark.spec("DIS-12.b")
+async def test_a_cut_text_is_continued_and_joined() -> None:
+    talker = Talker(cut(TextPart("The answer ")), cut(TextPart("is ")), says("42."))
+
+    end, _ = await run(talker)
+
+    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "The answer is 42.")
+    prompt: Any = talker.told[1][-1].parts[0]
+    assert "Go on exactly where it stopped" in str(prompt.content)
+
+
+@pytest.mark.spec("DIS-12.b")
+@pytest.mark.parametrize("schema", [None, SCHEMA], ids=["text", "schema"])
+async def test_a_text_that_is_cut_again_and_again_ends_the_run(schema: JsonObject | None) -> None:
+    part = TextPart("word " if schema is None else '{"n": 1')
+    talker = Talker(*(cut(part) for _ in range(9)))
+
+    end, _ = await run(talker, make_task(output_schema=schema, limits=AgentLimits(max_continuations=2)))
+
+    assert len(talker.told) == 3
+    assert (end.end_reason, end.output) == (EndReason.TOKEN_LIMIT, None)
+    assert end.error is not None
+    assert "3 answers in a row were cut" in end.error.message
+
+
+@pytest.mark.spec("DIS-12.b")
+async def test_a_cut_result_does_not_count_even_where_it_holds_to_its_schema() -> None:
+    talker = Talker(cut(ToolCallPart(FINAL_TOOL, {"n": 1}, "f1")), final({"n": 2}, "f2"))
+
+    end, _ = await run(talker, make_task(output_schema=SCHEMA))
+
+    assert end.output == {"n": 2}
+    assert "cut at the limit" in error_told(talker)["message"]
+
+
+@pytest.mark.spec("DIS-12.b")
+async def test_of_cut_calls_those_with_whole_arguments_run() -> None:
+    parts = (ToolCallPart("test__shout", {"text": "a"}, "c1"), ToolCallPart("test__shout", '{"text": "b', "c2"))
+    talker = Talker(cut(*parts), says("done"))
+
+    end, _ = await run(talker)
+
+    told: list[Any] = list(talker.told[1][-1].parts)
+    assert told[0].content == "A"
+    assert told[1].content["error"]["type"] == "invalid_input"
+    assert end.output == "done"
+
+
+async def test_calls_between_two_cut_texts_part_them() -> None:
+    talker = Talker(cut(TextPart("lost ")), calls(("test__shout", {"text": "a"}, "c1")), says("whole"))
+
+    end, _ = await run(talker)
+
+    assert end.output == "whole"
+
+
+async def test_a_run_taken_up_again_counts_the_cut_answers_before_it() -> None:
+    first = Talker(cut(TextPart("one ")), cut(TextPart("two ")), ModelHTTPError(401, "m", "no"))
+    _, notebook = await run(first)
+    notebook.written = [node for node in (*notebook.written, *_.nodes) if node.kind is not NodeKind.RESULT]
+
+    end, _ = await run(Talker(says("three")), make_task(is_resumed=True), notebook=notebook)
+
+    assert end.output == "one two three"
+
+
+@pytest.mark.spec("DIS-12.a")
+async def test_what_the_content_filter_stopped_is_no_result() -> None:
+    answer = ModelResponse(parts=[TextPart("Half of")], finish_reason="content_filter")
+
+    end, _ = await run(Talker(answer))
+
+    assert end.end_reason is EndReason.FAILED
+    assert end.error is not None
+    assert (end.error.type, end.error.retryable) == ("content_filter", False)
+
+
+@pytest.mark.spec("DIS-12.c")
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(ModelContextWindowExceededError("m", "too long"), id="known to the library"),
+        pytest.param(
+            ModelHTTPError(400, "m", {"error": {"type": "exceed_context_size_error", "n_ctx": 512}}), id="llama.cpp"
+        ),
+    ],
+)
+async def test_a_full_context_ends_the_run_as_token_limit(error: Exception) -> None:
+    end, _ = await run(Talker(error, says("never")))
+
+    assert end.end_reason is EndReason.TOKEN_LIMIT
+    assert end.error is not None
+    assert end.error.message.startswith("the model's context is full")
+    assert not end.error.retryable
 
 
 async def test_a_tool_that_asks_for_it_does_not_stop_the_run() -> None:

@@ -1,0 +1,130 @@
+"""One model request: sent until there is a whole answer, or until it is clear that none comes (DIS-09, DIS-12).
+
+Owns the one retry policy: the providers' clients do not retry by themselves. A provider says how long to wait
+(``Retry-After``, RFC 9110 section 10.2.3), and that is how long the run waits.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from pydantic_ai.exceptions import (
+    AgentRunError,
+    ModelAPIError,
+    ModelConnectionError,
+    ModelContextWindowExceededError,
+    ModelHTTPError,
+    ModelRateLimitError,
+    ModelServerError,
+    ModelUnavailableError,
+    UserError,
+)
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
+
+from soong.shared.core.errors import SoongError
+from soong.shared.core.settings import without_password
+
+BACKOFF_S: Final = 1.0
+BACKOFF_LIMIT_S: Final = 30.0
+
+_ONE_REQUEST: Final = ModelSettings(max_retries=0)
+_PASSING: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError)
+_PASSING_CODES: Final = frozenset({408, 425, 429})
+_STREAMED: Final = frozenset({"anthropic"})
+"""Providers whose answers arrive as a stream within one request: without the final mark of the stream one was cut."""
+_CONTEXT_FULL: Final = ("exceed_context_size", "exceeds the available context size")
+"""How llama.cpp says it; the words of the providers are known to the model library."""
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class ProviderFailedError(SoongError):
+    """The provider gave no answer, after as many attempts as allowed or at once where more would not help."""
+
+    def __init__(self, message: str, *, is_retryable: bool) -> None:
+        super().__init__(message)
+        self.is_retryable = is_retryable
+
+
+class ContextFullError(ProviderFailedError):
+    """The history is longer than what the model can read."""
+
+
+class BrokenAnswerError(AgentRunError):
+    """What arrived is no whole answer: the stream was cut, or the provider broke it off."""
+
+
+async def request(
+    model: Model[Any],
+    messages: list[ModelMessage],
+    parameters: ModelRequestParameters,
+    *,
+    attempts: int,
+    failed: Callable[[int, str, bool], None],
+    sleep: Sleep = asyncio.sleep,
+) -> ModelResponse:
+    """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` gets each failure.
+
+    Raises:
+        ContextFullError: the model cannot read so much.
+        ProviderFailedError: no answer came.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            return _checked(await model.request(messages, _ONE_REQUEST, parameters))
+        except (AgentRunError, UserError) as error:
+            may_pass = _may_pass(error)
+            is_retried = may_pass and attempt < attempts
+            failed(attempt, str(error), is_retried)
+            if not is_retried:
+                raise _failure(error, attempt, model, is_retryable=may_pass) from error
+            await sleep(_pause_s(error, attempt))
+    raise ProviderFailedError("no attempt was allowed", is_retryable=False)
+
+
+def _checked(response: ModelResponse) -> ModelResponse:
+    """Return a whole answer. Raises: BrokenAnswerError.
+
+    The library's ``finish_reason`` is no proof: it makes one up for a stream that was cut. The provider's own is kept
+    in the details.
+    """
+    if response.finish_reason == "error":
+        raise BrokenAnswerError("the provider broke its answer off")
+    if response.provider_name in _STREAMED and not (response.provider_details or {}).get("finish_reason"):
+        raise BrokenAnswerError("the answer ended before the provider's final mark")
+    return response
+
+
+def _failure(error: Exception, attempt: int, model: Model[Any], *, is_retryable: bool) -> ProviderFailedError:
+    words = f"{attempt} attempts: {error}" if attempt > 1 else str(error)
+    if isinstance(error, ModelConnectionError) and model.base_url:
+        words = f"{words} ({without_password(model.base_url)})"
+    if _is_context_full(error):
+        return ContextFullError(words, is_retryable=False)
+    return ProviderFailedError(words, is_retryable=is_retryable)
+
+
+def _is_context_full(error: Exception) -> bool:
+    if isinstance(error, ModelContextWindowExceededError):
+        return True
+    is_refused = isinstance(error, ModelHTTPError) and error.status_code == 400
+    return is_refused and any(words in str(error) for words in _CONTEXT_FULL)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Say whether a failure is of the provider's moment: busy, limited, down, unreachable, cut off."""
+    if isinstance(error, ModelHTTPError) and (error.status_code >= 500 or error.status_code in _PASSING_CODES):
+        return True
+    # The base class alone: the answer could not be decoded.
+    return isinstance(error, (*_PASSING, BrokenAnswerError)) or type(error) is ModelAPIError
+
+
+def _pause_s(error: Exception, attempt: int) -> float:
+    asked = getattr(error, "retry_after", None)  # seconds, where the provider says so
+    if isinstance(asked, int | float) and asked >= 0:
+        return float(asked)
+    # Spread, so that the runs of one wave do not come back together.
+    return float(min(BACKOFF_S * 2 ** (attempt - 1), BACKOFF_LIMIT_S) * (0.5 + random.random() / 2))  # noqa: S311

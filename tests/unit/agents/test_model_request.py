@@ -1,0 +1,129 @@
+"""One model request: how often it is sent, how long it waits, and which answers are whole."""
+
+from typing import Any
+
+import pytest
+from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError, ModelRateLimitError
+from pydantic_ai.messages import FinishReason, ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
+
+from soong.shared.agents.model_request import ProviderFailedError, request
+
+
+class Provider(Model[Any]):
+    """A model that gives the answers it has, and keeps the settings that it was asked with."""
+
+    def __init__(self, *answers: ModelResponse | Exception) -> None:
+        super().__init__()
+        self.answers = list(answers)
+        self.asked_with: list[ModelSettings | None] = []
+
+    @property
+    def model_name(self) -> str:
+        return "m"
+
+    @property
+    def system(self) -> str:
+        return "anthropic"
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        self.asked_with.append(model_settings)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def answer(finish_reason: FinishReason | None, mark: str = "", provider: str = "anthropic") -> ModelResponse:
+    """Return an answer with the library's reason for its end, and the provider's own mark where one came."""
+    details = {"finish_reason": mark} if mark else None
+    parts = [TextPart("one")]
+    return ModelResponse(parts=parts, provider_name=provider, finish_reason=finish_reason, provider_details=details)
+
+
+WHOLE = answer("stop", "end_turn")
+
+
+async def ask(provider: Provider, attempts: int = 5) -> tuple[ModelResponse, list[float], list[str]]:
+    pauses: list[float] = []
+    failures: list[str] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    response = await request(
+        provider,
+        [ModelRequest(parts=[UserPromptPart("hi")])],
+        ModelRequestParameters(),
+        attempts=attempts,
+        failed=lambda _attempt, words, _again: failures.append(words),
+        sleep=sleep,
+    )
+    return response, pauses, failures
+
+
+@pytest.mark.spec("DIS-12.d")
+async def test_the_clients_own_retries_are_off() -> None:
+    provider = Provider(WHOLE)
+
+    await ask(provider)
+
+    assert provider.asked_with == [{"max_retries": 0}]
+
+
+@pytest.mark.spec("DIS-12.d")
+@pytest.mark.parametrize("asked_s", [0.0, 40.0, 3600.0])
+async def test_the_run_waits_as_long_as_the_provider_says(asked_s: float) -> None:
+    limited = ModelRateLimitError("m", "slow down", retry_after=asked_s)
+
+    _, pauses, _ = await ask(Provider(limited, WHOLE))
+
+    assert pauses == [asked_s]
+
+
+@pytest.mark.spec("DIS-12.a")
+async def test_an_answer_without_the_final_mark_of_its_stream_is_asked_for_again() -> None:
+    response, _, failures = await ask(Provider(answer("stop"), WHOLE))
+
+    assert response is WHOLE
+    assert failures == ["the answer ended before the provider's final mark"]
+
+
+@pytest.mark.spec("DIS-12.a")
+async def test_an_answer_that_the_provider_broke_off_is_asked_for_again() -> None:
+    response, _, failures = await ask(Provider(answer("error", provider="openai"), WHOLE))
+
+    assert response is WHOLE
+    assert failures == ["the provider broke its answer off"]
+
+
+async def test_an_answer_that_came_as_one_document_needs_no_mark() -> None:
+    response, _, failures = await ask(Provider(answer(None, provider="openai")))
+
+    assert response.parts == [TextPart("one")]
+    assert failures == []
+
+
+@pytest.mark.spec("DIS-09.a")
+async def test_a_garbled_answer_is_asked_for_again() -> None:
+    response, _, failures = await ask(Provider(ModelAPIError("m", "cannot be decoded"), WHOLE))
+
+    assert response is WHOLE
+    assert len(failures) == 1
+
+
+@pytest.mark.spec("DIS-09.a")
+async def test_at_most_so_many_requests_are_sent_and_each_failure_is_told() -> None:
+    provider = Provider(*(ModelHTTPError(503, "m", "away") for _ in range(9)))
+
+    with pytest.raises(ProviderFailedError, match="5 attempts") as raised:
+        await ask(provider)
+
+    assert len(provider.asked_with) == 5
+    assert raised.value.is_retryable

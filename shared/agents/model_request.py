@@ -1,4 +1,4 @@
-"""One model request: sent until there is a whole answer, or until it is clear that none comes (DIS-09, DIS-12).
+"""One model request: sent until an answer is complete, or until it is clear that none comes (DIS-09, DIS-12).
 
 Owns the one retry policy: the providers' clients do not retry by themselves. A provider says how long to wait
 (``Retry-After``, RFC 9110 section 10.2.3), and that is how long the run waits.
@@ -54,7 +54,7 @@ class ContextFullError(ProviderFailedError):
 
 
 class BrokenAnswerError(AgentRunError):
-    """What arrived is no whole answer: the stream was cut, or the provider broke it off."""
+    """What arrived is not complete: the stream was cut, or the provider broke the answer off."""
 
 
 async def request(
@@ -86,10 +86,10 @@ async def request(
 
 
 def _checked(response: ModelResponse) -> ModelResponse:
-    """Return a whole answer. Raises: BrokenAnswerError.
+    """Return a complete answer. Raises: BrokenAnswerError.
 
-    The library's ``finish_reason`` is no proof: it makes one up for a stream that was cut. The provider's own is kept
-    in the details.
+    The library's ``finish_reason`` proves nothing: it makes one up for a stream that was cut. The provider's own is
+    kept in the details.
     """
     if response.finish_reason == "error":
         raise BrokenAnswerError("the provider broke its answer off")

@@ -22,7 +22,9 @@ from soong.shared.tools.schema import validate
 
 FINAL_TOOL: Final = "final_result"
 """How a model gives its output when there is a schema for it. No tool of ours mangles to it: theirs have a dot."""
-GO_ON: Final = "Your answer was cut at the limit of output tokens. Go on exactly where it stopped, and repeat nothing."
+CONTINUE: Final = (
+    "Your answer was cut at the limit of output tokens. Continue exactly where it stopped, and repeat nothing."
+)
 CUT_RESULT: Final = "your answer was cut at the limit of output tokens; give the result again, in fewer words"
 
 
@@ -73,7 +75,7 @@ def judge(response: ModelResponse, schema: JsonObject | None, cut: Sequence[Mode
     answer = _judged_answer(response, schema, "".join(map(text_of, cut)) if schema is None else "")
     if answer.calls or response.finish_reason != "length":
         return answer  # of cut calls the pipeline refuses those whose arguments are not whole
-    ask = GO_ON if schema is None else CUT_RESULT
+    ask = CONTINUE if schema is None else CUT_RESULT
     return replace(answer, output=None, problem=ask, is_cut=True)
 
 

@@ -360,7 +360,7 @@ async def test_a_cut_text_is_continued_and_joined() -> None:
 
     assert (end.end_reason, end.output) == (EndReason.COMPLETED, "The answer is 42.")
     prompt: Any = talker.told[1][-1].parts[0]
-    assert "Go on exactly where it stopped" in str(prompt.content)
+    assert "Continue exactly where it stopped" in str(prompt.content)
 
 
 @pytest.mark.spec("DIS-12.b")

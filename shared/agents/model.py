@@ -97,6 +97,11 @@ def _provider_model(name: str) -> "Model[Any]":
         raise InvalidConfigError(f"the model {name!r} cannot be used: {type(error).__name__}: {error}") from error
 
 
+def forget_models() -> None:
+    """Drop the models of this process: the next one of a name is made again, from the environment of then."""
+    _provider_model.cache_clear()
+
+
 _VARIABLE = re.compile(r"`([A-Z][A-Z0-9_]{2,})`")
 """How the model library names an environment variable in what it says of a missing key."""
 

@@ -170,7 +170,7 @@ def test_the_last_failed_task_is_resumed_on_another_model(cli: CliHarness) -> No
     # A service that lives may have packages and keys that this command has not: it is not refused here.
     service = cli.start("up")
     until((cli.home / "service.json").exists, "the service")
-    failed = cli.json("run", cli.plan(NO_SUCH_MODEL % "anthropic:without-package"))
+    failed = cli.json("run", cli.plan(NO_SUCH_MODEL % "mistral:without-package"))
 
     resumed = cli.json("resume", "--last", "--model", "script")
 
@@ -179,7 +179,7 @@ def test_the_last_failed_task_is_resumed_on_another_model(cli: CliHarness) -> No
     runs = cli.json("runs", "list", "--task", failed["id"])
     assert [run["model"] for run in runs if run["step"]] == [
         "script",
-        "anthropic:without-package",
+        "mistral:without-package",
     ]
     service.terminate()
     service.wait(timeout=60)

@@ -1,0 +1,1 @@
+"""Agents on the providers' real clients, against servers that are not ours."""

@@ -1,0 +1,171 @@
+"""The loop on every wire, through the providers' own clients; the server breaks the wire and judges the client."""
+
+import time
+
+import pytest
+from llmock.scenarios import Fail, Reply, StreamFault, ToolCall, ToolFault
+
+from soong.shared.agents.definition import AgentLimits
+from soong.shared.agents.ports import AgentEnd
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.step import Outcome
+from tests.unit.agents.parts import Notebook, make_task
+from tests.wires.wire import MODELS, Wires
+
+EVERY_WIRE = pytest.mark.parametrize("wire", MODELS)
+STREAMED = pytest.mark.parametrize("wire", ["anthropic"])
+"""Wires whose answers arrive as streams today."""
+
+
+async def no_pause(_seconds: float) -> None:
+    return
+
+
+def failures(end: AgentEnd) -> list[str]:
+    return [str(event.data["message"]) for event in end.events if event.type == EventType.MODEL_FAILED]
+
+
+@pytest.mark.spec("REG-04")
+@EVERY_WIRE
+async def test_two_calls_at_once_and_an_answer(wires: Wires, wire: str) -> None:
+    calls = (ToolCall("code__list_dir", {"path": "a"}), ToolCall("code__list_dir", {"path": "b"}))
+    wires.will(Reply(tool_calls=calls), Reply(text="two folders, one file each"))
+    notebook = Notebook()
+
+    end = await wires.run(wire, notebook=notebook)
+
+    assert (end.end_reason, end.outcome) == (EndReason.COMPLETED, Outcome.CLEAN)
+    assert end.output == "two folders, one file each"
+    results = [node.payload for node in notebook.written if node.kind == "tool_result"]
+    assert [one["tool"] for one in results] == ["code.list_dir", "code.list_dir"]
+    asked, told = wires.requests
+    assert "code__list_dir" in str(asked.body)
+    assert all(f"in {path}: one file" in str(told.body) for path in "ab")
+    assert (end.usage.requests, end.usage.tool_calls) == (2, 2)
+    assert end.usage.input_tokens > 0
+    wires.verdict.assert_ok(strict=True)
+
+
+@pytest.mark.spec("DIS-09.a")
+@pytest.mark.spec("DIS-12.d")
+@EVERY_WIRE
+async def test_a_provider_that_is_away_is_asked_five_times(wires: Wires, wire: str) -> None:
+    wires.will(Fail(503, times=None))
+
+    end = await wires.run(wire, sleep=no_pause)
+
+    assert end.end_reason is EndReason.PROVIDER_FAILED
+    assert end.error is not None
+    assert end.error.retryable
+    assert len(wires.requests) == 5
+    assert len(failures(end)) == 5
+
+
+@pytest.mark.spec("DIS-12.d")
+@EVERY_WIRE
+async def test_retry_after_is_honoured(wires: Wires, wire: str) -> None:
+    wires.will(Fail(429, retry_after=2), Reply(text="back"))
+    began_s = time.monotonic()
+
+    end = await wires.run(wire)
+
+    assert end.output == "back"
+    assert time.monotonic() - began_s >= 2
+    wires.verdict.assert_ok(strict=True)
+
+
+@pytest.mark.spec("DIS-12.d")
+@EVERY_WIRE
+async def test_a_long_retry_after_is_honoured_too(wires: Wires, wire: str) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    wires.will(Fail(429, retry_after=400), Reply(text="back"))
+
+    end = await wires.run(wire, sleep=sleep)
+
+    assert (end.output, pauses) == ("back", [400.0])
+
+
+@pytest.mark.spec("DIS-09.a")
+@EVERY_WIRE
+async def test_a_refusal_is_final(wires: Wires, wire: str) -> None:
+    wires.will(Fail(401, times=None))
+
+    end = await wires.run(wire)
+
+    assert end.end_reason is EndReason.PROVIDER_FAILED
+    assert end.error is not None
+    assert not end.error.retryable
+    wires.verdict.assert_ok()
+    assert len(wires.requests) == 1
+
+
+@pytest.mark.spec("DIS-12.b")
+@EVERY_WIRE
+async def test_an_answer_cut_at_the_limit_of_tokens_is_continued(wires: Wires, wire: str) -> None:
+    wires.will(Reply(text="one ", finish_reason="length"), Reply(text="two"))
+
+    end = await wires.run(wire)
+
+    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "one two")
+
+
+@pytest.mark.spec("DIS-12.b")
+@EVERY_WIRE
+async def test_an_answer_that_is_cut_every_time_ends_as_token_limit(wires: Wires, wire: str) -> None:
+    wires.will(Reply(text="one ", finish_reason="length", times=None))
+
+    end = await wires.run(wire, make_task(limits=AgentLimits(max_continuations=1)))
+
+    assert (end.end_reason, end.output) == (EndReason.TOKEN_LIMIT, None)
+    assert len(wires.requests) == 2
+
+
+@pytest.mark.spec("DIS-12.c")
+@EVERY_WIRE
+async def test_a_full_context_ends_as_token_limit(wires: Wires, wire: str) -> None:
+    words = {
+        "anthropic": "prompt is too long: 210000 tokens > 200000 maximum",
+        "google": "The input token count (2000000) exceeds the maximum number of tokens allowed (1048576).",
+    }.get(wire, "This model's maximum context length is 2048 tokens.")
+    codes = {"anthropic": "invalid_request_error", "google": "INVALID_ARGUMENT"}
+    wires.will(Fail(400, message=words, code=codes.get(wire, "context_length_exceeded")))
+
+    end = await wires.run(wire)
+
+    assert end.end_reason is EndReason.TOKEN_LIMIT
+    assert end.error is not None
+    assert not end.error.retryable
+    assert len(wires.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["malformed_arguments", "unknown_tool"])
+@EVERY_WIRE
+async def test_a_call_that_cannot_be_made_is_answered_and_the_run_goes_on(wires: Wires, wire: str, kind: str) -> None:
+    if (wire, kind) == ("google", "malformed_arguments"):
+        pytest.skip("this wire sends arguments as an object")
+    wires.will(ToolFault(kind), Reply(tool_calls=(ToolCall("code__list_dir", {"path": "a"}),)), Reply(text="done"))  # type: ignore[arg-type]  # a literal
+    notebook = Notebook()
+
+    end = await wires.run(wire, notebook=notebook)
+
+    assert end.output == "done"
+    (result,) = [node.payload for node in notebook.written if node.kind == "tool_result"]
+    assert result["is_error"] is True
+
+
+@STREAMED
+@pytest.mark.spec("DIS-12.a")
+@pytest.mark.parametrize("kind", ["truncate", "disconnect", "malformed"])
+async def test_a_stream_that_breaks_is_asked_for_again(wires: Wires, wire: str, kind: str) -> None:
+    wires.will(StreamFault(kind, after_chunks=4), Reply(text="one two three four", times=2))  # type: ignore[arg-type]  # a literal
+
+    end = await wires.run(wire, sleep=no_pause)
+
+    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "one two three four")
+    assert len(failures(end)) == 1
+    wires.verdict.assert_ok()

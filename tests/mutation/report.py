@@ -40,7 +40,7 @@ def write(run: Run, folder: Path) -> None:
 
 
 def _record(run: Run) -> dict[str, Json]:
-    metrics: dict[str, Json] = {
+    figures: dict[str, Json] = {
         "seed": run.seed,
         "minutes": run.minutes,
         "modules": run.modules,
@@ -53,7 +53,7 @@ def _record(run: Run) -> dict[str, Json]:
         "commit": run.commit,
         "command": run.command,
         "date": run.date,
-        "metrics": metrics,
+        "figures": figures,
         "survivors": [
             {"place": f"{one.mutant.path}:{one.mutant.line}", "what": one.mutant.what, "diff": one.diff}
             for one in run.listed(Verdict.SURVIVED)

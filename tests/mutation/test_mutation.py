@@ -189,6 +189,6 @@ def test_the_record_of_a_run_lists_its_survivors_and_shows_no_clause(tmp_path: P
 
     record = json.loads((tmp_path / "mutants.json").read_text())
     (read,) = read_proofs(tmp_path)
-    assert (record["metrics"]["survived"], record["metrics"]["killed"], read.ids) == (1, 1, ())
+    assert (record["figures"]["survived"], record["figures"]["killed"], read.ids) == (1, 1, ())
     assert [one["place"] for one in record["survivors"]] == ["shared/sizes.py:2"]
     assert "- `shared/sizes.py:2` element dropped" in (tmp_path / "mutants.md").read_text()

@@ -6,10 +6,11 @@ holds up no other run of the process, and "all of it waits" is a fact and no gue
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+import types
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from soong.shared.core.errors import ScriptFailedError, ToolCallError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
@@ -27,7 +28,8 @@ class WantedCall:
 
     tool: str
     arguments: JsonObject
-    future: "asyncio.Future[Any]"
+    future: "asyncio.Future[Any] | None" = None
+    """Where a function that runs on a loop of its own waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +62,32 @@ class _TurnLoop(asyncio.BaseEventLoop):
         """Nobody waits in ``select`` to be woken."""
 
 
-class ScriptTurns:
-    """One run of one function. ``output`` is set once it has ended.
-
-    Its creator calls :meth:`close`. One turn at a time; each may be on another thread.
-    """
+class _Handle:
+    """What a function is given of its run, and how its failures are worded."""
 
     def __init__(self, script: ScriptedAgent, inputs: dict[str, Any], run_dirs: JsonObject) -> None:
         self.output: Json = None
         self.project, self.cwd = str(run_dirs.get("project", "")), str(run_dirs.get("cwd", ""))
         self._script = script
         self._inputs = inputs
+
+    def _failed(self, error: BaseException) -> ScriptFailedError:
+        place = place_of(error, self._script.body.__code__.co_filename)
+        return ScriptFailedError(words_of(error) + (f" (at {place})" if place else ""), is_retryable=True)
+
+    def _waits_for_nothing_of_ours(self) -> ScriptFailedError:
+        words = f"the scripted agent {self._script.name!r} waits for something that is not a tool call"
+        return ScriptFailedError(f"{words}; await only `agent.call`")
+
+
+class ScriptTurns(_Handle):
+    """One run of one function. ``output`` is set once it has ended.
+
+    Its creator calls :meth:`close`. One turn at a time; each may be on another thread.
+    """
+
+    def __init__(self, script: ScriptedAgent, inputs: dict[str, Any], run_dirs: JsonObject) -> None:
+        super().__init__(script, inputs, run_dirs)
         self._loop: _TurnLoop | None = None
         self._main: asyncio.Task[Any] | None = None
         self._waiting: list[WantedCall] = []
@@ -79,12 +96,8 @@ class ScriptTurns:
 
     async def call(self, tool: str, /, **arguments: Any) -> Any:
         """Wait for a call (:class:`soong.shared.engine.tasks.scripted.AgentHandle`)."""
-        try:
-            given = plain({name: value for name, value in arguments.items() if value is not None})
-        except UnfitError as error:
-            raise TypeError(f"the arguments of {tool!r} are not JSON: {error}") from error
+        given = _given(tool, arguments)
         future = asyncio.get_running_loop().create_future()
-        assert isinstance(given, dict)
         self._waiting.append(WantedCall(tool, given, future))
         return await future
 
@@ -97,7 +110,8 @@ class ScriptTurns:
         with self._lock:
             loop, main = self._started()
             for call, outcome in zip(self._asked, outcomes, strict=True):
-                _settle(call.future, outcome)
+                if call.future is not None:
+                    _settle(call.future, outcome)
             self._turn(loop)
             if main.done():
                 self.output = self._result(main)
@@ -106,8 +120,7 @@ class ScriptTurns:
             self._asked, self._waiting = self._waiting[:MAX_CALLS_PER_TURN], self._waiting[MAX_CALLS_PER_TURN:]
             if not self._asked:
                 self._end()
-                words = f"the scripted agent {self._script.name!r} waits for something that is not a tool call"
-                raise ScriptFailedError(f"{words}; await only `agent.call`")
+                raise self._waits_for_nothing_of_ours()
             return self._asked
 
     def close(self) -> None:
@@ -138,10 +151,6 @@ class ScriptTurns:
             self._end()
             raise self._failed(error) from error
 
-    def _failed(self, error: BaseException) -> ScriptFailedError:
-        place = place_of(error, self._script.body.__code__.co_filename)
-        return ScriptFailedError(words_of(error) + (f" (at {place})" if place else ""), is_retryable=True)
-
     def _end(self) -> None:
         loop, self._loop, self._main = self._loop, None, None
         if loop is None or loop.is_closed():
@@ -151,6 +160,65 @@ class ScriptTurns:
         with suppress(Exception):  # what a cancelled function raises is nobody's business
             call_foreign(loop.run_forever)
         loop.close()
+
+
+class CheapTurns(_Handle):
+    """One run of one cheap function, on the event loop of its caller: it is stepped from call to call by hand."""
+
+    def __init__(self, script: ScriptedAgent, inputs: dict[str, Any], run_dirs: JsonObject) -> None:
+        super().__init__(script, inputs, run_dirs)
+        self._body: Coroutine[Any, Any, Any] | None = None
+
+    async def call(self, tool: str, /, **arguments: Any) -> Any:
+        """Wait for a call (:class:`soong.shared.engine.tasks.scripted.AgentHandle`)."""
+        return await _yielded(WantedCall(tool, _given(tool, arguments)))
+
+    def advance(self, outcomes: Sequence[CallOutcome]) -> Sequence[WantedCall] | None:
+        """As that of :class:`ScriptTurns`; each turn has one call."""
+        try:
+            wanted = call_foreign(self._step, outcomes)
+        except Exception as error:
+            raise self._failed(error) from error
+        if wanted is None:
+            return None
+        if not isinstance(wanted, WantedCall):
+            self.close()
+            raise self._waits_for_nothing_of_ours()
+        return (wanted,)
+
+    def close(self) -> None:
+        """End the function where it waits."""
+        body, self._body = self._body, None
+        if body is not None:
+            with suppress(Exception):  # what a function raises when it is ended is nobody's business
+                call_foreign(body.close)
+
+    def _step(self, outcomes: Sequence[CallOutcome]) -> object:
+        """Run up to the next call and return it; None when the function has ended."""
+        if self._body is None:
+            self._body = cast("Coroutine[Any, Any, Any]", self._script.body(self._inputs, self))
+        outcome = outcomes[0] if outcomes else CallOutcome()
+        try:
+            if outcome.error is not None:
+                return self._body.throw(outcome.error)
+            return self._body.send(outcome.value if outcomes else None)
+        except StopIteration as end:
+            self.output = plain(end.value)
+            return None
+
+
+@types.coroutine
+def _yielded(wanted: WantedCall) -> Generator[WantedCall, Any, Any]:
+    return (yield wanted)
+
+
+def _given(tool: str, arguments: Mapping[str, Any]) -> JsonObject:
+    try:
+        given = plain({name: value for name, value in arguments.items() if value is not None})
+    except UnfitError as error:
+        raise TypeError(f"the arguments of {tool!r} are not JSON: {error}") from error
+    assert isinstance(given, dict)
+    return given
 
 
 def _settle(future: "asyncio.Future[Any]", outcome: CallOutcome) -> None:

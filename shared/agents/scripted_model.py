@@ -27,7 +27,7 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 
 from soong.shared.agents.messages import calls_of
-from soong.shared.agents.script_turns import CallOutcome, ScriptTurns, WantedCall
+from soong.shared.agents.script_turns import CallOutcome, CheapTurns, ScriptTurns, WantedCall
 from soong.shared.core.errors import ScriptFailedError, ToolCallError
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.engine.tasks.functions import STEP_THREADS
@@ -48,7 +48,7 @@ class ScriptedModel(Model[None]):
     def __init__(self, script: ScriptedAgent) -> None:
         super().__init__()
         self._script = script
-        self._turns: ScriptTurns | None = None
+        self._turns: ScriptTurns | CheapTurns | None = None
         self._wanted: Sequence[WantedCall] | None = ()
         self._answers = 0
         """How many answers the function has given."""
@@ -73,7 +73,10 @@ class ScriptedModel(Model[None]):
             ScriptFailedError: the function raised, or does not make the recorded calls.
         """
         del model_settings  # a function has no temperature
-        await asyncio.get_running_loop().run_in_executor(_THREADS, self._advance, messages)
+        if self._script.is_cheap:
+            self._advance(messages)
+        else:
+            await asyncio.get_running_loop().run_in_executor(_THREADS, self._advance, messages)
         if self._wanted is None:
             return self._final(model_request_parameters)
         parts = [
@@ -84,7 +87,11 @@ class ScriptedModel(Model[None]):
 
     def close(self) -> None:
         """End the function, if it still waits for a call, without waiting for its end."""
-        if self._turns is not None and self._wanted is not None:
+        if self._turns is None or self._wanted is None:
+            return
+        if self._script.is_cheap:
+            self._turns.close()
+        else:
             _THREADS.submit(self._turns.close)
 
     def _advance(self, messages: Sequence[ModelMessage]) -> None:
@@ -104,7 +111,8 @@ class ScriptedModel(Model[None]):
     def _begin(self, messages: Sequence[ModelMessage]) -> None:
         if self._turns is not None:
             self._turns.close()
-        self._turns, self._wanted, self._answers = ScriptTurns(self._script, *_facts(messages)), (), 0
+        turns = CheapTurns if self._script.is_cheap else ScriptTurns
+        self._turns, self._wanted, self._answers = turns(self._script, *_facts(messages)), (), 0
 
     def _final(self, parameters: ModelRequestParameters) -> ModelResponse:
         output = None if self._turns is None else self._turns.output

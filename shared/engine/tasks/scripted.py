@@ -47,13 +47,17 @@ _Body = TypeVar("_Body", bound=ScriptBody)
 class ScriptedAgent:
     name: str
     body: ScriptBody
+    is_cheap: bool = False
 
 
 _SCRIPTS: dict[str, ScriptedAgent] = {}
 
 
-def scripted_agent(name: str) -> Callable[[_Body], _Body]:
+def scripted_agent(name: str, *, cheap: bool = False) -> Callable[[_Body], _Body]:
     """Register the decorated coroutine function under ``name``, which a step's ``script`` then names.
+
+    A function runs on a thread. A *cheap* one needs microseconds between its calls and makes one call at a time: it
+    runs on the worker's event loop, without the change of threads, and can await nothing but ``agent.call``.
 
     Raises:
         InvalidConfigError: the name is taken by another function, or the function is not a coroutine function.
@@ -71,7 +75,7 @@ def scripted_agent(name: str) -> Callable[[_Body], _Body]:
         # A worker announces both kinds of functions by one word (soong.shared.engine.wire.capabilities).
         if name in known_functions() and not name.startswith("builtin."):
             raise InvalidConfigError(f"the scripted agent {name!r} has the name of a step function; rename one")
-        _SCRIPTS[name] = ScriptedAgent(name, body)
+        _SCRIPTS[name] = ScriptedAgent(name, body, cheap)
         return body
 
     return register
@@ -93,7 +97,7 @@ def known_scripts() -> Mapping[str, ScriptedAgent]:
 WHERE: Final = "; modules that register scripted agents are named by SOONG_FUNCTIONS or by the plan's `modules`"
 
 
-@scripted_agent("builtin.echo")
+@scripted_agent("builtin.echo", cheap=True)
 async def _echo(inputs: dict[str, Any], _agent: AgentHandle) -> Any:
     """Return the inputs."""
     return inputs

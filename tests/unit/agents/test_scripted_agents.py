@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ class Scene:
 
     notebook: Notebook = field(default_factory=Notebook)
     allows: Callable[[GateCall], bool] = lambda _call: True
+    is_cheap: bool = False
     reads: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
     most_at_once: int = 0
@@ -61,7 +63,7 @@ class Scene:
         task = make_task(tools=tools, inputs=inputs, run_dirs={"project": "/p", "cwd": "/c"}, is_resumed=is_resumed)
         place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
         pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(self.allows), self.notebook)
-        model = ScriptedModel(ScriptedAgent("test.script", body))
+        model = ScriptedModel(ScriptedAgent("test.script", body, self.is_cheap))
         return await run_agent(task, model, pipeline, self.notebook, self.notebook, FakeClock())
 
     @property
@@ -80,6 +82,31 @@ async def summed(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     await asyncio.sleep(0)
     await agent.call("test.store", n=total + 1)
     return {"sum": total}
+
+
+@pytest.fixture(params=[False, True], ids=["on a thread", "cheap"])
+def is_cheap(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+async def test_a_cheap_one_makes_its_calls_one_after_the_other_without_a_thread() -> None:
+    threads: set[str] = set()
+
+    async def doubled(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+        threads.add(threading.current_thread().name)
+        found = [(await agent.call("test.double", n=n))["doubled"] for n in inputs["numbers"]]
+        threads.add(threading.current_thread().name)
+        return {"sum": sum(found)}
+
+    scene = Scene(is_cheap=True)
+    end = await scene.play(doubled, numbers=[1, 2])
+    nodes = [*scene.notebook.written, *end.nodes]
+
+    assert (end.output, scene.turns) == ({"sum": 6}, [["t1c1"], ["t2c1"]])
+    assert threads == {threading.current_thread().name}
+    for cut in range(3, len(nodes)):  # the first three are written at once
+        again = Scene(Notebook(written=nodes[:cut]), is_cheap=True)
+        assert (await again.play(doubled, is_resumed=True, numbers=[1, 2])).output == {"sum": 6}
 
 
 async def test_its_calls_are_the_runs_and_what_it_returns_is_the_output() -> None:
@@ -187,7 +214,7 @@ def redacted(node: NewNode) -> NewNode:
 
 
 @pytest.mark.spec("DIS-13.a")
-async def test_a_denied_call_raises_at_its_await_and_the_run_ends_partial() -> None:
+async def test_a_denied_call_raises_at_its_await_and_the_run_ends_partial(is_cheap: bool) -> None:
     async def careful(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
         try:
             await agent.call("test.store", n=1)
@@ -195,7 +222,7 @@ async def test_a_denied_call_raises_at_its_await_and_the_run_ends_partial() -> N
             return {"tool": error.tool, "status": error.status, "type": error.type, "text": error.text}
         return {}
 
-    end = await Scene(allows=lambda _call: False).play(careful)
+    end = await Scene(allows=lambda _call: False, is_cheap=is_cheap).play(careful)
 
     assert end.outcome is Outcome.PARTIAL
     assert isinstance(end.output, dict)
@@ -206,21 +233,21 @@ async def test_a_denied_call_raises_at_its_await_and_the_run_ends_partial() -> N
     )
 
 
-async def test_an_error_that_it_lets_through_ends_the_run_as_failed() -> None:
-    end = await Scene(allows=lambda _call: False).play(calling(("test.store", {"n": 1})))
+async def test_an_error_that_it_lets_through_ends_the_run_as_failed(is_cheap: bool) -> None:
+    end = await Scene(allows=lambda _call: False, is_cheap=is_cheap).play(calling(("test.store", {"n": 1})))
 
     assert end.error is not None
     assert end.error.type == "execution_failed"
     assert "ToolCallError: test.store was denied" in end.error.message
 
 
-async def test_what_it_raises_ends_the_run_with_the_last_line_of_the_traceback_and_its_place() -> None:
+async def test_what_it_raises_ends_the_run_with_the_last_line_of_the_traceback_and_its_place(is_cheap: bool) -> None:
     async def broken(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
         await agent.call("test.double", n=1)
         empty: dict[str, int] = {}
         return empty[agent.cwd]
 
-    end = await Scene().play(broken)
+    end = await Scene(is_cheap=is_cheap).play(broken)
 
     assert end.error is not None
     assert end.error.message.startswith("the script failed: KeyError: '/c' (at ")
@@ -233,38 +260,38 @@ async def test_what_it_raises_ends_the_run_with_the_last_line_of_the_traceback_a
     [SystemExit(3), StopIteration(), asyncio.CancelledError(), BaseExceptionGroup("several", [KeyboardInterrupt()])],
     ids=lambda error: type(error).__name__,
 )
-async def test_what_is_no_ordinary_exception_ends_the_run_alone(raised: BaseException) -> None:
+async def test_what_is_no_ordinary_exception_ends_the_run_alone(raised: BaseException, is_cheap: bool) -> None:
     async def broken(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
         raise raised
 
-    end = await Scene().play(broken)
+    end = await Scene(is_cheap=is_cheap).play(broken)
 
     assert end.error is not None
     assert end.error.type == "execution_failed"
 
 
-async def test_waiting_for_something_else_ends_the_run() -> None:
+async def test_waiting_for_something_else_ends_the_run(is_cheap: bool) -> None:
     async def waits(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
         await asyncio.sleep(3600)
 
-    end = await Scene().play(waits)
+    end = await Scene(is_cheap=is_cheap).play(waits)
 
     assert end.error is not None
     assert "'test.script' waits for something that is not a tool call; await only `agent.call`" in end.error.message
 
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}], ids=["object", "nan", "set"])
-async def test_an_output_or_an_argument_that_is_not_json_ends_the_run(value: object) -> None:
+async def test_an_output_or_an_argument_that_is_not_json_ends_the_run(value: object, is_cheap: bool) -> None:
     async def returns(_inputs: dict[str, Any], _agent: AgentHandle) -> Any:
         return value
 
-    outputs = await Scene().play(returns)
-    arguments = await Scene().play(calling(("test.store", {"n": value})))
+    outputs = await Scene(is_cheap=is_cheap).play(returns)
+    arguments = await Scene(is_cheap=is_cheap).play(calling(("test.store", {"n": value})))
 
     assert (outputs.end_reason, arguments.end_reason) == (EndReason.FAILED, EndReason.FAILED)
 
 
-async def test_a_cancelled_run_cancels_the_function_where_it_waits() -> None:
+async def test_a_cancelled_run_cancels_the_function_where_it_waits(is_cheap: bool) -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -274,7 +301,7 @@ async def test_a_cancelled_run_cancels_the_function_where_it_waits() -> None:
         finally:
             loop.call_soon_threadsafe(ended.set)
 
-    scene = Scene()
+    scene = Scene(is_cheap=is_cheap)
     stuck = asyncio.Event()
 
     async def store(_context: ToolContext, _input: JsonObject) -> Json:
@@ -305,12 +332,12 @@ async def test_tasks_that_it_leaves_behind_make_no_noise() -> None:
     assert end.output == "left one"
 
 
-async def test_it_knows_its_folders_and_none_is_no_argument() -> None:
+async def test_it_knows_its_folders_and_none_is_no_argument(is_cheap: bool) -> None:
     async def asks(_inputs: dict[str, Any], agent: AgentHandle) -> Any:
         await agent.call("test.store", n=3, text=None)
         return f"{agent.project} {agent.cwd}"
 
-    end = await Scene().play(asks)
+    end = await Scene(is_cheap=is_cheap).play(asks)
 
     assert end.output == "/p /c"
 

@@ -11,7 +11,13 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from soong.shared.agents.definition import AgentDefinitionRegistry, AgentLimits, builtin_definitions
+from soong.shared.agents.definition import (
+    DEFINITION,
+    AgentDefinition,
+    AgentDefinitionRegistry,
+    AgentLimits,
+    builtin_definitions,
+)
 from soong.shared.agents.model import is_warm, resolve_model, warm_up
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.core.clock import Clock
@@ -198,7 +204,15 @@ class AgentStepRunner:
         return narrow(self._registry.select(names), limits)
 
     def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], run_dirs: RunDirs) -> AgentTask:
-        definition = self.definitions.get(claim.identity.definition)
+        stored = claim.surface.get(DEFINITION)
+        known = self.definitions.get(claim.identity.definition) if stored is None else None
+        definition = known or AgentDefinition.from_json(stored)
+        limits: dict[str, int] = {
+            "max_turns": self.settings.max_turns,
+            "max_repeated_failures": self.settings.max_repeated_failures,
+            "parallel_reads": self.settings.parallel_reads,
+            **definition.limits,
+        }
         return AgentTask(
             identity=claim.identity,
             system=definition.instructions,
@@ -207,11 +221,8 @@ class AgentStepRunner:
             tools=tools,
             run_dirs={"project": str(run_dirs.project), "cwd": str(run_dirs.cwd)},
             output_schema=claim.spec.output,
-            limits=AgentLimits(
-                max_turns=self.settings.max_turns,
-                max_repeated_failures=self.settings.max_repeated_failures,
-                parallel_reads=self.settings.parallel_reads,
-            ),
+            limits=AgentLimits(**limits),
+            options=definition.options,
             is_resumed=claim.is_resumed,
         )
 

@@ -57,6 +57,7 @@ async def run_checks(settings: Settings) -> list[Finding]:
         check_redis,
         check_ripgrep,
         check_tool_files,
+        check_agent_files,
         check_modules,
         check_clock,
         check_answers,
@@ -215,6 +216,18 @@ async def check_tool_files(settings: Settings) -> Finding:
         more = f" (and {len(files.problems) - 1} more)" if len(files.problems) > 1 else ""
         return Finding("tools", Level.FAIL, f"{first.place}: {first.problem}{more}", first.hint)
     return Finding("tools", Level.OK, f"{len(files.tools)} declared in {settings.home / 'tools'}")
+
+
+async def check_agent_files(settings: Settings) -> Finding:
+    """A broken definition is left out, so a plan that names it is refused."""
+    from soong.shared.agents.definition_files import FOLDER, definition_files
+
+    files = definition_files(settings.home)
+    problems = [problem for file in files for problem in file.problems]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return Finding("agents", Level.WARN, f"{problems[0].place}: {problems[0].problem}{more}", problems[0].hint)
+    return Finding("agents", Level.OK, f"{len(files)} defined in {settings.home / FOLDER}")
 
 
 async def check_modules(settings: Settings) -> Finding:

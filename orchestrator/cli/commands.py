@@ -65,7 +65,12 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             ("soong audit export --since 7d", "soong audit verify"),
         ),
     },
-    "Tools": {
+    "Agents and tools": {
+        "agents": CommandEntry(
+            "agents",
+            "List, show, write and check agent definitions.",
+            ("soong agents list", "soong agents new release-notes", "soong agents validate"),
+        ),
         "tools": CommandEntry(
             "tools",
             "List, show, explain and call tools without a model.",

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from soong.orchestrator.client.tool_registry import registry_of
-from soong.shared.agents.definition import AgentDefinitionRegistry, builtin_definitions
+from soong.shared.agents.definition import (
+    DEFINITION,
+    AgentDefinition,
+    AgentDefinitionRegistry,
+    builtin_definitions,
+)
+from soong.shared.agents.definition_files import known_definitions
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import Role
@@ -66,7 +72,8 @@ class Catalogue:
             InvalidToolError: a tool is refused.
         """
         environment = ToolEnvironment.of(settings)
-        return cls(tools_of(environment), config=environment.config, needs_project=not settings.is_embedded)
+        definitions = known_definitions(settings.home)
+        return cls(tools_of(environment), definitions, environment.config, needs_project=not settings.is_embedded)
 
     @property
     def names(self) -> frozenset[str]:
@@ -81,6 +88,7 @@ class Catalogue:
         return PlanNames(
             tools=self.names,
             definitions=self.definitions.ids,
+            definition_models=self.definitions.models,
         )
 
     def planner(self, default_model: str, max_children: int = 0) -> Planner:
@@ -91,14 +99,16 @@ class Catalogue:
         """Return the stored surface of a step's run; a step that runs no agent has no tools."""
         if step.kind is not StepKind.AGENT:
             return {}
-        return compute_surface(self.tools, self._request(step)).to_json()
-
-    def _request(self, step: PlanStep) -> SurfaceRequest:
         try:
             definition = self.definitions.get(step.agent)
         except NotFoundError:
             # Plans are checked against the definitions; one that was not is refused by the worker, by name.
-            return surface_request(self.config, Role.WORKER, RunMode.READONLY, allowed_tools=())
+            nothing = surface_request(self.config, Role.WORKER, RunMode.READONLY, allowed_tools=())
+            return compute_surface(self.tools, nothing).to_json()
+        surface = compute_surface(self.tools, self._request(step, definition)).to_json()
+        return {**surface, DEFINITION: definition.to_json()}
+
+    def _request(self, step: PlanStep, definition: AgentDefinition) -> SurfaceRequest:
         return surface_request(
             self.config,
             Role.WORKER,

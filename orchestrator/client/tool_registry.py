@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from soong.shared.agents.definition import builtin_definitions
+from soong.shared.agents.definition_files import known_definitions
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.service import TaskService
@@ -18,7 +18,7 @@ def registry_of(environment: ToolEnvironment) -> ToolRegistry:
     Raises:
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
-    known = PlanNames(definitions=builtin_definitions().ids)
+    known = PlanNames(definitions=known_definitions(environment.home).ids)
     return make_registry(environment, (PlanTemplates(known), *run_sources()))
 
 

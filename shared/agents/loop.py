@@ -204,7 +204,13 @@ class _Loop:
 
         attempts = self.task.limits.model_attempts
         response = await request(
-            self.model, self.talk.messages, parameters, attempts=attempts, failed=failed, sleep=self.sleep
+            self.model,
+            self.talk.messages,
+            parameters,
+            options=self.task.options,
+            attempts=attempts,
+            failed=failed,
+            sleep=self.sleep,
         )
         self.talk.add_answer(response)
         used = usage_of(response)

@@ -6,7 +6,7 @@ Owns the one retry policy: the providers' clients do not retry by themselves. A 
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from pydantic_ai.exceptions import (
@@ -22,21 +22,23 @@ from pydantic_ai.exceptions import (
 )
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
-from pydantic_ai.settings import ModelSettings
+from pydantic_ai.settings import ModelSettings, ThinkingLevel
 
+from soong.shared.agents.definition import ModelOptions
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import without_password
 
 BACKOFF_S: Final = 1.0
 BACKOFF_LIMIT_S: Final = 30.0
 
-_ONE_REQUEST: Final = ModelSettings(max_retries=0)
 _PASSING: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError)
 _PASSING_CODES: Final = frozenset({408, 425, 429})
 _STREAMED: Final = frozenset({"anthropic"})
 """Providers whose answers arrive as a stream within one request: without the final mark of the stream one was cut."""
 _CONTEXT_FULL: Final = ("exceed_context_size", "exceeds the available context size")
 """How llama.cpp says it; the words of the providers are known to the model library."""
+
+_THINKING: Final[Mapping[str, ThinkingLevel]] = {"off": False, "low": "low", "medium": "medium", "high": "high"}
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -62,6 +64,7 @@ async def request(
     messages: list[ModelMessage],
     parameters: ModelRequestParameters,
     *,
+    options: ModelOptions,
     attempts: int,
     failed: Callable[[int, str, bool], None],
     sleep: Sleep = asyncio.sleep,
@@ -72,9 +75,10 @@ async def request(
         ContextFullError: the model cannot read so much.
         ProviderFailedError: no answer came.
     """
+    settings = settings_of(options)
     for attempt in range(1, attempts + 1):
         try:
-            return _checked(await model.request(messages, _ONE_REQUEST, parameters))
+            return _checked(await model.request(messages, settings, parameters))
         except (AgentRunError, UserError) as error:
             may_pass = _may_pass(error)
             is_retried = may_pass and attempt < attempts
@@ -83,6 +87,22 @@ async def request(
                 raise _failure(error, attempt, model, is_retryable=may_pass) from error
             await sleep(_pause_s(error, attempt))
     raise ProviderFailedError("no attempt was allowed", is_retryable=False)
+
+
+def settings_of(options: ModelOptions) -> ModelSettings:
+    """Return the settings of a request; the retries of the provider's client are off."""
+    settings = ModelSettings(max_retries=0)
+    if options.temperature is not None:
+        settings["temperature"] = options.temperature
+    if options.max_tokens is not None:
+        settings["max_tokens"] = options.max_tokens
+    if options.timeout_s is not None:
+        settings["timeout"] = options.timeout_s
+    if options.parallel_calls is not None:
+        settings["parallel_tool_calls"] = options.parallel_calls
+    if options.thinking is not None:
+        settings["thinking"] = _THINKING[options.thinking]
+    return settings
 
 
 def _checked(response: ModelResponse) -> ModelResponse:

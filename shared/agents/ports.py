@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from soong.shared.agents.definition import AgentLimits
+from soong.shared.agents.definition import AgentLimits, ModelOptions
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node
@@ -31,6 +31,7 @@ class AgentTask:
     run_dirs: JsonObject = field(default_factory=dict)
     output_schema: JsonObject | None = None
     limits: AgentLimits = field(default_factory=AgentLimits)
+    options: ModelOptions = field(default_factory=ModelOptions)
     is_resumed: bool = False
 
 

@@ -38,3 +38,42 @@ def test_a_worker_speaks_the_providers_wire(cli: CliHarness, wire: str) -> None:
         told = wires.requests[-1].body
         assert "plan.yaml" in str(told)
         wires.verdict.assert_ok(strict=True)
+
+
+DEFINITION = """---
+description: Looks into folders.
+model: %s
+suggested_tools: [code.list_dir]
+limits: {max_turns: 1}
+temperature: 0.5
+max_tokens: 321
+---
+You look into folders, and nothing else.
+"""
+PLAIN = "openai-chat:gpt-4o"
+"""A model that takes a temperature; those that think do not."""
+BY_DEFINITION = "title: look\nsteps: [{id: look, instructions: What is here?, agent: looker}]\n"
+
+
+@pytest.mark.spec("DIS-02.b")
+@pytest.mark.spec("DIS-07.a")
+def test_a_users_definition_says_what_the_agent_is_and_how_its_model_is_asked(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        call = ToolCall("code__list_dir", {"path": "."})
+        wires.will(Reply(text="a plan"), Reply(tool_calls=(call,), times=None))
+        cli.environment |= wires.environment
+        (cli.home / "agents").mkdir(parents=True)
+        (cli.home / "agents" / "looker.md").write_text(DEFINITION % PLAIN)
+        plan = cli.plan(BY_DEFINITION)
+
+        first, second = cli.json("run", plan), cli.json("run", plan)
+
+        assert (first["steps"][0]["output"], first["steps"][0]["status"]) == ("a plan", "completed")
+        assert second["steps"][0]["error"]["type"] == "max_turns"
+        body = wires.requests[0].body
+        assert (body["model"], body["temperature"], body["max_completion_tokens"]) == ("gpt-4o", 0.5, 321)
+        assert "You look into folders, and nothing else." in str(body["messages"][0])
+        assert [tool["function"]["name"] for tool in body["tools"]] == ["code__list_dir"]
+        run = cli.json("runs", "list", "--task", first["id"])[0]
+        assert (run["definition"], run["model"]) == ("looker", PLAIN)

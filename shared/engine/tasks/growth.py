@@ -93,7 +93,14 @@ def read_update(document: JsonObject, task: Task, steps: Sequence[Step], known: 
     if update == Update(reason=update.reason) and not problems.count:
         report((), "nothing is asked for", "name add_steps, retry_steps, skip_steps, cancel_steps or priorities")
     problems.refuse()
-    return update
+    attempts = tuple(_with_model(attempt, known) for attempt in update.attempts)
+    return replace(update, steps=tuple(map(known.with_model, update.steps)), attempts=attempts)
+
+
+def _with_model(attempt: Attempt, known: PlanNames) -> Attempt:
+    """Return an attempt by another agent with the model of that agent's definition, where it names none itself."""
+    named = known.definition_models.get(attempt.agent or "")
+    return replace(attempt, model=named) if named and attempt.model is None else attempt
 
 
 def standing_of(steps: Sequence[Step]) -> Standing:

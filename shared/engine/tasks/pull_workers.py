@@ -60,7 +60,7 @@ def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatc
     plan = Plan(task.title, tuple(PlanInput(name) for name in task.inputs), (step,), {})
     check_plan(plan, known, _at_dispatch(report))
     problems.refuse()
-    return Dispatch(asked.count, step, asked.max_steps)
+    return Dispatch(asked.count, known.with_model(step), asked.max_steps)
 
 
 def _step_of(asked: DispatchDocument) -> PlanStep:

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.errors import InvalidPlanError, UsageError
+from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.plan.document import read_document
 
 MAX_NAME_CHARS: Final = 64
 MAX_DESCRIPTION_CHARS: Final = 1024
-MAX_FRONT_CHARS: Final = 16 * 1024
 MAX_ASKED: Final = 100
 MAX_ASKED_CHARS: Final = 200
 
 NAME: Final = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{MAX_NAME_CHARS - 1}}}", re.ASCII)
-_FRONT = re.compile(r"---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 class BrokenSkillError(UsageError):
@@ -44,19 +43,18 @@ def read_skill(text: str, folder_name: str) -> SkillText:
     Raises:
         BrokenSkillError: names the field and what it must be.
     """
-    front = _FRONT.match(text.removeprefix("\ufeff").replace("\r\n", "\n"))
-    if front is None:
+    parts = split(text)
+    if parts is None:
         raise BrokenSkillError("it does not begin with front matter between two lines of ---")
-    fields = _fields(front[1])
+    fields = _fields(parts.fields)
     name = _name(fields, folder_name)
     description = _line(fields, "description", MAX_DESCRIPTION_CHARS)
     if not description:
         raise BrokenSkillError("description is missing; say what the skill is for and when to load it")
-    body = front.string[front.end() :].strip()
-    if not body:
+    if not parts.body:
         raise BrokenSkillError("there is no text after the front matter")
     tools = _asked(fields, "allowed-tools") or _asked(fields, "allowed_tools")
-    return SkillText(name, description, tools, _asked(fields, "permissions"), body)
+    return SkillText(name, description, tools, _asked(fields, "permissions"), parts.body)
 
 
 def _fields(front: str) -> Mapping[str, Json]:

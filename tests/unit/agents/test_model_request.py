@@ -8,6 +8,7 @@ from pydantic_ai.messages import FinishReason, ModelMessage, ModelRequest, Model
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 
+from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.model_request import ProviderFailedError, request
 
 
@@ -48,9 +49,12 @@ def answer(finish_reason: FinishReason | None, mark: str = "", provider: str = "
 
 
 WHOLE = answer("stop", "end_turn")
+NONE = ModelOptions()
 
 
-async def ask(provider: Provider, attempts: int = 5) -> tuple[ModelResponse, list[float], list[str]]:
+async def ask(
+    provider: Provider, attempts: int = 5, options: ModelOptions = NONE
+) -> tuple[ModelResponse, list[float], list[str]]:
     pauses: list[float] = []
     failures: list[str] = []
 
@@ -61,6 +65,7 @@ async def ask(provider: Provider, attempts: int = 5) -> tuple[ModelResponse, lis
         provider,
         [ModelRequest(parts=[UserPromptPart("hi")])],
         ModelRequestParameters(),
+        options=options,
         attempts=attempts,
         failed=lambda _attempt, words, _again: failures.append(words),
         sleep=sleep,
@@ -75,6 +80,23 @@ async def test_the_clients_own_retries_are_off() -> None:
     await ask(provider)
 
     assert provider.asked_with == [{"max_retries": 0}]
+
+
+async def test_a_definitions_options_are_asked_of_the_model() -> None:
+    provider = Provider(WHOLE)
+    options = ModelOptions(temperature=0.5, max_tokens=100, thinking="off", timeout_s=30.0, parallel_calls=False)
+
+    await ask(provider, options=options)
+
+    (asked,) = provider.asked_with
+    assert asked == {
+        "max_retries": 0,
+        "temperature": 0.5,
+        "max_tokens": 100,
+        "thinking": False,
+        "timeout": 30.0,
+        "parallel_tool_calls": False,
+    }
 
 
 @pytest.mark.spec("DIS-12.d")

@@ -71,6 +71,49 @@ async def test_so_is_a_change_of_a_task_that_goes_on(change: JsonObject, place: 
     assert read_update({"retry_steps": [{"step": "a", "agent": "writer"}]}, task, steps, catalogue().known()).attempts
 
 
+MODELS = PlanNames(definition_models={"writer": "openai:gpt-5"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "model"),
+    [
+        ({}, "openai:gpt-5"),
+        ({"model": "ollama:llama3"}, "ollama:llama3"),
+        ({"agent": "reviewer"}, ""),
+        ({"claim": "pull", "agent": "default_worker_agent"}, ""),
+    ],
+    ids=["of the definition", "its own goes first", "another definition", "pulled"],
+)
+def test_a_step_has_the_model_of_its_definition(fields: JsonObject, model: str) -> None:
+    child: dict[str, Json] = {"instructions": "Do it.", "agent": "writer", **fields}
+    written: Json = {"id": "a", **child}
+    above: Json = {"id": "m", "kind": "map", "over": [1], "step": child}
+
+    plan = plan_from_json({"title": "t", "steps": [written, above]}, "plan", MODELS)
+
+    assert plan.steps[0].model == model
+    assert plan.steps[1].step is not None
+    assert plan.steps[1].step.model == model
+
+
+async def test_so_has_one_that_is_added_or_tried_again_by_another_agent() -> None:
+    scene = await open_scene(MemoryStore())
+    task = await scene.store.tasks.task(
+        await scene.task(make_step("a", kind=StepKind.AGENT, spec={"instructions": "x"}))
+    )
+    steps = await scene.store.tasks.steps(task.id)
+    change: JsonObject = {
+        "add_steps": [{"id": "new", "instructions": "x", "agent": "writer"}],
+        "retry_steps": [{"step": "a", "agent": "writer"}],
+    }
+
+    update = read_update(change, task, steps, MODELS)
+    own = read_update({"retry_steps": [{"step": "a", "agent": "writer", "model": "m:n"}]}, task, steps, MODELS)
+
+    assert (update.steps[0].model, update.attempts[0].model) == ("openai:gpt-5", "openai:gpt-5")
+    assert own.attempts[0].model == "m:n"
+
+
 def test_where_definitions_are_not_known_none_is_refused() -> None:
     plan = plan_from_json({"title": "t", "steps": [step("anybody")]}, "plan", PlanNames())
 

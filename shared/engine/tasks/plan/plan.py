@@ -129,6 +129,16 @@ class PlanNames:
     functions: frozenset[str] | None = None
     scripts: frozenset[str] | None = None
     load_module: ModuleLoader | None = None
+    definition_models: Mapping[str, str] = field(default_factory=dict)
+    """The models of those agent definitions that name one; a step's own goes first, the task's comes last."""
+
+    def with_model(self, step: PlanStep) -> PlanStep:
+        """Return a step with the model of its agent definition, where it names none itself."""
+        if step.step is not None:
+            return replace(step, step=self.with_model(step.step))
+        named = self.definition_models.get(step.agent, "")
+        is_open = step.kind is StepKind.AGENT and step.claim is ClaimMode.ASSIGNED and not step.model
+        return replace(step, model=named) if named and is_open else step
 
 
 def has_type(value: Json, type_name: InputType) -> bool:

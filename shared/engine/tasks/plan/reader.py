@@ -110,7 +110,7 @@ def _read(document: Document, known: PlanNames) -> Plan:
         check_plan(plan, known, report)
     if problems.count or plan is None:
         raise problems.error()
-    return plan
+    return replace(plan, steps=tuple(map(known.with_model, plan.steps))) if known.definition_models else plan
 
 
 def _read_plan(document: Document, report: Report) -> Plan | None:

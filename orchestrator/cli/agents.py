@@ -1,0 +1,145 @@
+"""``soong agents``: the agent definitions that plans may name, and the files they come from (DIS-02)."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from soong.orchestrator.cli.console import complain, emit, output, say, table
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from soong.shared.agents.definition import AgentDefinition
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+_JSON = typer.Option(False, "--json", help="Print one JSON document.")
+_ID = typer.Argument(..., metavar="ID", help="The definition's id.")
+
+_TEMPLATE: Final = """\
+---
+description: What this agent is for. Plans and other agents choose it by this.
+# All that follows is optional.
+# model: anthropic:claude-sonnet-5-5     # else the model of the task
+# suggested_tools: [code.read_file, code.list_dir, code.search]
+# mode: readonly                         # no tool that changes anything
+# limits: {max_turns: 30}
+# temperature: 0.2
+# max_tokens: 8000                       # of one answer
+# thinking: medium                       # off, low, medium, high
+# timeout_s: 120                         # of one model request
+# parallel_calls: true
+---
+You are an agent that …
+
+Say what it does first, what it must not do, and the form of its answer.
+"""
+
+
+@app.callback()
+def agents() -> None:
+    """Agent definitions: what kinds of agents plans may name."""
+
+
+@app.command("list")
+def list_agents(*, is_json: bool = _JSON) -> None:
+    """List the definitions: the built-in ones and those of this home."""
+    from soong.orchestrator.schemas.agent import AgentSchema
+    from soong.shared.agents.definition_files import definition_files, known_definitions
+
+    home = load_settings().home
+    known = sorted(known_definitions(home), key=lambda one: one.id)
+    if is_json:
+        emit([AgentSchema.of(one).model_dump(mode="json") for one in known])
+        return
+    rows = [(one.id, one.mode.value, one.model or "-", _source(one), one.description) for one in known]
+    output(table(("agent", "mode", "model", "source", "what it is for"), rows))
+    if broken := [file for file in definition_files(home) if file.definition is None]:
+        say(f"{_files(len(broken))} cannot be used; soong agents validate shows why")
+
+
+@app.command()
+def show(definition_id: str = _ID, *, is_json: bool = _JSON) -> None:
+    """Show a definition: its model, tools, limits and instructions."""
+    from soong.orchestrator.schemas.agent import AgentSchema
+    from soong.shared.agents.definition_files import known_definitions
+    from soong.shared.engine.tasks.problems import Unknown
+
+    known = known_definitions(load_settings().home)
+    if definition_id not in known.ids:
+        hint = Unknown(definition_id, known.ids, names_all=True).text()
+        raise UsageError(f"there is no agent definition {definition_id!r}; {hint}")
+    definition = known.get(definition_id)
+    if is_json:
+        emit(AgentSchema.of(definition).model_dump(mode="json"))
+    else:
+        output(_text(definition))
+
+
+@app.command()
+def new(definition_id: str = _ID) -> None:
+    """Write a definition to be filled in, and print its path."""
+    from soong.shared.agents.definition import builtin_definitions
+    from soong.shared.agents.definition_files import FOLDER, ID
+
+    if not re.fullmatch(ID, definition_id):
+        raise UsageError(f"{definition_id!r} cannot be an id; write 1 to 64 lower-case letters, digits, `_` or `-`")
+    if definition_id in builtin_definitions().ids:
+        raise UsageError(f"{definition_id!r} is the id of a built-in definition; choose another")
+    path = load_settings().home / FOLDER / f"{definition_id}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(_TEMPLATE)
+    except FileExistsError:
+        raise UsageError(f"{path} exists; edit it, or choose another id") from None
+    output(str(path))
+    say("edit it, then: soong agents validate")
+
+
+@app.command()
+def validate(
+    files: list[Path] = typer.Argument(None, metavar="[FILE]...", help="Files [all of this home]."),
+    *,
+    is_json: bool = _JSON,
+) -> None:
+    """Check the files of definitions and list every problem with its line."""
+    from soong.orchestrator.schemas.agent import AgentFileSchema
+    from soong.shared.agents.definition_files import definition_file, definition_files
+
+    found = [definition_file(path) for path in files] if files else definition_files(load_settings().home)
+    problems = [str(problem) for file in found for problem in file.problems]
+    if is_json:
+        emit([AgentFileSchema.of(file).model_dump(mode="json") for file in found])
+    for problem in () if is_json else problems:
+        complain(problem)
+    if problems:
+        raise typer.Exit(2)
+    if not is_json:
+        output(f"{_files(len(found))}, no problem" if found else "there are no files; soong agents new ID writes one")
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def _source(definition: "AgentDefinition") -> str:
+    return Path(definition.source).name
+
+
+def _text(definition: "AgentDefinition") -> str:
+    tools = definition.suggested_tools
+    settings = [f"{name} {value}" for name, value in {**definition.limits, **definition.options.as_json()}.items()]
+    rows = [
+        ("what it is for", definition.description),
+        ("source", definition.source),
+        ("model", definition.model or "the model of the task"),
+        ("mode", definition.mode.value),
+        ("suggested tools", "those of the run's role" if tools is None else ", ".join(tools) or "none"),
+        ("settings", ", ".join(settings) or "those of the deployment"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name.ljust(width)}  {value}" for name, value in rows]
+    return "\n".join([definition.id, "", *lines, "", definition.instructions])

@@ -1,0 +1,191 @@
+"""Agent definitions that users write: Markdown files with front matter in ``${SOONG_AGENT_HOME}/agents`` (DIS-02).
+
+The fields describe the agent and what it wants, the text is its instructions. A file that cannot be used is listed with
+its problems, and the others are used.
+"""
+
+import os
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field
+
+from soong.shared.agents.definition import (
+    AgentDefinition,
+    AgentDefinitionRegistry,
+    ModelOptions,
+    builtin_definitions,
+)
+from soong.shared.core.errors import InvalidPlanError, Problem
+from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
+from soong.shared.core.texts import fault
+from soong.shared.engine.tasks.plan.document import Document, read_document
+from soong.shared.engine.tasks.plan.models import Flag, PlanModel, Seconds, Text, Texts, Title
+from soong.shared.engine.tasks.plan.validation import DocumentReader, Expected, kind_of
+from soong.shared.engine.tasks.problems import Hint, Problems
+from soong.shared.sandbox.descriptors import PathRefusedError, opened_file
+from soong.shared.tools.surface import RunMode
+
+FOLDER: Final = "agents"
+MAX_BYTES: Final = 256 * 1024
+MAX_FILES: Final = 500
+"""Of the folder that are read, in the order of their names."""
+
+
+def _words(value: Any) -> Any:
+    """Take one text with commas for a list."""
+    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
+ID: Final = r"[a-z0-9][a-z0-9_-]{0,63}"
+_ID_WORDS: Final = "1 to 64 lower-case letters, digits, `_` or `-`"
+AgentId: TypeAlias = Annotated[str, Field(pattern=f"^{ID}$"), Expected(_ID_WORDS)]
+
+
+class LimitsDocument(PlanModel):
+    """Limits of the agent's runs; what is left out is the deployment's."""
+
+    max_turns: Annotated[int, Field(ge=1, le=10_000), Expected("an integer from 1 to 10000")] | None = None
+    max_repeated_failures: Annotated[int, Field(ge=0, le=1000), Expected("an integer from 0 to 1000")] | None = None
+    max_reasks: Annotated[int, Field(ge=0, le=20), Expected("an integer from 0 to 20")] | None = None
+    max_continuations: Annotated[int, Field(ge=0, le=20), Expected("an integer from 0 to 20")] | None = None
+    parallel_reads: Annotated[int, Field(ge=1, le=100), Expected("an integer from 1 to 100")] | None = None
+
+
+class DefinitionDocument(PlanModel):
+    """The front matter of a definition."""
+
+    name: AgentId | None = Field(default=None, description="The id; the file's name without `.md` when absent.")
+    description: Title = Field(description="What the agent is for: plans and other agents choose it by this.")
+    model: Text = Field(default="", description="provider:name; else the model of the task.")
+    suggested_tools: Annotated[Texts, BeforeValidator(_words)] | None = Field(
+        default=None, description="Tools it wants, by name or glob. A preference: policy and mode decide."
+    )
+    mode: Annotated[RunMode, Field(strict=False)] = Field(
+        default=RunMode.DEFAULT, description="readonly: no tool that changes anything."
+    )
+    limits: LimitsDocument | None = Field(default=None, description="Limits of its runs.")
+    temperature: Annotated[float, Field(ge=0, le=2), Expected("a number from 0 to 2")] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=10_000_000), Expected("an integer from 1 to 10000000")] | None = Field(
+        default=None, description="Most tokens of one answer."
+    )
+    thinking: Literal["off", "low", "medium", "high"] | None = None
+    timeout_s: Seconds | None = Field(default=None, description="Time limit of one model request, in seconds.")
+    parallel_calls: Flag | None = Field(default=None, description="Whether one answer may make several calls.")
+
+
+_READER: Final = DocumentReader.of(DefinitionDocument)
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionFile:
+    """A file of the folder: its definition, or what is wrong with it."""
+
+    path: Path
+    definition: AgentDefinition | None
+    problems: tuple[Problem, ...] = ()
+
+
+def definition_files(home: Path | None) -> list[DefinitionFile]:
+    """Read the definitions of a home, in the order of their names; none where there is no folder."""
+    folder = None if home is None else home / FOLDER
+    if folder is None or not folder.is_dir():
+        return []
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".md" and not path.name.startswith("."))
+    taken = dict.fromkeys(builtin_definitions().ids, "it is built in")
+    found = []
+    for path in paths[:MAX_FILES]:
+        file = definition_file(path)
+        definition_id = "" if file.definition is None else file.definition.id
+        if definition_id in taken:
+            words = f"the id {definition_id!r} is taken ({taken[definition_id]})"
+            file = DefinitionFile(path, None, (Problem(str(path), words, "give it another `name`"),))
+        elif definition_id:
+            taken[definition_id] = str(path)
+        found.append(file)
+    return found
+
+
+def known_definitions(home: Path | None) -> AgentDefinitionRegistry:
+    """Return the built-in definitions and those of a home that can be used."""
+    registry = builtin_definitions()
+    for file in definition_files(home):
+        if file.definition is not None:
+            registry.register(file.definition)
+    return registry
+
+
+def read_definition(text: str, path: Path) -> AgentDefinition:
+    """Read the text of a definition's file.
+
+    Raises:
+        InvalidPlanError: with every problem, each with its line.
+    """
+    problems = Problems()
+    parts = split(text)
+    if parts is None:
+        problems.add(str(path), "it does not begin with front matter", "write fields between two lines of `---`")
+        raise problems.error()
+    if len(parts.fields) > MAX_FRONT_CHARS:
+        words = f"its front matter has {len(parts.fields):,} characters"
+        problems.add(str(path), words, f"write at most {MAX_FRONT_CHARS:,}")
+        raise problems.error()
+    # The line of `---` counts too: so the lines in problems are those of the file.
+    document = read_document(f"\n{parts.fields}", str(path)) if parts.fields.strip() else Document(str(path), {})
+
+    def report(place: tuple[str | int, ...], problem: str, hint: Hint) -> None:
+        problems.add(document.place(place), problem, hint, line=document.line(place))
+
+    if not parts.body:
+        report((), "there is no text after the front matter", "write the agent's instructions there")
+    if (found := fault(text)) != "":
+        report((), f"the file has a character that is not text: {found}", "remove it")
+    if not isinstance(document.value, dict):
+        report((), f"the front matter is {kind_of(document.value)}", "write fields, such as `description: …`")
+        raise problems.error()
+    said = _READER.read(document.value, (), report, {"description": "-"})
+    if said is not None and said.name is None and not re.fullmatch(ID, path.stem):
+        report((), f"the file's name {path.stem!r} cannot be an id", f"add `name:` with {_ID_WORDS}")
+    problems.refuse()
+    assert said is not None
+    return _definition_of(said, parts.body, path)
+
+
+def _definition_of(said: DefinitionDocument, body: str, path: Path) -> AgentDefinition:
+    name = said.name or path.stem
+    options = {one.name: getattr(said, one.name) for one in fields(ModelOptions)}
+    return AgentDefinition(
+        id=name,
+        name=name,
+        description=" ".join(said.description.split()),
+        instructions=body,
+        model=said.model,
+        suggested_tools=said.suggested_tools,
+        mode=said.mode,
+        limits={} if said.limits is None else said.limits.model_dump(exclude_none=True),
+        options=ModelOptions(**options),
+        source=str(path),
+    )
+
+
+def definition_file(path: Path) -> DefinitionFile:
+    """Read one file."""
+    try:
+        return DefinitionFile(path, read_definition(_text_of(path), path))
+    except InvalidPlanError as error:
+        return DefinitionFile(path, None, tuple(error.problems))
+    except (OSError, UnicodeDecodeError, PathRefusedError) as error:
+        words = f"it is not UTF-8 text (byte {error.start})" if isinstance(error, UnicodeDecodeError) else str(error)
+        return DefinitionFile(path, None, (Problem(str(path), words, "make it a readable text file"),))
+
+
+def _text_of(path: Path) -> str:
+    with opened_file(path.resolve()) as descriptor:
+        data = b""
+        while len(data) <= MAX_BYTES and (more := os.read(descriptor, MAX_BYTES + 1 - len(data))):
+            data += more
+    if len(data) > MAX_BYTES:
+        raise OSError(f"it has more than {MAX_BYTES:,} bytes")
+    return data.decode()

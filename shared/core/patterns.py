@@ -22,14 +22,6 @@ def search(pattern: str, text: str) -> bool:
     return _compiled(pattern).search(text.encode("utf-8", "surrogatepass")) is not None
 
 
-def states_of(pattern: str) -> int:
-    """Return how many states a compiled pattern has; a search takes at most that many steps for each character.
-
-    Raises: InvalidPatternError.
-    """
-    return int(_compiled(pattern).programsize)
-
-
 class PatternMatch(NamedTuple):
     """Where a pattern matched, in characters."""
 
@@ -65,11 +57,6 @@ class LinearPattern:
             pieces += [text[at : found.start], replacement]
             at = found.end
         return "".join((*pieces, text[at:])) if pieces else text
-
-
-def check_pattern(pattern: str) -> None:
-    """Raises: InvalidPatternError when RE2 cannot match by it; says why."""
-    _compiled(pattern)
 
 
 @lru_cache(maxsize=64)

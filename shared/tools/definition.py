@@ -209,11 +209,6 @@ class ToolDefinition:
         declares_nothing = self.permission is Permission.WRITE and not (has_words or self.traits or self.target)
         return "mcp" in self.tags or declares_nothing
 
-    @property
-    def is_deferred(self) -> bool:
-        """Say whether the tool may be left to be found; ``always_load`` wins (DEF-01)."""
-        return self.defer and not self.always_load
-
 
 class ToolAdapter(Protocol):
     """A source of tools (REG-01): code, MCP, agent, task and declarative tools each come through one."""

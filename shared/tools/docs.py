@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, JsonObject
-from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.result import ErrorType
 
 EVERY_CALL: Mapping[str, tuple[ErrorType, ...]] = {
@@ -66,11 +65,6 @@ def first_sentence(text: str) -> str:
     line = " ".join(text.split())
     sentence, dot, _ = line.partition(". ")
     return f"{sentence}." if dot else line
-
-
-def may_end_in(tool: ToolDefinition, error: ErrorType) -> bool:
-    """Say whether a tool's documentation knows an ending."""
-    return error in tool.errors or any(error in errors for errors in EVERY_CALL.values())
 
 
 def _fields(schema: JsonObject, prefix: str) -> Iterator[ArgumentDoc]:

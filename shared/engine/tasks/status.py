@@ -149,8 +149,3 @@ def advance_task(status: TaskStatus, event: TaskEvent) -> TaskStatus:
         return TASK_TRANSITIONS[status, event]
     except KeyError:
         raise InvalidTransitionError("task", status, event) from None
-
-
-def sources_of(event: StepEvent) -> frozenset[StepStatus]:
-    """Return the statuses from which ``event`` is legal: what a statement's WHERE may name."""
-    return frozenset(status for status, moved in STEP_TRANSITIONS if moved is event)

@@ -3,9 +3,7 @@
 import pytest
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of, first_sentence, may_end_in
-from soong.shared.tools.result import ErrorType
-from tests.unit.tools.parts import make_tool
+from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of, first_sentence
 
 
 def said(part: JsonObject) -> str:
@@ -68,15 +66,6 @@ def test_a_schema_without_properties_has_no_arguments() -> None:
 )
 def test_the_first_sentence_is_one_line(text: str, first: str) -> None:
     assert first_sentence(text) == first
-
-
-@pytest.mark.spec("RES-05")
-def test_a_tool_may_end_in_its_own_errors_and_in_those_of_every_call() -> None:
-    tool = make_tool(errors=(ErrorType.BINARY_FILE,))
-
-    assert may_end_in(tool, ErrorType.BINARY_FILE)
-    assert may_end_in(tool, ErrorType.TIMEOUT)
-    assert not may_end_in(tool, ErrorType.FILE_NOT_FOUND)
 
 
 def test_no_error_of_every_call_is_said_twice() -> None:

@@ -240,8 +240,3 @@ def test_what_is_not_declared_counts_as_open_world_where_that_is_the_safe_side(
     (tool,) = make_registry(make_tool(**overrides)).definitions()
 
     assert effective_traits(tool, {}).is_open_world is reaches_out
-
-
-def test_a_tool_that_is_always_loaded_is_never_deferred() -> None:
-    assert make_tool(defer=True).is_deferred
-    assert not make_tool(defer=True, always_load=True).is_deferred

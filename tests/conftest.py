@@ -25,7 +25,8 @@ settings.load_profile("same")
 # Set before any module of ours can look: a test run reads nothing of its user's settings, home or session.
 _OWN_HOME = tempfile.mkdtemp(prefix="soong-home-")
 for _name in [name for name in os.environ if name.startswith(("SOONG_", "FLOWER_", "CELERY_", "XDG_"))]:
-    del os.environ[_name]
+    if _name != "SOONG_RECORDINGS":  # a folder of recordings for tests/wires, no setting of the product
+        del os.environ[_name]
 os.environ["HOME"] = _OWN_HOME
 # Sockets of services that a test starts lie here, so that they go with it.
 os.environ["XDG_RUNTIME_DIR"] = _OWN_HOME

@@ -47,6 +47,11 @@ demo: env ## Audit a real code base with a DAG of agents
 	if ! { [ -t 0 ] && [ -t 1 ]; }; then set -- "$$@" --allow "code.write_file:$(CURDIR)"; fi; \
 	exec $(BIN)/soong "$$@"
 
+# A folder of recorded conversations with providers (VCR cassettes), which tests/wires then plays as well.
+ifdef SOONG_RECORDINGS
+export SOONG_RECORDINGS
+endif
+
 # Most tests wait for processes: four share two cores well. One after another: make test JOBS=0.
 JOBS ?= 4
 test: env ## Run the test suite

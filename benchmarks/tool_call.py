@@ -40,6 +40,7 @@ from pydantic_ai.usage import RunUsage
 
 from benchmarks.ledger import SqliteLedger
 from benchmarks.report import Figure, Finding, table
+from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject
@@ -51,7 +52,6 @@ from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, To
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import CallLog, GateCall, StartedCall, ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ToolResult
-from soong.worker.call_log import RunCallLog
 from tests.model.builders import make_session, make_step, make_task, make_worker
 
 PART: Final = "tool-call"

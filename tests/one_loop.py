@@ -14,6 +14,8 @@ from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
+from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
@@ -34,8 +36,6 @@ from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
 from soong.worker.run import StepRunner
 from soong.worker.slots import Slots
-from soong.worker.stop_signal import StopSignal
-from soong.worker.time_limit import TimeLimit
 from tests.model.builders import make_session
 from tests.model.memory.notifier import MemoryBus
 

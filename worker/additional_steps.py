@@ -8,6 +8,7 @@ answer if it fits; failed, it fails; in every other case somebody else takes the
 from dataclasses import dataclass, field
 from typing import Final
 
+from soong.shared.agents.runtime.transcript import clean_end
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
@@ -19,7 +20,6 @@ from soong.shared.tools.schema import validate
 from soong.shared.toolsets.tasks.claims import step_id_of, work_of
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.function_step import malformed
-from soong.worker.transcript import clean_end
 
 log = get_logger(__name__)
 

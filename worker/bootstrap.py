@@ -8,6 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+from soong.shared.agents.runtime.observer import AgentObserver
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.errors import InvalidConfigError
@@ -28,13 +30,11 @@ from soong.worker.app import ParentPipe, make_worker_celery, run_celery
 from soong.worker.flower import FlowerEvents, NoFlower
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
-from soong.worker.permission_gate import DecisionInbox
 from soong.worker.process import LoopThread, WorkerProcess
 from soong.worker.pulse import Pulse
 from soong.worker.recycling import RecycleLimits, restart_in_place
 from soong.worker.run import StepRunner
 from soong.worker.starter import StatusPipe
-from soong.worker.telemetry import AgentObserver
 
 STOP_S = 30.0
 SWITCH_INTERVAL_S = 0.001

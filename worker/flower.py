@@ -18,12 +18,12 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from soong.shared.agents.runtime.observer import NullObserver
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.worker.telemetry import NullObserver
 
 log = get_logger(__name__)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
@@ -21,7 +22,6 @@ from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.schedule import Executor
-from soong.worker.stop_signal import StopSignal
 
 log = get_logger(__name__)
 

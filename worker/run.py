@@ -8,6 +8,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.time_limit import TimeLimit
+from soong.shared.agents.runtime.transcript import clean_end
 from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
 from soong.shared.core.foreign import contained, place_of
 from soong.shared.core.log import get_logger
@@ -19,9 +22,6 @@ from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.sandbox.redact import Redactor
 from soong.worker.function_step import FunctionStepRunner, crashed, malformed
-from soong.worker.stop_signal import StopSignal
-from soong.worker.time_limit import TimeLimit
-from soong.worker.transcript import clean_end
 
 log = get_logger(__name__)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import place_of
@@ -21,7 +22,6 @@ from soong.shared.engine.tasks.step import Claim, Lease, RunFence, StepEnd
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop, retry_s
 from soong.worker.function_step import crashed
-from soong.worker.stop_signal import StopReason, StopSignal
 
 log = get_logger(__name__)
 

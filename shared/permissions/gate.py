@@ -1,6 +1,6 @@
 """The two ends of a question as pure functions: the request made of a call, and the check of the decision on it.
 
-The waiting between them belongs to the caller (``soong.worker.permission_gate``).
+The waiting between them belongs to the caller (``soong.shared.agents.runtime.permission_gate``).
 """
 
 from collections.abc import Mapping, Sequence

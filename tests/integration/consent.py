@@ -14,6 +14,7 @@ from typing import Protocol
 from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.remote_responder import RemoteResponder
+from soong.shared.agents.runtime.permission_gate import DecisionInbox, RunGate
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType
@@ -32,7 +33,6 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall, Verdict
-from soong.worker.permission_gate import DecisionInbox, WorkerGate
 from tests.model.builders import make_owner, make_session, make_step, make_task, open_session, open_worker
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
@@ -125,10 +125,10 @@ class ConsentHarness:
     def session_id(self) -> str:
         return self.ownership.session_id
 
-    def gate(self, claim: Claim, worker_id: str, policy: Policy | None = None, *, token: str = "") -> WorkerGate:
+    def gate(self, claim: Claim, worker_id: str, policy: Policy | None = None, *, token: str = "") -> RunGate:
         if worker_id not in self.inboxes:
             self.inboxes[worker_id] = DecisionInbox(self.store.consent, self.subscriber, worker_id)
-        return WorkerGate(
+        return RunGate(
             self.store,
             self.notifier,
             self.inboxes[worker_id],

@@ -13,6 +13,7 @@ from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
@@ -30,7 +31,6 @@ from soong.worker.agent_step import AgentStepRunner
 from soong.worker.flower import NoFlower
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
-from soong.worker.permission_gate import DecisionInbox
 from soong.worker.process import WorkerProcess
 from soong.worker.run import StepRunner
 from tests.integration.consent import BothPorts, until

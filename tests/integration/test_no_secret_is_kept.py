@@ -21,6 +21,8 @@ from soong import AgentHandle, ToolCallError, scripted_agent
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
 from soong.orchestrator.owner.run_archive import RunArchive
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.jsontext import JsonObject
@@ -37,9 +39,7 @@ from soong.shared.storage.sql.store import SqlStore
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
-from soong.worker.permission_gate import DecisionInbox
 from soong.worker.run import StepRunner
-from soong.worker.stop_signal import StopSignal
 from tests.integration.consent import until
 from tests.integration.sql_stores import opened
 from tests.model.builders import make_owner

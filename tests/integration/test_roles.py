@@ -3,11 +3,13 @@
 import ast
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import psycopg
 import pytest
 from sqlalchemy import inspect
 
+import soong.shared.agents.runtime
 import soong.worker
 from soong.orchestrator.client.workers import list_workers
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
@@ -350,10 +352,14 @@ def test_a_server_that_is_away_is_said_to_be(tmp_path: Path) -> None:
         grant(parse_url(f"postgresql://x@/y?host={tmp_path}"), Roles(worker="w"))
 
 
+def _files_of(package: ModuleType) -> list[Path]:
+    return sorted(Path(package.__file__ or "").parent.glob("*.py"))
+
+
 def test_every_store_method_that_a_worker_calls_is_tried_under_its_role() -> None:
     called = {
         node.func.attr
-        for path in Path(soong.worker.__file__ or "").parent.glob("*.py")
+        for path in (*_files_of(soong.worker), *_files_of(soong.shared.agents.runtime))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         # A part of the store is held under one of these names.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from soong.orchestrator.client.tail import RunTail, no_subscription
+from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.core.errors import NotFoundError, UnavailableError
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.step import Claim
@@ -16,7 +17,6 @@ from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.store import Store
-from soong.worker.call_log import RunCallLog
 from tests.contract.scene import ContractHarness, completed, open_scene
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore

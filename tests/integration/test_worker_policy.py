@@ -12,6 +12,9 @@ import pytest
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.core.errors import InvalidConfigError
@@ -27,9 +30,6 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.incarnation import Incarnation
-from soong.worker.permission_gate import DecisionInbox
-from soong.worker.stop_signal import StopSignal
-from soong.worker.time_limit import TimeLimit
 from tests.integration.consent import until
 from tests.model.builders import make_owner
 from tests.model.memory import MemoryStore

@@ -7,6 +7,9 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from soong.shared.agents.runtime.permission_gate import DecisionInbox, RunGate
+from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.time_limit import TimeLimit, UntimedGate
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.store import CallRow, CallStatus
@@ -18,9 +21,6 @@ from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall
 from soong.worker.parking import ParkingCoordinator, RunParking
-from soong.worker.permission_gate import DecisionInbox, WorkerGate
-from soong.worker.stop_signal import StopSignal
-from soong.worker.time_limit import TimeLimit, UntimedGate
 from tests.simulation.effects import Effects, Host
 
 HOME: Final = "/home/simulated"
@@ -76,7 +76,7 @@ class AskedCalls:
         held = Lease(claim.step_key, run_id, claim.fence)
         parking = RunParking(self.lot, self.host.worker_id, held, interruption, task, _nothing_is_kept)
         policy = Policy.from_json(claim.policy)
-        gate = WorkerGate(
+        gate = RunGate(
             self.store,
             self.notifier,
             self.inbox,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
@@ -24,7 +25,6 @@ from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.incarnation import Incarnation
 from soong.worker.slots import Slots
-from soong.worker.stop_signal import StopSignal
 from tests.model.builders import make_session, make_step, make_task, open_session
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore

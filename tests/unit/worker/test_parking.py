@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.engine.tasks.step import Lease
 from soong.worker.parking import ParkingCoordinator, RunParking
-from soong.worker.stop_signal import StopSignal
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryStore
 

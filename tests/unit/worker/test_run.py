@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
@@ -16,8 +18,6 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.run import StepRunner
-from soong.worker.stop_signal import StopSignal
-from soong.worker.time_limit import TimeLimit
 from tests.model.builders import make_identity
 
 pytestmark = pytest.mark.spec("DAG-10")

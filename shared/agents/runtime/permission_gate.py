@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, SoongError, UnavailableError
 from soong.shared.core.jsontext import JsonObject, digest
@@ -30,7 +31,6 @@ from soong.shared.permissions.signing import verify
 from soong.shared.permissions.store import ClosedQuestion, ConsentStore
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import GateCall, Verdict
-from soong.worker.stop_signal import StopSignal
 
 log = get_logger(__name__)
 
@@ -157,7 +157,7 @@ class DecisionInbox:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerGate:
+class RunGate:
     """The gate of one claimed run; implements ``soong.shared.tools.ports.Gate``. ``token`` proves its questions.
 
     ``policy`` is the session's, narrowed by the worker's own. ``note`` keeps an event back until the run writes next:

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
+from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
@@ -20,9 +23,6 @@ from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.schedule import run_turn
-from soong.worker.call_log import RunCallLog
-from soong.worker.stop_signal import StopSignal
-from soong.worker.transcript import WorkerTranscript
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryStore
@@ -284,7 +284,7 @@ async def test_what_a_call_adds_is_written_as_nodes_with_its_result() -> None:
 @pytest.mark.spec("EVT-05.d")
 async def test_an_answer_is_written_without_its_secret_and_the_call_keeps_it_until_it_ends() -> None:
     bench = await make_bench()
-    transcript = WorkerTranscript(
+    transcript = StoredTranscript(
         bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor([SECRET])
     )
     call, plain = ToolCall("c1", "test.echo", {"text": SECRET}), ToolCall("c2", "test.echo", {"text": "x"})
@@ -303,7 +303,7 @@ async def test_an_answer_is_written_without_its_secret_and_the_call_keeps_it_unt
 @pytest.mark.spec("EVT-05")
 async def test_arguments_nobody_should_read_are_kept_nowhere() -> None:
     bench = await make_bench()
-    transcript = WorkerTranscript(bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor())
+    transcript = StoredTranscript(bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor())
     deep: Json = 1
     for _ in range(10_000):
         deep = [deep]

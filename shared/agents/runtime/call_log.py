@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
@@ -25,7 +26,6 @@ from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
-from soong.worker.stop_signal import StopSignal
 
 log = get_logger(__name__)
 

@@ -8,6 +8,7 @@ until the call ends.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
@@ -16,11 +17,10 @@ from soong.shared.engine.tasks.step import MALFORMED, StepEnd
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import CallInputs, ToolCall, effect_id_of
 from soong.shared.tools.value_limits import UnfitError, check_incoming
-from soong.worker.call_log import RunCallLog
 
 
 @dataclass(slots=True)
-class WorkerTranscript:
+class StoredTranscript:
     """Implements ``soong.shared.agents.ports.Transcript``; what the call log has kept back goes first."""
 
     runs: RunStore

@@ -1,0 +1,246 @@
+"""Puts an agent's run together from its rows, and runs it: on a worker for a step, in an owner for an ask.
+
+What the agent may do is in its run's row only: its tools are those of the stored surface, its rules those of its
+session, and the process where it runs may only tighten both. This is where the ports of the agent loop and of the tool
+pipeline meet the store.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from soong.shared.agents.definition import DEFINITION, AgentDefinition, AgentLimits
+from soong.shared.agents.model import is_warm, resolve_model, warm_up
+from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
+from soong.shared.agents.runtime.permission_gate import DecisionInbox, GateStore, RunGate
+from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.time_limit import TimeLimit, UntimedGate
+from soong.shared.agents.runtime.transcript import StoredTranscript
+from soong.shared.core.clock import Clock
+from soong.shared.core.config import Config
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.settings import Settings
+from soong.shared.engine.tasks.spec import BoundStep
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.engine.wire.notifier import Notifier
+from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
+from soong.shared.permissions.policy import Policy, policy_for
+from soong.shared.permissions.scope import is_too_wide
+from soong.shared.permissions.withheld import withheld_by_rule
+from soong.shared.permissions.writable import writable_by_rule
+from soong.shared.sandbox.programs import DEFAULT_NAMES
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.definition import RunDirs, ToolDefinition
+from soong.shared.tools.execution import unbroken
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
+from soong.shared.tools.ports import ArtifactStore
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.schedule import Executor
+from soong.shared.tools.surface import Surface, narrow
+
+Waiting = Callable[[str], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAgent:
+    """An agent's run that can begin. ``executor`` makes its calls."""
+
+    task: AgentTask
+    model: Any
+    executor: ToolPipeline
+    log: RunCallLog
+    transcript: StoredTranscript
+    interruption: StopSignal
+
+
+@dataclass(slots=True)
+class AgentRuntime:
+    """What the agents of one process share. ``source`` names its configuration where that takes something away.
+
+    Raises (when it is made): InvalidConfigError, so that a process does not start rather than a run not go on.
+    """
+
+    store: GateStore
+    notifier: Notifier
+    inbox: DecisionInbox
+    artifacts: ArtifactStore
+    clock: Clock
+    settings: Settings
+    config: Config
+    registry: ToolRegistry
+    hooks: Hooks
+    redactor: Redactor
+    source: str
+    observer: AgentObserver = field(default_factory=NullObserver)
+    offers: Callable[[ToolDefinition], bool] = lambda _tool: True
+    """Whether this process calls a tool for agents at all."""
+    _config: PipelineConfig = field(init=False)
+    _user_home: str = field(init=False)
+    _policy: Policy = field(init=False)
+    _write_roots: tuple[Path, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._user_home = str(Path.home())
+        self._policy = policy_of(self.config, source=self.source)
+        self._write_roots = configured_write_roots(self.config)
+        self._config = PipelineConfig(
+            default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
+            max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
+            max_result_chars=self.settings.max_result_chars,
+        )
+
+    def call_log(self, claim: Claim, interruption: StopSignal) -> RunCallLog:
+        """Return the record of a run's calls, to be passed to :meth:`prepare`."""
+        return RunCallLog(
+            self.store.runs,
+            self.artifacts,
+            self.clock,
+            claim.identity.run_id,
+            claim.fence,
+            interruption,
+            self.redactor,
+            notifier=self.notifier,
+            on_error=partial(self.observer.tool_failed, claim.identity),
+        )
+
+    async def prepare(
+        self,
+        claim: Claim,
+        bound: BoundStep,
+        limit: TimeLimit,
+        log: RunCallLog,
+        *,
+        waiting: Waiting = nullcontext,
+    ) -> PreparedAgent:
+        """Return the run of a claim, ready to begin. ``waiting`` is entered while a call waits for a request.
+
+        Raises:
+            InvalidConfigError: this process cannot run it: it lacks a tool, the model's package or its key.
+            NotFoundError, UsageError: what is stored of it cannot be run anywhere.
+        """
+        interruption = log.interruption
+        tools = self._tools(claim)
+        name = claim.identity.model or self.settings.model
+        if not is_warm(name):
+            # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
+            await asyncio.to_thread(warm_up, name)
+        model = resolve_model(name, claim.spec.script)
+        policy = policy_for(Policy.from_json(claim.policy), claim.identity).narrowed_by(self._policy)
+        run_dirs = self._run_dirs(claim, policy)
+        gate = UntimedGate(self._gate(claim, policy, log, waiting), limit)
+        pipeline = ToolPipeline(
+            tools,
+            RunScope(claim.identity, claim.fence, run_dirs),
+            gate,
+            log,
+            hooks=self.hooks,
+            artifacts=self.artifacts,
+            redactor=self.redactor,
+            clock=self.clock,
+            config=self._config,
+        )
+        run_id = claim.identity.run_id
+        transcript = StoredTranscript(self.store.runs, log, self.clock, run_id, claim.fence, self.redactor)
+        task = self._task(claim, bound, tools, run_dirs)
+        return PreparedAgent(task, model, pipeline, log, transcript, interruption)
+
+    async def run(self, agent: PreparedAgent, executor: Executor | None = None) -> AgentEnd:
+        """Run an agent from its last state to its end. ``executor`` stands in front of its own.
+
+        Raises:
+            LeaseLostError: the run is no longer ours.
+            asyncio.CancelledError: it was interrupted.
+        """
+        from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agents pay it
+
+        incidents, log = agent.interruption.incidents, agent.log
+        calls = agent.executor if executor is None else executor
+        try:
+            return await run_agent(
+                agent.task, agent.model, calls, agent.transcript, log, self.clock, incidents=incidents
+            )
+        except asyncio.CancelledError:
+            if not agent.interruption.goes_on_elsewhere:
+                await unbroken(log.flush())  # what the aborted calls noted after their ends
+            raise
+
+    def _gate(self, claim: Claim, policy: Policy, log: RunCallLog, waiting: Waiting) -> RunGate:
+        return RunGate(
+            self.store,
+            self.notifier,
+            self.inbox,
+            self.clock,
+            policy,
+            claim.token,
+            self.redactor,
+            self._user_home,
+            log.interruption,
+            env=(*DEFAULT_NAMES, *self.config.commands.env),
+            note=log.note,
+            noted=log.take,
+            on_asked=partial(self.observer.approval_waiting, claim.identity),
+            on_settled=partial(self.observer.approval_settled, claim.identity),
+            waiting=waiting,
+            # The loop adds to it what it finds; every later question of the run tells it (DAG-09).
+            unknown=log.interruption.incidents.unknown_effects,
+        )
+
+    def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:
+        """Return the stored surface's tools, without those that this process's own configuration takes away.
+
+        Raises:
+            InvalidConfigError: this process lacks one of them.
+        """
+        names = Surface.from_json(claim.surface).tools
+        missing = [name for name in names if self.registry.get(name) is None]
+        if missing:
+            raise InvalidConfigError(f"this worker has no tool {', '.join(missing)}: its version is not the run's")
+        limits = surface_request(self.config, claim.identity.role, source=self.source)
+        return tuple(tool for tool in narrow(self.registry.select(names), limits) if self.offers(tool))
+
+    def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], run_dirs: RunDirs) -> AgentTask:
+        definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
+        limits: dict[str, int] = {
+            "max_turns": self.settings.max_turns,
+            "max_repeated_failures": self.settings.max_repeated_failures,
+            "parallel_reads": self.settings.parallel_reads,
+            **definition.limits,
+        }
+        return AgentTask(
+            identity=claim.identity,
+            system=definition.instructions,
+            instructions=bound.instructions,
+            inputs=bound.inputs,
+            tools=tools,
+            run_dirs={"project": str(run_dirs.project), "cwd": str(run_dirs.cwd)},
+            output_schema=claim.spec.output,
+            limits=AgentLimits(**limits),
+            options=definition.options,
+            is_resumed=claim.is_resumed,
+        )
+
+    def _run_dirs(self, claim: Claim, policy: Policy) -> RunDirs:
+        run_dir = self.settings.runs / claim.identity.run_id
+        project, cwd = Path(claim.project), Path(claim.cwd)
+        # A person who plans from their home has not thereby opened all of it.
+        own = (project,) if is_too_wide(claim.cwd, self._user_home) else (project, cwd)
+        roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self._write_roots)
+        by_rule = writable_by_rule(policy, self.registry.definitions())
+        withheld = withheld_by_rule(policy, self.registry.definitions(), claim.identity.step_key)
+        return RunDirs(
+            project,
+            cwd,
+            run_dir,
+            roots,
+            writable_by_rule=by_rule,
+            read_roots=policy.read_folders,
+            withheld=withheld,
+        )

@@ -1,11 +1,9 @@
 """Agent steps: runs the child agent of a claimed step and turns its end into the step's end."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from soong.shared.agents.ports import AgentEnd
-from soong.shared.agents.runtime.assembly import AgentRuntime
+from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
@@ -15,7 +13,6 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.settings import Settings, secret_values
-from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
@@ -88,7 +85,7 @@ class AgentStepRunner:
             return claim.failed("invalid_input", str(error))
         with self.lot.entered(parking):
             end = await self._runtime.run(agent, WatchedCalls(agent.executor, parking))
-        return _step_end(claim, end, await log.take())
+        return step_end(claim, end, await log.take())
 
     def _parking(self, claim: Claim, log: RunCallLog, interruption: StopSignal) -> RunParking:
         task = asyncio.current_task()
@@ -97,12 +94,3 @@ class AgentStepRunner:
 
     def _worker_id(self) -> str:
         return self.incarnation.worker_id
-
-
-def _step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:
-    error = end.error
-    if error is None:
-        ended = claim.completed(end.output, outcome=end.outcome)
-    else:
-        ended = claim.failed(error.type, error.message, retryable=error.retryable, reason=end.end_reason)
-    return replace(ended, usage=end.usage, nodes=end.nodes, events=(*kept, *end.events))

@@ -11,6 +11,7 @@ from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import open_key
 from soong.orchestrator.client.bootstrap import open_collector
 from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.owner.agent_runtime import owner_agents
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
@@ -18,9 +19,11 @@ from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
+from soong.shared.engine.tasks.service import TaskService
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
@@ -59,7 +62,8 @@ async def build(settings: Settings) -> Orchestrator:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
     retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
-    planner = Catalogue.of(settings).planner(settings.model, settings.max_children_per_run)
+    catalogue = Catalogue.of(settings)
+    planner = catalogue.planner(settings.model, settings.max_children_per_run)
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
     try:
@@ -76,6 +80,9 @@ async def build(settings: Settings) -> Orchestrator:
     broker = CeleryBroker(make_celery(settings.redis_url), client)
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     owner_id = _OwnerId()
+    service = TaskService(store, notifier, subscriber, clock, planner)
+    inbox = DecisionInbox(store.consent, subscriber, "")
+    agents = owner_agents(settings, catalogue.config, store, notifier, inbox, artifacts, service)
     parts = Parts(
         store=store,
         notifier=notifier,
@@ -93,7 +100,8 @@ async def build(settings: Settings) -> Orchestrator:
             store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
         ),
         recorder=folders,
-        closers=(folders.close, notifier.close, clients.close),
+        agents=agents,
+        closers=(inbox.close, folders.close, notifier.close, clients.close),
         background=(retention.run,) if retention.wanted.is_on else (),
     )
     owner_id.orchestrator = Orchestrator(parts, settings)

@@ -5,6 +5,7 @@ epoch, so a scheduler that dies in the middle is continued by the next one.
 
 A task that an agent plans is that agent's while its run lasts: it ends the task, and a failure whose policy the plan
 leaves open waits for what it decides, with all that depends on it (DAG-05). Its run over, the task is like any other.
+An ask ends with its own run, and never here.
 """
 
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.expansion import next_attempt
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.engine.tasks.store import TaskStore
@@ -77,7 +79,9 @@ class Scheduler:
         """Say whether the run of an agent that plans the task is still active."""
         if task_id not in self._agents:
             task = await self.tasks.task(task_id)
-            self._agents[task_id] = (await self.runs.run(task.root_run_id)).identity.parent_run_id
+            is_ask = task.kind is TaskKind.ASK
+            root = task.root_run_id
+            self._agents[task_id] = root if is_ask else (await self.runs.run(root)).identity.parent_run_id
         agent = self._agents[task_id]
         return bool(agent) and not (await self.runs.run(agent)).status.is_terminal
 

@@ -45,6 +45,34 @@ class SessionReviewer(Protocol):
     async def close(self) -> None: ...
 
 
+Ended = Callable[[str, str], None]
+"""Gets the session and the task of an agent whose run here is over, or was stopped."""
+
+
+class SessionAgents(Protocol):
+    """Runs the agents of a session's asks (soong.orchestrator.owner.asks)."""
+
+    def on_end(self, ended: Ended) -> None: ...
+
+    async def look(self, ownership: Ownership) -> None: ...
+
+    def drop(self, session_id: str) -> None: ...
+
+    async def stop(self, *, is_abandoned: bool = False) -> None: ...
+
+
+class NoAgents:
+    """For an owner of plans only."""
+
+    def on_end(self, ended: Ended) -> None: ...
+
+    async def look(self, ownership: Ownership) -> None: ...
+
+    def drop(self, session_id: str) -> None: ...
+
+    async def stop(self, *, is_abandoned: bool = False) -> None: ...
+
+
 class Recorder(Protocol):
     """Writes the folders of ended tasks (soong.orchestrator.owner.run_archive)."""
 
@@ -64,6 +92,7 @@ class Parts:
     dispatcher: Dispatcher
     broker: SessionReviewer
     recorder: Recorder
+    agents: SessionAgents = field(default_factory=NoAgents)
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Other tasks from start to stop, cancelled at the stop."""
@@ -87,6 +116,7 @@ class Orchestrator:
     def __post_init__(self) -> None:
         store = self.parts.store
         self._unclaimable = UnschedulableSteps(store.tasks, store.runs, self.parts.clock, self.settings.no_worker_s)
+        self.parts.agents.on_end(self._ask_ended)
 
     async def start(self) -> None:
         """Register as an owner, adopt what is free and begin to listen."""
@@ -104,6 +134,7 @@ class Orchestrator:
     async def stop(self) -> None:
         """Stop looking, release the sessions for a successor, close every part."""
         await self._stop_reconciling()
+        await self.parts.agents.stop()
         try:
             await self.parts.store.sessions.release_owner(self.owner_id)
         except UnavailableError as error:
@@ -113,6 +144,7 @@ class Orchestrator:
     async def abandon(self) -> None:
         """End without releasing anything, as a killed process would: successors wait for the lease. For tests."""
         await self._stop_reconciling()
+        await self.parts.agents.stop(is_abandoned=True)
         await self._close()
 
     async def _stop_reconciling(self) -> None:
@@ -186,6 +218,7 @@ class Orchestrator:
         session_id = ownership.session_id
         try:
             is_closed = await self.parts.commands.carry_out(ownership)
+            await self.parts.agents.look(ownership)
             result = await self.parts.scheduler.reconcile(ownership)
             open_tasks = await self.parts.store.tasks.open_tasks(ownership)
         except NotOwnerError as error:
@@ -210,6 +243,18 @@ class Orchestrator:
         if self._owned.get(ownership.session_id) == ownership:
             del self._owned[ownership.session_id]
             self._active.discard(ownership.session_id)
+            self.parts.agents.drop(ownership.session_id)
+
+    def _ask_ended(self, session_id: str, task_id: str) -> None:
+        """Look at what the end of an agent's run here leaves to do, unless the process itself ends."""
+        if self._tasks:
+            self._begin(self._safely(self._after_ask(session_id, task_id)))
+
+    async def _after_ask(self, session_id: str, task_id: str) -> None:
+        if (await self.parts.store.tasks.task(task_id)).status.is_terminal:
+            await self.parts.recorder.write(task_id)
+            await self.parts.notifier.notify_session(session_id)
+        await self.reconcile([session_id])
 
     def _reconcile_later(self, session_id: str, due_us: int | None) -> None:
         """Come back when the session's next retry is due, if that is before the next sweep."""
@@ -236,6 +281,8 @@ class Orchestrator:
             return
         # Declared gone: what we owned may be owned by another. Begin anew under another name.
         log.error("owner_lost", owner=self.owner_id)
+        for session_id in self._owned:
+            self.parts.agents.drop(session_id)
         self._owned.clear()
         self._active.clear()
         await self._register()

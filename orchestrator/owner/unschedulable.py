@@ -60,6 +60,8 @@ class UnschedulableSteps:
         data = {"steps": list(names), "pool": one.pool, "needs": list(one.needs), "reason": words}
         event = NewEvent(EventType.STEP_UNCLAIMABLE, data, now_us)
         try:
-            await self.runs.append(root_run_id, 0, events=(event,), now_us=now_us)
+            # Of an ask the root run is held, by this owner, under a fence.
+            fence = (await self.runs.run(root_run_id)).fence
+            await self.runs.append(root_run_id, fence, events=(event,), now_us=now_us)
         except LeaseLostError:
             log.info("task_over", task=task_id)  # it was ended at this moment

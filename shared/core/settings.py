@@ -153,6 +153,9 @@ class Settings(BaseSettings):
         ge=0,
         description="A run all of whose calls have waited for consent this long gives up its slot; 0: at once.",
     )
+    max_asks: int = Field(
+        default=100, ge=1, description="Agents that an orchestrator runs itself at once (`soong ask`); others wait."
+    )
     max_parked: int = Field(
         default=1000, ge=0, description="Runs of a session parked at once; others keep their slots. 0: all do."
     )

@@ -8,6 +8,7 @@ from soong.shared.core.errors import TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.store import HeartbeatWriter, SessionStore
+from soong.shared.engine.tasks.asks import AskStore
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.permissions.access.store import AccessStore
@@ -28,6 +29,9 @@ class Store(Protocol):
 
     @property
     def tasks(self) -> TaskStore: ...
+
+    @property
+    def asks(self) -> AskStore: ...
 
     @property
     def claims(self) -> ClaimStore: ...

@@ -8,7 +8,7 @@ pipeline meet the store.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,11 @@ from soong.shared.agents.runtime.time_limit import TimeLimit, UntimedGate
 from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
-from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.spec import BoundStep
-from soong.shared.engine.tasks.step import Claim
+from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
 from soong.shared.permissions.policy import Policy, policy_for
@@ -45,6 +46,8 @@ from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.schedule import Executor
 from soong.shared.tools.surface import Surface, narrow
+
+_logger = get_logger(__name__)
 
 Waiting = Callable[[str], AbstractContextManager[object]]
 
@@ -123,7 +126,7 @@ class AgentRuntime:
         """Return the run of a claim, ready to begin. ``waiting`` is entered while a call waits for a request.
 
         Raises:
-            InvalidConfigError: this process cannot run it: it lacks a tool, the model's package or its key.
+            InvalidConfigError: this process cannot run it: it lacks the model's package or its key.
             NotFoundError, UsageError: what is stored of it cannot be run anywhere.
         """
         interruption = log.interruption
@@ -196,15 +199,15 @@ class AgentRuntime:
     def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:
         """Return the stored surface's tools, without those that this process's own configuration takes away.
 
-        Raises:
-            InvalidConfigError: this process lacks one of them.
+        One that this process lacks is left out: a call of it is an error of that call, not of the run.
         """
         names = Surface.from_json(claim.surface).tools
-        missing = [name for name in names if self.registry.get(name) is None]
-        if missing:
-            raise InvalidConfigError(f"this worker has no tool {', '.join(missing)}: its version is not the run's")
+        known = [name for name in names if self.registry.get(name) is not None]
+        if len(known) < len(names):
+            missing = sorted(set(names) - set(known))
+            _logger.warning("tools_missing", run=claim.identity.run_id, tools=missing, process=self.source)
         limits = surface_request(self.config, claim.identity.role, source=self.source)
-        return tuple(tool for tool in narrow(self.registry.select(names), limits) if self.offers(tool))
+        return tuple(tool for tool in narrow(self.registry.select(known), limits) if self.offers(tool))
 
     def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], run_dirs: RunDirs) -> AgentTask:
         definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
@@ -244,3 +247,13 @@ class AgentRuntime:
             read_roots=policy.read_folders,
             withheld=withheld,
         )
+
+
+def step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:
+    """Return the end of a claim whose agent ended; ``kept`` are events of its calls that are not written yet."""
+    error = end.error
+    if error is None:
+        ended = claim.completed(end.output, outcome=end.outcome)
+    else:
+        ended = claim.failed(error.type, error.message, retryable=error.retryable, reason=end.end_reason)
+    return replace(ended, usage=end.usage, nodes=end.nodes, events=(*kept, *end.events))

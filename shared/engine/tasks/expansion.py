@@ -16,7 +16,8 @@ from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
+from soong.shared.engine.tasks.asks import ask_document
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, Budget
 from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import rendered
@@ -122,6 +123,43 @@ def new_task(
         created_us=now_us,
         root_run=NewRun(root, {}, _token()),
         steps=steps,
+    )
+
+
+def new_ask(
+    spec: StepSpec,
+    session: Session,
+    *,
+    title: str,
+    role: Role,
+    definition: str,
+    model: str,
+    surface: JsonObject,
+    now_us: int,
+    task_id: str = "",
+) -> NewTask:
+    """Return a task whose root run is an agent with a goal: ``spec`` says what it is to do, ``role`` what it may be.
+
+    Raises:
+        ValueError: the role is that of a child, which never starts agents.
+    """
+    if role.is_child:
+        raise ValueError(f"a {role.value} agent answers no ask")
+    task_id = task_id or new_id("task")
+    origin = Origin(session.principal)
+    identity = RunIdentity(
+        session.id, new_id("run"), new_id("agent"), role, definition, task_id=task_id, model=model, origin=origin
+    )
+    return NewTask(
+        id=task_id,
+        session_id=session.id,
+        title=title[:MAX_TITLE_CHARS],
+        plan=ask_document(spec),
+        inputs={},
+        created_us=now_us,
+        root_run=NewRun(identity, surface, _token()),
+        steps=(),
+        kind=TaskKind.ASK,
     )
 
 

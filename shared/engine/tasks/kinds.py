@@ -37,6 +37,13 @@ _TRAITS: Final[Mapping[StepKind, KindTraits]] = {
 """A new kind of step is a row here, its fields in the plan, and a runner in the worker."""
 
 
+class TaskKind(StrEnum):
+    """PLAN is a DAG of steps. ASK is a goal: its root run is an agent, which the session's owner runs."""
+
+    PLAN = "plan"
+    ASK = "ask"
+
+
 class ClaimMode(StrEnum):
     """Who claims a step: ASSIGNED, its worker for the step's own run; PULL, a run that asks for it with a tool."""
 

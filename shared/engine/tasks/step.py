@@ -13,7 +13,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 
@@ -71,6 +71,7 @@ class NewTask:
     created_us: int
     root_run: NewRun
     steps: tuple[NewStep, ...]
+    kind: TaskKind = TaskKind.PLAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Task:
     ended_us: int | None = None
     reason: str = ""
     """Why it failed, was cancelled or paused; who, for a person's act."""
+    kind: TaskKind = TaskKind.PLAN
 
 
 @dataclass(frozen=True, slots=True)

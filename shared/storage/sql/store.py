@@ -14,6 +14,7 @@ from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.people.access import SqlAccess
 from soong.shared.storage.sql.people.keys import SqlKeys
+from soong.shared.storage.sql.tasks.asks import SqlAsks
 from soong.shared.storage.sql.tasks.bad_workers import SqlBadWorkers
 from soong.shared.storage.sql.tasks.failures import SqlFailures
 from soong.shared.storage.sql.tasks.retrying import SqlRetrying
@@ -39,6 +40,10 @@ class SqlSessionStore(_Part, SqlSessions):
 
 class SqlTaskStore(_Part, SqlTasks, SqlFailures, SqlTaskCommands, SqlRetrying):
     """Implements :class:`soong.shared.engine.tasks.store.TaskStore`."""
+
+
+class SqlAskStore(_Part, SqlAsks):
+    """Implements :class:`soong.shared.engine.tasks.asks.AskStore`."""
 
 
 class SqlClaimStore(_Part, SqlWorkerClaims, SqlAdditionalClaims, SqlBadWorkers):
@@ -73,6 +78,7 @@ class SqlStore:
         parts = self._parts = (database, AuditTrail(redactor or Redactor()), Contexts())
         self.sessions = SqlSessionStore(*parts)
         self.tasks = SqlTaskStore(*parts)
+        self.asks = SqlAskStore(*parts)
         self.claims = SqlClaimStore(*parts)
         self.runs = SqlRunStore(*parts)
         self.consent = SqlConsentStore(*parts)

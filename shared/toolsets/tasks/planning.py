@@ -7,7 +7,7 @@ crash asks for nothing twice: its effect id names the task it makes and the comm
 
 import hashlib
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
@@ -122,6 +122,11 @@ class PlanningTools:
             ),
         )
 
+    def _service(self, context: ToolContext) -> TaskService:
+        """Return the service as the principal that the run acts for: what comes of it is theirs, and as foreign."""
+        principal = context.identity.origin.principal
+        return replace(self.service, principal=principal, may_approve=False) if principal else self.service
+
     async def _create(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         given = call_input.get("inputs")
         inputs = given if isinstance(given, dict) else {}
@@ -154,19 +159,25 @@ class PlanningTools:
     async def _update(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         change = {name: value for name, value in call_input.items() if name != "task_id"}
         task = await self._task(context, call_input)
-        return await self._done(task, self.service.update(task, change, command_id=_named("cmd", context)))
+        return await self._done(task, self._service(context).update(task, change, command_id=_named("cmd", context)))
 
     async def _complete(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task, reason = await self._task(context, call_input), _reason(call_input)
-        return await self._done(task, self.service.complete(task, reason=reason, command_id=_named("cmd", context)))
+        return await self._done(
+            task, self._service(context).complete(task, reason=reason, command_id=_named("cmd", context))
+        )
 
     async def _fail(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task, reason = await self._task(context, call_input), _reason(call_input)
-        return await self._done(task, self.service.fail(task, reason=reason, command_id=_named("cmd", context)))
+        return await self._done(
+            task, self._service(context).fail(task, reason=reason, command_id=_named("cmd", context))
+        )
 
     async def _cancel(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task, reason = await self._task(context, call_input), _reason(call_input)
-        return await self._done(task, self.service.cancel(task, reason=reason, command_id=_named("cmd", context)))
+        return await self._done(
+            task, self._service(context).cancel(task, reason=reason, command_id=_named("cmd", context))
+        )
 
     async def _task(self, context: ToolContext, call_input: JsonObject) -> Task:
         return await task_named(self.service.store.tasks, context, call_input)

@@ -6,6 +6,7 @@ from typing import Self
 from soong.shared.engine.sessions.store import HeartbeatWriter
 from tests.model.memory.access import MemoryAccess
 from tests.model.memory.additional_claims import MemoryAdditionalClaims
+from tests.model.memory.asks import MemoryAsks
 from tests.model.memory.auditing import MemoryAudit
 from tests.model.memory.changing import MemoryChanging
 from tests.model.memory.consent import MemoryConsent
@@ -25,6 +26,7 @@ class MemoryStore(
     MemoryOwning,
     MemoryChanging,
     MemoryRetrying,
+    MemoryAsks,
     MemoryRuns,
     MemoryConsent,
     MemoryKeys,
@@ -46,6 +48,10 @@ class MemoryStore(
 
     @property
     def tasks(self) -> Self:
+        return self
+
+    @property
+    def asks(self) -> Self:
         return self
 
     @property

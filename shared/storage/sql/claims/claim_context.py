@@ -121,7 +121,7 @@ class ClaimContext:
         return Claim(
             step_key=step.key,
             fence=step.fence,
-            identity=_identity(run),
+            identity=identity_of(run),
             kind=StepKind(step.kind),
             spec=StepSpec.from_json(unpack(step.spec)),
             task_inputs=task_inputs,
@@ -148,7 +148,7 @@ def _what_is_wrong(fence: int, starts: int, *, last_node: int) -> str:
     return ""
 
 
-def _identity(run: ClaimedRun) -> RunIdentity:
+def identity_of(run: ClaimedRun) -> RunIdentity:
     return RunIdentity(
         session_id=run.session_id,
         run_id=run.id,

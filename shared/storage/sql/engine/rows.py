@@ -29,7 +29,7 @@ from soong.shared.engine.sessions.session import (
     Worker,
 )
 from soong.shared.engine.tasks.failure_report import error_of
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, Step, StepError, Task
@@ -169,6 +169,7 @@ def task_of(row: Any) -> Task:
         created_us=row.created_us,
         ended_us=row.ended_us,
         reason=row.reason,
+        kind=TaskKind(row.kind),
     )
 
 

@@ -29,7 +29,7 @@ from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, ProcessState, RefusalType
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.request import Choice, RequestState
@@ -197,6 +197,7 @@ tasks = Table(
     _ordinal(),
     _id(),
     Column("session_id", Text, ForeignKey("sessions.id"), nullable=False),
+    _text("kind", "plan"),
     _text("title"),
     _text("status", "running"),
     _text("plan", "{}"),
@@ -208,6 +209,7 @@ tasks = Table(
     # Whether the folders of its runs have been written since it ended.
     _number("is_recorded"),
     _one_of("status", TaskStatus),
+    _one_of("kind", TaskKind),
     Index("ix_tasks_session", "session_id", "ordinal"),
     Index("ix_tasks_unrecorded", "ordinal", **_where(f"is_recorded = 0 AND {TASK_OVER}")),
     Index("ix_tasks_open", "session_id", **_where("status IN ('running', 'paused')")),

@@ -127,7 +127,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "tasks": WorkerRight(
         reads=True,
         never=(
-            *("ordinal", "id", "session_id", "title", "status", "plan", "inputs", "root_run_id", "created_us"),
+            *("ordinal", "id", "session_id", "kind", "title", "status", "plan", "inputs", "root_run_id", "created_us"),
             *("ended_us", "reason", "is_recorded"),
         ),
     ),

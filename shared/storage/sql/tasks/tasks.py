@@ -32,6 +32,7 @@ INSERT_TASKS: Final = Insert(
     {
         "id": "text",
         "session_id": "text",
+        "kind": "text",
         "title": "text",
         "plan": "text",
         "inputs": "text",
@@ -95,7 +96,8 @@ class SqlTasks:
 def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     """Build all rows of a new task, in the order in which they are inserted."""
     root = task.root_run.identity.run_id
-    row = (task.id, task.session_id, plain(task.title), pack(task.plan), pack(task.inputs), root, task.created_us)
+    documents = (plain(task.title), pack(task.plan), pack(task.inputs))
+    row = (task.id, task.session_id, task.kind.value, *documents, root, task.created_us)
     run_log = RunLogBuffer(task.created_us)
     run_log.create(task.root_run, RunStatus.RUNNING)
     run_log.note(root, EventType.TASK_CREATED, task=task.id)

@@ -1,0 +1,73 @@
+"""What the agents of an owner's asks run with: its tools, hooks and gate.
+
+The owner has the key by which decisions are signed. Where it may be another machine than its clients' its agents
+therefore call nothing but Soong's own read-only tools: they read and delegate, and workers write and run commands
+(docs/security.md).
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from soong.orchestrator.client.tool_registry import owner_registry
+from soong.orchestrator.owner.asks import AskRunner
+from soong.shared.agents.runtime.assembly import AgentRuntime
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.core.config import CONFIG_FILE, Config
+from soong.shared.core.settings import Settings, secret_values
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.wire.notifier import Notifier
+from soong.shared.sandbox.redact import redactor
+from soong.shared.storage.store import Store
+from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.ports import ArtifactStore
+from soong.shared.toolsets.hooks import all_hooks
+from soong.shared.toolsets.sources import ToolEnvironment
+
+OWNER_SOURCE: Final = f"the orchestrator's {CONFIG_FILE}"
+
+_OWN_NAMESPACES: Final = ("agent.", "internal.", "code.")
+
+
+def owner_agents(
+    settings: Settings,
+    config: Config,
+    store: Store,
+    notifier: Notifier,
+    inbox: DecisionInbox,
+    artifacts: ArtifactStore,
+    service: TaskService,
+) -> AskRunner:
+    """Return what runs the agents of asks in this process.
+
+    Raises:
+        InvalidConfigError, InvalidToolError: the configuration of the home or a module of tools cannot be used.
+    """
+    environment = ToolEnvironment.of(settings, config)
+    if not settings.is_embedded:
+        environment = replace(environment, modules=())
+    clean = redactor(secret_values(settings, config.commands.secret_env))
+    runtime = AgentRuntime(
+        store=store,
+        notifier=notifier,
+        inbox=inbox,
+        artifacts=artifacts,
+        clock=service.clock,
+        settings=settings,
+        config=config,
+        registry=owner_registry(environment, service, service.clock),
+        hooks=all_hooks(environment, clean, settings.home),
+        redactor=clean,
+        source=OWNER_SOURCE,
+        offers=any_tool if settings.is_embedded else is_harmless,
+    )
+    return AskRunner(store.asks, runtime, notifier, service.clock, clean, settings.max_asks)
+
+
+def any_tool(_tool: ToolDefinition) -> bool:
+    """Offer every tool: orchestrator, worker and client are one user's processes on one machine."""
+    return True
+
+
+def is_harmless(tool: ToolDefinition) -> bool:
+    """Say whether a tool may run in the process that holds the signing key."""
+    return tool.permission is Permission.READONLY and tool.name.startswith(_OWN_NAMESPACES)

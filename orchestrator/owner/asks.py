@@ -1,0 +1,186 @@
+"""Asks: the owner runs their agents itself, in its loop, so that an agent that waits for others takes no worker's slot.
+
+Which agents are to run is in the rows alone: each look starts what is open and is not running here, and stops what was
+paused, cancelled or is no longer ours. A successor takes a run up under the next fence and continues it.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.orchestrator.owner.service import Ended
+from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
+from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
+from soong.shared.agents.runtime.time_limit import TimeLimit
+from soong.shared.agents.runtime.transcript import clean_end
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import (
+    ForgedError,
+    InvalidConfigError,
+    LeaseLostError,
+    NotFoundError,
+    NotOwnerError,
+    UnavailableError,
+    UsageError,
+)
+from soong.shared.core.foreign import contained
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.asks import AskStore, OpenAsk
+from soong.shared.engine.tasks.failure_report import with_report
+from soong.shared.engine.tasks.spec import BoundStep
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.engine.wire.notifier import Notifier
+from soong.shared.sandbox.redact import Redactor
+
+log = get_logger(__name__)
+
+AGAIN_S: Final = 1.0
+"""Between two attempts to write an end that the database did not answer."""
+
+
+@dataclass(slots=True)
+class _HeldAsk:
+    """An agent that runs here. It is stopped by its signal and by cancelling its task, in this order."""
+
+    ownership: Ownership
+    claim: Claim
+    signal: StopSignal
+    task: asyncio.Task[None]
+
+    def stop(self, how: StopReason, reason: str) -> None:
+        if self.signal.stop is None:
+            self.signal.stop, self.signal.reason = how, reason
+            self.task.cancel()
+
+
+@dataclass(slots=True)
+class AskRunner:
+    """The agents of one owner's asks. ``most`` run at once; the others wait in their rows, oldest first."""
+
+    asks: AskStore
+    runtime: AgentRuntime
+    notifier: Notifier
+    clock: Clock
+    redactor: Redactor
+    most: int
+    _ended: Ended = lambda _session_id, _task_id: None
+    _held: dict[str, _HeldAsk] = field(default_factory=dict)
+    """By task."""
+
+    def on_end(self, ended: Ended) -> None:
+        """Say who hears of it when a run here is over, or was stopped."""
+        self._ended = ended
+
+    async def look(self, ownership: Ownership) -> None:
+        """Start and stop what the rows of a session say. Raises: NotOwnerError, UnavailableError."""
+        open_asks = {ask.task_id: ask for ask in await self.asks.open_asks(ownership)}
+        for task_id, held in list(self._held.items()):
+            if held.ownership.session_id == ownership.session_id:
+                self._keep_or_stop(held, ownership, open_asks.get(task_id))
+        for task_id, ask in open_asks.items():
+            if ask.status is TaskStatus.RUNNING and task_id not in self._held and len(self._held) < self.most:
+                await self._begin(ownership, task_id)
+
+    def drop(self, session_id: str) -> None:
+        """Let go of a session's agents at once: another owner runs them."""
+        for held in list(self._held.values()):
+            if held.ownership.session_id == session_id:
+                held.stop("drop", "the session has another owner")
+
+    async def stop(self, *, is_abandoned: bool = False) -> None:
+        """Stop every agent, to be continued by a successor; ``is_abandoned``: as a killed process would leave them."""
+        running = [held.task for held in self._held.values()]
+        for held in list(self._held.values()):
+            held.stop("drop" if is_abandoned else "release", "the orchestrator stops")
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _keep_or_stop(self, held: _HeldAsk, ownership: Ownership, ask: OpenAsk | None) -> None:
+        if held.ownership != ownership:
+            held.stop("drop", "the session had another owner meanwhile")
+        elif ask is None:
+            held.stop("cancel", "its task has ended")
+        elif ask.status is not TaskStatus.RUNNING:
+            held.stop("release", "its task is paused")
+
+    async def _begin(self, ownership: Ownership, task_id: str) -> None:
+        self.runtime.inbox.worker_id = ownership.owner_id
+        claim = await self.asks.take_up(ownership, task_id, now_us=self.clock.now_us())
+        if claim is None:
+            return
+        signal = StopSignal()
+        task = asyncio.get_running_loop().create_task(self._run(ownership, claim, signal))
+        self._held[task_id] = held = _HeldAsk(ownership, claim, signal, task)
+        task.add_done_callback(lambda _done: self._forget(held))
+        log.info("ask_taken_up", task=task_id, run=claim.identity.run_id, fence=claim.fence)
+
+    def _forget(self, held: _HeldAsk) -> None:
+        task_id = held.claim.identity.task_id
+        if self._held.get(task_id) is held:
+            del self._held[task_id]
+        # Looked at again at once: a pause that was taken back meanwhile, or one that waited for room.
+        self._ended(held.ownership.session_id, task_id)
+
+    async def _run(self, ownership: Ownership, claim: Claim, signal: StopSignal) -> None:
+        """Run an agent to its end and write it. Never raises but for a cancellation."""
+        task_id = claim.identity.task_id
+        try:
+            end = await self._end_of(claim, signal)
+            await self._write(ownership, task_id, end)
+        except asyncio.CancelledError:
+            if signal.stop == "release":
+                await self._put_down(ownership, claim)
+        except (LeaseLostError, NotOwnerError) as error:
+            log.info("ask_left", task=task_id, reason=str(error))
+        except Exception:  # a fault in one agent must not end the loop that all sessions live by
+            log.exception("ask_failed", task=task_id)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _end_of(self, claim: Claim, signal: StopSignal) -> StepEnd:
+        end = with_report(await self._agent_end(claim, signal), signal.incidents)
+        return clean_end(end, self.redactor)
+
+    async def _agent_end(self, claim: Claim, signal: StopSignal) -> StepEnd:
+        limit_s = claim.spec.timeout_s
+        calls = self.runtime.call_log(claim, signal)
+        # A goal is what a person wrote: nothing in it is a reference.
+        bound = BoundStep(instructions=claim.spec.instructions, inputs=claim.spec.inputs)
+        try:
+            async with TimeLimit(limit_s) as limit:
+                agent = await self.runtime.prepare(claim, bound, limit, calls)
+                end = await self.runtime.run(agent)
+            return step_end(claim, end, await calls.take())
+        except TimeoutError:
+            return claim.failed("time_limit", f"the ask took longer than {limit_s} s", reason=EndReason.TIME_LIMIT)
+        except InvalidConfigError as error:
+            return claim.failed("worker_incompatible", str(error))
+        except (NotFoundError, UsageError) as error:
+            return claim.failed("invalid_input", str(error))
+        except ForgedError as error:
+            return claim.failed(error.what, str(error))
+        except (LeaseLostError, NotOwnerError, asyncio.CancelledError):
+            raise
+        except BaseException as error:  # a fault of one agent's is its own end
+            log.exception("ask_crashed", task=claim.identity.task_id)
+            return claim.failed("execution_failed", f"the agent crashed: {contained(error)}")
+
+    async def _write(self, ownership: Ownership, task_id: str, end: StepEnd) -> None:
+        """Write an end, however long the database is away: what the agent did is not done twice."""
+        for worker_id in sorted(await self._written(ownership, task_id, end)):
+            await self.notifier.notify_worker(worker_id)
+
+    async def _written(self, ownership: Ownership, task_id: str, end: StepEnd) -> frozenset[str]:
+        while True:
+            try:
+                return await self.asks.end_ask(ownership, task_id, end, now_us=self.clock.now_us())
+            except UnavailableError as error:
+                log.warning("ask_end_unanswered", task=task_id, error=str(error))
+                await asyncio.sleep(AGAIN_S)
+
+    async def _put_down(self, ownership: Ownership, claim: Claim) -> None:
+        try:
+            await self.asks.put_down(ownership, claim.identity.run_id, claim.fence)
+        except (NotOwnerError, UnavailableError) as error:
+            log.info("put_down_left", run=claim.identity.run_id, reason=str(error))  # its next holder raises the fence

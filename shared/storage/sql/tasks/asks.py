@@ -1,0 +1,129 @@
+"""Asks: root runs that are agents, held by the owner of their session."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.asks import OpenAsk, spec_of_ask
+from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
+from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.storage.sql.claims.claim_context import Contexts, identity_of
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.ownership import check_owned, owned_task
+from soong.shared.storage.sql.engine.rows import unpack
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
+from soong.shared.storage.sql.tasks.runs import append_held
+from soong.shared.storage.sql.tasks.task_commands import move_task
+
+OPEN_ASKS: Final = Statement(
+    "open asks: of a session",
+    """
+    SELECT id, root_run_id, status FROM tasks
+    WHERE session_id = :session_id AND status IN ('running', 'paused') AND kind = 'ask' ORDER BY ordinal
+    """,
+)
+TAKE_UP: Final = Statement(
+    "take up: hold the root run of an ask under a new fence; no row means that it has ended",
+    """
+    UPDATE runs SET fence = fence + 1, worker_id = :owner_id, status = 'running',
+        started_us = CASE WHEN fence = 0 THEN :now_us ELSE started_us END
+    WHERE id = :run_id AND end_reason IS NULL RETURNING fence
+    """,
+)
+PUT_DOWN: Final = Statement(
+    "put down: a run that this owner holds goes back to the queue",
+    """
+    UPDATE runs SET status = 'queued', worker_id = ''
+    WHERE id = :run_id AND fence = :fence AND status = 'running' AND worker_id = :owner_id
+    """,
+)
+ASKED: Final = Statement("asked: what the agent of an ask is to do", "SELECT plan FROM tasks WHERE id = :task_id")
+
+_ENDS: Final = {
+    StepStatus.COMPLETED: (TaskEvent.COMPLETE, EventType.TASK_COMPLETED, RunStatus.COMPLETED),
+    StepStatus.FAILED: (TaskEvent.FAIL, EventType.TASK_FAILED, RunStatus.FAILED),
+    StepStatus.CANCELLED: (TaskEvent.CANCEL, EventType.TASK_CANCELLED, RunStatus.CANCELLED),
+}
+
+
+class SqlAsks:
+    """The ask part of the store."""
+
+    _database: Database
+    _contexts: Contexts
+
+    async def open_asks(self, ownership: Ownership) -> Sequence[OpenAsk]:
+        def read(tx: Transaction) -> list[OpenAsk]:
+            check_owned(tx, ownership, is_read=True)
+            rows = tx.rows(OPEN_ASKS, session_id=ownership.session_id)
+            return [OpenAsk(task_id, run_id, TaskStatus(status)) for task_id, run_id, status in rows]
+
+        return await self._database.read(read)
+
+    async def take_up(self, ownership: Ownership, task_id: str, *, now_us: int) -> Claim | None:
+        def write(tx: Transaction) -> Claim | None:
+            status, run_id, _ = owned_task(tx, ownership, task_id)
+            if status != TaskStatus.RUNNING.value:
+                return None
+            held = tx.rows(TAKE_UP, run_id=run_id, owner_id=ownership.owner_id, now_us=now_us)
+            return self._claim(tx, task_id, run_id, held[0][0], now_us) if held else None
+
+        return await self._database.write(write)
+
+    async def put_down(self, ownership: Ownership, run_id: str, fence: int) -> None:
+        def write(tx: Transaction) -> None:
+            check_owned(tx, ownership)
+            tx.count(PUT_DOWN, run_id=run_id, fence=fence, owner_id=ownership.owner_id)
+
+        await self._database.write(write)
+
+    async def end_ask(self, ownership: Ownership, task_id: str, end: StepEnd, *, now_us: int) -> frozenset[str]:
+        def write(tx: Transaction) -> frozenset[str]:
+            was, root_run_id, _ = owned_task(tx, ownership, task_id)
+            if TaskStatus(was).is_terminal:
+                return frozenset()
+            append_held(tx, end.run_id, end.fence, end.nodes, end.events, now_us)
+            event, note, run_status = _ENDS[end.status]
+            status = advance_task(TaskStatus(was), event)
+            reason = end.error.message if end.error else ""
+            run_log = RunLogBuffer(now_us)
+            workers = cancel_all(tx, run_log, task_id, "the run that started it has ended", now_us)
+            tx.rows(SETTLE_ALL, task_id=task_id)
+            move_task(tx, task_id, status, reason, now_us)
+            run_log.note(root_run_id, note, task=task_id, reason=reason)
+            run_log.end(root_run_id, run_status, end.end_reason, end.usage)
+            run_log.flush(tx)
+            return workers
+
+        return await self._database.write(write)
+
+    def _claim(self, tx: Transaction, task_id: str, run_id: str, fence: int, now_us: int) -> Claim:
+        run_log = RunLogBuffer(now_us)
+        run_log.note(run_id, EventType.RUN_STARTED if fence == 1 else EventType.RUN_RESUMED, fence=fence)
+        run_log.flush(tx)
+        context = self._contexts.read(tx, [run_id])
+        run = context.runs[run_id]
+        inputs, title = context.tasks[task_id]
+        return Claim(
+            step_key="",
+            fence=fence,
+            identity=identity_of(run),
+            kind=StepKind.AGENT,
+            spec=spec_of_ask(unpack(tx.value(ASKED, task_id=task_id))),
+            task_inputs=inputs,
+            task_title=title,
+            dependencies={},
+            surface=context.surfaces[run.surface],
+            token=run.token,
+            attempt=1,
+            project=run.project,
+            cwd=run.cwd,
+            policy=context.policies[run.policy],
+            is_resumed=run.last_node > 0,
+        )

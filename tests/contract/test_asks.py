@@ -1,0 +1,204 @@
+"""Asks: a root run that is an agent, held by the owner of its session."""
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from soong.shared.core.errors import InvalidTransitionError, LeaseLostError, NotOwnerError
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.runs.record import Usage
+from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.expansion import new_ask
+from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Claim
+from tests.contract.scene import ContractHarness, completed
+from tests.model.builders import make_owner
+
+SURFACE: Final[JsonObject] = {"v": 1, "decisions": [["agent.task_create", True, "definition"]], "unknown": []}
+NODE = NewNode(NodeKind.USER, {"v": 1, "text": "hello"})
+
+
+async def ask(scene: ContractHarness, goal: str = "find the bug") -> str:
+    session = await scene.store.sessions.session(scene.own.session_id)
+    task = new_ask(
+        StepSpec(id="ask", kind=StepKind.AGENT, instructions=goal),
+        session,
+        title=goal,
+        role=Role.ORCHESTRATOR,
+        definition="orchestrator",
+        model="test:model",
+        surface=SURFACE,
+        now_us=scene.now_us,
+    )
+    await scene.store.tasks.create_task(task)
+    return task.id
+
+
+async def take_up(scene: ContractHarness, task_id: str, own: Ownership | None = None) -> Claim:
+    claim = await scene.store.asks.take_up(own or scene.own, task_id, now_us=scene.now_us)
+    assert claim is not None
+    return claim
+
+
+async def successor(scene: ContractHarness) -> Ownership:
+    """Let another owner adopt the session, as after the death of the first."""
+    await scene.store.sessions.release_owner(scene.own.owner_id)
+    owner = make_owner()
+    await scene.store.sessions.register_owner(owner)
+    (session,) = await scene.store.sessions.adopt_sessions(owner.id)
+    return session.ownership
+
+
+@pytest.mark.spec("DIS-01")
+async def test_owner_takes_the_root_run_of_an_ask_up(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    (open_ask,) = await scene.store.asks.open_asks(scene.own)
+
+    claim = await take_up(scene, task_id)
+
+    run = await scene.store.runs.run(open_ask.run_id)
+    assert (open_ask.task_id, open_ask.status) == (task_id, TaskStatus.RUNNING)
+    assert (claim.identity, claim.fence, claim.is_resumed) == (run.identity, 1, False)
+    assert (claim.spec.instructions, claim.surface, claim.identity.role) == (
+        "find the bug",
+        SURFACE,
+        Role.ORCHESTRATOR,
+    )
+    assert (run.status, run.worker_id, run.token) == (RunStatus.RUNNING, scene.own.owner_id, claim.token)
+    assert (await scene.store.tasks.task(task_id)).kind is TaskKind.ASK
+
+
+async def test_tasks_of_plans_are_no_asks(scene: ContractHarness) -> None:
+    await scene.task("a")
+
+    assert await scene.store.asks.open_asks(scene.own) == []
+
+
+async def test_no_worker_gets_an_ask(scene: ContractHarness) -> None:
+    await ask(scene)
+
+    assert await scene.claim() == ()
+
+
+@pytest.mark.spec("DIS-01", "DAG-07")
+async def test_successor_takes_an_ask_up_and_the_former_owner_writes_no_more(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    former = await take_up(scene, task_id)
+    await scene.store.runs.append(former.identity.run_id, former.fence, nodes=[NODE], now_us=scene.now_us)
+    own = await successor(scene)
+
+    claim = await take_up(scene, task_id, own)
+
+    assert (claim.fence, claim.is_resumed) == (2, True)
+    with pytest.raises(LeaseLostError):
+        await scene.store.runs.append(former.identity.run_id, former.fence, nodes=[NODE], now_us=scene.now_us)
+    with pytest.raises(NotOwnerError):
+        await scene.store.asks.end_ask(scene.own, task_id, completed(former), now_us=scene.now_us)
+    with pytest.raises(LeaseLostError):
+        await scene.store.asks.end_ask(own, task_id, completed(former), now_us=scene.now_us)
+
+
+async def test_ask_that_is_paused_is_put_down_and_taken_up_again(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    claim = await take_up(scene, task_id)
+    await scene.store.tasks.pause_task(scene.own, task_id, reason="Ctrl-C", now_us=scene.now_us)
+
+    await scene.store.asks.put_down(scene.own, claim.identity.run_id, claim.fence)
+
+    run = await scene.store.runs.run(claim.identity.run_id)
+    assert (run.status, run.worker_id) == (RunStatus.QUEUED, "")
+    assert (await scene.store.asks.open_asks(scene.own))[0].status is TaskStatus.PAUSED
+    assert await scene.store.asks.take_up(scene.own, task_id, now_us=scene.now_us) is None
+    await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
+    assert (await take_up(scene, task_id)).fence == 2
+
+
+async def test_run_that_another_fence_holds_is_not_put_down(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    former = await take_up(scene, task_id)
+    await take_up(scene, task_id)
+
+    await scene.store.asks.put_down(scene.own, former.identity.run_id, former.fence)
+
+    assert (await scene.store.runs.run(former.identity.run_id)).status is RunStatus.RUNNING
+
+
+@pytest.mark.spec("DIS-01", "DIS-05")
+async def test_ask_ends_as_its_run_does(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    claim = await take_up(scene, task_id)
+    end = replace(completed(claim, nodes=[NODE]), usage=Usage(requests=3))
+
+    await scene.store.asks.end_ask(scene.own, task_id, end, now_us=scene.now_us)
+
+    run, task = await scene.store.runs.run(claim.identity.run_id), await scene.store.tasks.task(task_id)
+    assert (run.status, run.end_reason, run.usage.requests) == (RunStatus.COMPLETED, EndReason.COMPLETED, 3)
+    assert (task.status, task.ended_us, run.last_node) == (TaskStatus.COMPLETED, scene.now_us, 1)
+    assert (await scene.root_event_types(task_id))[-2:] == ["task_completed", "run_completed"]
+    assert await scene.store.asks.open_asks(scene.own) == []
+    assert await scene.store.asks.end_ask(scene.own, task_id, end, now_us=scene.now_us) == frozenset()
+
+
+async def test_failed_ask_says_why(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    claim = await take_up(scene, task_id)
+
+    await scene.store.asks.end_ask(
+        scene.own, task_id, claim.failed("max_turns", "the run had 50 model turns"), now_us=scene.now_us
+    )
+
+    task = await scene.store.tasks.task(task_id)
+    assert (task.status, task.reason) == (TaskStatus.FAILED, "the run had 50 model turns")
+    assert (await scene.store.runs.run(claim.identity.run_id)).status is RunStatus.FAILED
+
+
+async def test_cancelled_ask_takes_nothing_more(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    claim = await take_up(scene, task_id)
+
+    await scene.store.tasks.cancel_task(scene.own, task_id, reason="by a person", now_us=scene.now_us)
+
+    with pytest.raises(LeaseLostError):
+        await scene.store.runs.append(claim.identity.run_id, claim.fence, nodes=[NODE], now_us=scene.now_us)
+    assert await scene.store.asks.take_up(scene.own, task_id, now_us=scene.now_us) is None
+
+
+async def test_ask_that_ended_goes_on_when_it_is_tried_again(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    claim = await take_up(scene, task_id)
+    failed = replace(claim.failed("provider_failed", "503"), nodes=(NODE,))
+    await scene.store.asks.end_ask(scene.own, task_id, failed, now_us=scene.now_us)
+
+    await scene.store.tasks.retry_task(scene.own, task_id, [], now_us=scene.now_us)
+
+    again = await take_up(scene, task_id)
+    assert (again.identity.run_id, again.fence, again.is_resumed) == (claim.identity.run_id, 2, True)
+
+
+def test_child_answers_no_ask() -> None:
+    with pytest.raises(ValueError, match="worker agent answers no ask"):
+        new_ask(
+            StepSpec(id="ask", kind=StepKind.AGENT),
+            None,  # type: ignore[arg-type]  # refused before it is looked at
+            title="x",
+            role=Role.WORKER,
+            definition="explorer",
+            model="",
+            surface={},
+            now_us=0,
+        )
+
+
+async def test_ask_is_ended_by_its_agent_only_while_it_is_open(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    claim = await take_up(scene, task_id)
+    await scene.store.asks.end_ask(scene.own, task_id, completed(claim), now_us=scene.now_us)
+
+    with pytest.raises(InvalidTransitionError):
+        await scene.store.tasks.cancel_task(scene.own, task_id, reason="late", now_us=scene.now_us)

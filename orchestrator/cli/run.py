@@ -85,8 +85,8 @@ def command(
         principal=settings.principal,
         step_grants=grants,
     )
-    _check_models(settings, models_of(read, settings.model))
-    raise typer.Exit(asyncio.run(_run(settings, prepared, is_detached=detach, is_json=is_json)))
+    check_models(settings, models_of(read, settings.model))
+    raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))
 
 
 def _consented(preview: Preview, steps: Sequence[str], *, is_shown: bool, is_json: bool) -> Sequence[StepGrant]:
@@ -103,7 +103,7 @@ def _consented(preview: Preview, steps: Sequence[str], *, is_shown: bool, is_jso
     return grants
 
 
-def _check_models(settings: Settings, names: frozenset[str]) -> None:
+def check_models(settings: Settings, names: frozenset[str]) -> None:
     """Check packages and keys where the service that this command starts has this command's environment.
 
     Raises: InvalidConfigError.
@@ -148,7 +148,8 @@ def approval_mode(asked_for: ApprovalMode | None, *, is_detached: bool, allows: 
     return ApprovalMode.DENY if nobody else ApprovalMode.PROMPT
 
 
-async def _run(settings: Settings, prepared: Submission, *, is_detached: bool, is_json: bool) -> int:
+async def run_and_follow(settings: Settings, prepared: Submission, *, is_detached: bool, is_json: bool) -> int:
+    """Write a submission, and follow its task unless it is left alone; return the exit code."""
     interrupts = Interrupts()
     interrupts.listen()
     try:

@@ -7,6 +7,7 @@ from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.outcome import TaskOutcome
 from soong.orchestrator.client.program import program
 from soong.shared.core.inert import inert
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step
 
@@ -24,8 +25,8 @@ def text_of(outcome: TaskOutcome) -> str:
         head += f" ({one_line(task.reason, 200)})"
     parts = [
         head,
-        "",
-        _steps(outcome),
+        *_answer(outcome),
+        *(["", _steps(outcome)] if outcome.view.steps or task.kind is TaskKind.PLAN else []),
         *_waiting(outcome),
         *_results(outcome),
         *_denials(outcome),
@@ -35,6 +36,14 @@ def text_of(outcome: TaskOutcome) -> str:
         "next:",
     ]
     return "\n".join([*parts, *(f"  {line}" for line in _next(outcome))])
+
+
+def _answer(outcome: TaskOutcome) -> list[str]:
+    """Return the answer of an ask as it is: text as text, anything else as JSON."""
+    if outcome.answer is None:
+        return []
+    text = outcome.answer if isinstance(outcome.answer, str) else compact(outcome.answer)
+    return ["", inert(text)]
 
 
 def _steps(outcome: TaskOutcome) -> str:

@@ -108,10 +108,15 @@ class Catalogue:
         surface = compute_surface(self.tools, self._request(step, definition)).to_json()
         return {**surface, DEFINITION: definition.to_json()}
 
+    def surface_of_ask(self, definition: AgentDefinition, role: Role) -> JsonObject:
+        """Return the stored surface of an agent with a goal, which the owner of its session runs."""
+        request = surface_request(self.config, role, definition.mode, default_tools=definition.suggested_tools)
+        return {**compute_surface(self.tools, request).to_json(), DEFINITION: definition.to_json()}
+
     def _request(self, step: PlanStep, definition: AgentDefinition) -> SurfaceRequest:
         return surface_request(
             self.config,
-            Role.WORKER,
+            step.role,
             definition.mode,
             default_tools=definition.suggested_tools,
             allowed_tools=step.allowed_tools,

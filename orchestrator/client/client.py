@@ -16,7 +16,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
-from soong.shared.engine.tasks.kinds import ClaimMode
+from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
 from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import COMMAND_LIMIT_S, TaskService
@@ -44,6 +44,8 @@ class TaskSnapshot:
     questions: tuple[PermissionRequest, ...]
     lacks: Mapping[str, str] = field(default_factory=dict)
     """By step key: why no worker may take what is ready."""
+    planned: tuple[Task, ...] = ()
+    """The tasks that the agent of an ask has made; their steps are among ``steps``."""
 
     @property
     def counts(self) -> Mapping[StepStatus, int]:
@@ -219,9 +221,21 @@ def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
 async def snapshot_of(store: Store, task_id: str) -> TaskSnapshot:
     """Read the state of a task. Raises: NotFoundError."""
     task = await store.tasks.task(task_id)
-    questions = [one for one in await store.consent.pending(task.session_id) if one.identity.task_id == task_id]
-    steps, workers = in_plan_order(await store.tasks.steps(task_id)), tuple(await store.sessions.workers())
-    return TaskSnapshot(task, steps, workers, tuple(questions), _lacks(task, steps, workers))
+    planned = await tasks_planned_by(store, task)
+    ids = {task_id, *(one.id for one in planned)}
+    questions = [one for one in await store.consent.pending(task.session_id) if one.identity.task_id in ids]
+    found = [step for one in (task, *planned) for step in in_plan_order(await store.tasks.steps(one.id))]
+    steps, workers = tuple(found), tuple(await store.sessions.workers())
+    return TaskSnapshot(task, steps, workers, tuple(questions), _lacks(task, steps, workers), planned)
+
+
+async def tasks_planned_by(store: Store, ask: Task) -> tuple[Task, ...]:
+    """Return the tasks that the agent of an ask has made, oldest first; none of a plan."""
+    if ask.kind is not TaskKind.ASK:
+        return ()
+    others = [one for one in await store.tasks.list_tasks(session_id=ask.session_id, limit=PAGE) if one.id != ask.id]
+    roots = {one.id: (await store.runs.run(one.root_run_id)).identity.parent_run_id for one in others}
+    return tuple(one for one in reversed(others) if roots[one.id] == ask.root_run_id)
 
 
 def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict[str, str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from soong.orchestrator.approvals.question_status import denial_sentence
 from soong.orchestrator.client.client import TaskSnapshot, all_events
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.runs.events import Event, EventType, NodeKind
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Outcome, Step
+from soong.shared.engine.tasks.step import Outcome, Step, Task
 from soong.shared.storage.store import Store
 from soong.shared.tools.result import ErrorType
 
@@ -83,6 +83,8 @@ class TaskOutcome:
     reports: Mapping[str, StepReport] = field(default_factory=dict)
     undone: tuple[Denial, ...] = ()
     """Calls that a person allowed and that were not made: their target was no longer what was shown."""
+    answer: Json = None
+    """What the agent of an ask answered."""
 
     @property
     def status(self) -> TaskStatus:
@@ -106,6 +108,8 @@ class TaskOutcome:
             case TaskStatus.PAUSED | TaskStatus.RUNNING:
                 return ExitCode.INTERRUPTED
             case TaskStatus.COMPLETED:
+                if self.view.task.kind is TaskKind.ASK:  # its agent has judged what failed below it
+                    return ExitCode.DENIED if self.denials else ExitCode.COMPLETED
                 # A failure that its plan tolerates (`keep`) is still a step that failed.
                 if any(step.status is StepStatus.FAILED and not step.is_pull_worker for step in self.view.steps):
                     return ExitCode.FAILED
@@ -119,7 +123,9 @@ async def outcome_of(store: Store, view: TaskSnapshot, runs: Path) -> TaskOutcom
     undone: list[Denial] = []
     reports: dict[str, StepReport] = {}
     current = {step.run_id: step for step in view.steps if step.run_id}
-    for run in await store.runs.list_runs(task_id=view.task.id, limit=100_000):
+    tasks = (view.task.id, *(task.id for task in view.planned))
+    runs_of = [await store.runs.list_runs(task_id=task_id, limit=100_000) for task_id in tasks]
+    for run in (run for found in runs_of for run in found):
         step = current.get(run.id)
         if step is not None:
             reports[step.step_id] = await _report(store, step, run)
@@ -134,7 +140,17 @@ async def outcome_of(store: Store, view: TaskSnapshot, runs: Path) -> TaskOutcom
                 deliverables += _deliverables(event, runs)
                 denials += _denials(event, step, decided)
                 undone += _undone(event, step, decided)
-    return TaskOutcome(view, tuple(deliverables), tuple(denials), reports, tuple(undone))
+    answer = await _answer(store, view.task)
+    return TaskOutcome(view, tuple(deliverables), tuple(denials), reports, tuple(undone), answer)
+
+
+async def _answer(store: Store, task: Task) -> Json:
+    """Return the output of the agent of an ask; None of a plan, and before its end."""
+    if task.kind is not TaskKind.ASK or not task.status.is_terminal:
+        return None
+    nodes = await store.runs.nodes(task.root_run_id)
+    last = next((node for node in reversed(nodes) if node.kind is NodeKind.RESULT), None)
+    return None if last is None else last.payload.get("output")
 
 
 async def _report(store: Store, step: Step, run: Run) -> StepReport:

@@ -10,20 +10,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.shared.agents.model import check_name
+from soong.shared.agents.model import SCRIPT, check_name
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UsageError
+from soong.shared.core.identity import Role
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
 from soong.shared.core.texts import require_text
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.expansion import models_of, new_task
+from soong.shared.engine.tasks.expansion import ORCHESTRATOR, models_of, new_ask, new_task
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import NewTask
 from soong.shared.permissions.consent import StepGrant
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import parse_allow
+from soong.shared.permissions.rules import Rule, parse_allow
 from soong.shared.sandbox.marked_project import project_id
 
 
@@ -66,27 +69,25 @@ def submission(
     Raises:
         UsageError: the project is not a folder, a wrong input, rule or model, a step without model and script.
     """
-    folder = existing_folder(project)
-    here = str(cwd or Path.cwd())
     require_text("the model", model)
-    require_text("the rule", *allow)
-    require_text("the folder", str(folder), here)
     ids = ids or Ids(new_id("sess"), new_id("task"))
     now_us, task_id, home = clock.now_us(), ids.task, str(Path.home())
-    rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools, tools=catalogue.names) for text in allow]
-    for grant in step_grants:
-        rules += grant.rules(task_id, principal=principal, now_us=now_us, home=home)
+    granted = [
+        rule for grant in step_grants for rule in grant.rules(task_id, principal=principal, now_us=now_us, home=home)
+    ]
     for name in models_of(plan, model):
         check_name(name)
-    session = Session(
-        id=ids.session,
-        project=str(folder),
-        cwd=here,
+    session = _session(
+        ids.session,
+        project=project,
+        cwd=cwd,
         approval_mode=approval_mode,
-        created_us=now_us,
-        policy=(policy or catalogue.policy).with_rules(rules).as_json(),
+        allow=allow,
+        more_rules=granted,
+        catalogue=catalogue,
+        policy=policy,
         principal=principal,
-        project_id=project_id(folder) if catalogue.needs_project else "",
+        now_us=now_us,
     )
     task = new_task(
         plan,
@@ -98,6 +99,93 @@ def submission(
         task_id=task_id,
     )
     return Submission(session, task)
+
+
+def ask_submission(
+    goal: str,
+    *,
+    agent: str,
+    project: Path,
+    approval_mode: ApprovalMode,
+    model: str,
+    allow: Sequence[str],
+    catalogue: Catalogue,
+    clock: Clock,
+    principal: str = "local",
+    cwd: Path | None = None,
+    ids: "Ids | None" = None,
+) -> Submission:
+    """Bind and check a goal for an agent. ``agent`` is the id of its definition; ``model`` is used where it names none.
+
+    The agent ``orchestrator`` has that role; any other answers as the main agent of its session (DIS-01).
+
+    Raises:
+        UsageError: the goal is empty, there is no model, the project is not a folder, or a wrong rule or model.
+        NotFoundError: there is no such agent definition.
+    """
+    require_text("the goal", goal)
+    if not goal.strip():
+        raise UsageError("the goal is empty; say what the agent is to achieve, in quotes")
+    definition = catalogue.definitions.get(agent)
+    name = definition.model or model
+    if name in ("", SCRIPT):
+        raise UsageError(f"the agent {agent!r} has no model; choose one with --model provider:name, or set SOONG_MODEL")
+    check_name(name)
+    ids = ids or Ids(new_id("sess"), new_id("task"))
+    now_us = clock.now_us()
+    session = _session(
+        ids.session,
+        project=project,
+        cwd=cwd,
+        approval_mode=approval_mode,
+        allow=allow,
+        catalogue=catalogue,
+        principal=principal,
+        now_us=now_us,
+    )
+    role = Role.ORCHESTRATOR if agent == ORCHESTRATOR else Role.MAIN
+    task = new_ask(
+        StepSpec(id="ask", kind=StepKind.AGENT, instructions=goal),
+        session,
+        title=" ".join(goal.split()),
+        role=role,
+        definition=agent,
+        model=name,
+        surface=catalogue.surface_of_ask(definition, role),
+        now_us=now_us,
+        task_id=ids.task,
+    )
+    return Submission(session, task)
+
+
+def _session(
+    session_id: str,
+    *,
+    project: Path,
+    cwd: Path | None,
+    approval_mode: ApprovalMode,
+    allow: Sequence[str],
+    catalogue: Catalogue,
+    principal: str,
+    now_us: int,
+    more_rules: Sequence[Rule] = (),
+    policy: Policy | None = None,
+) -> Session:
+    folder = existing_folder(project)
+    here = str(cwd or Path.cwd())
+    require_text("the rule", *allow)
+    require_text("the folder", str(folder), here)
+    rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools, tools=catalogue.names) for text in allow]
+    return Session(
+        id=session_id,
+        project=str(folder),
+        cwd=here,
+        approval_mode=approval_mode,
+        created_us=now_us,
+        policy=(policy or catalogue.policy).with_rules([*rules, *more_rules]).as_json(),
+        principal=principal,
+        project_id=project_id(folder) if catalogue.needs_project else "",
+    )
 
 
 def existing_folder(path: Path) -> Path:

@@ -2,12 +2,14 @@
 
 from typing import cast
 
+from soong.shared.agents.definition import AgentDefinitionRegistry
 from soong.shared.agents.definition_files import known_definitions
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.engine.tasks.plan.plan import PlanNames
-from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.service import Ledger, TaskService
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import ToolRegistry
+from soong.shared.toolsets.agents import LookingTools, StartingTools
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
 
@@ -27,14 +29,21 @@ def run_sources() -> tuple[ToolAdapter, ...]:
     return (
         TaskTools(cast(TaskRows, None), lambda: "", SystemClock()),
         PlanningTools(cast(TaskService, None)),
+        StartingTools(cast(TaskService, None)),
+        LookingTools(cast(Ledger, None)),
     )
 
 
-def owner_registry(environment: ToolEnvironment, service: TaskService, clock: Clock) -> ToolRegistry:
+def owner_registry(
+    environment: ToolEnvironment, service: TaskService, clock: Clock, definitions: AgentDefinitionRegistry
+) -> ToolRegistry:
     """Return the registry of an owner, in whose loop main and orchestrator agents run: they plan through the service.
 
     Raises:
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
     own = TaskTools(service.store, lambda: "", clock)
-    return make_registry(environment, (PlanTemplates(service.planner.known), own, PlanningTools(service)))
+    starting = StartingTools(service, definitions.models)
+    looking = LookingTools(service.store, definitions)
+    sources = (PlanTemplates(service.planner.known), own, PlanningTools(service), starting, looking)
+    return make_registry(environment, sources)

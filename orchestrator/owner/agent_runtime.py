@@ -10,6 +10,7 @@ from typing import Final
 
 from soong.orchestrator.client.tool_registry import owner_registry
 from soong.orchestrator.owner.asks import AskRunner
+from soong.shared.agents.definition import AgentDefinitionRegistry
 from soong.shared.agents.runtime.assembly import AgentRuntime
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.config import CONFIG_FILE, Config
@@ -36,6 +37,7 @@ def owner_agents(
     inbox: DecisionInbox,
     artifacts: ArtifactStore,
     service: TaskService,
+    definitions: AgentDefinitionRegistry,
 ) -> AskRunner:
     """Return what runs the agents of asks in this process.
 
@@ -54,7 +56,7 @@ def owner_agents(
         clock=service.clock,
         settings=settings,
         config=config,
-        registry=owner_registry(environment, service, service.clock),
+        registry=owner_registry(environment, service, service.clock, definitions),
         hooks=all_hooks(environment, clean, settings.home),
         redactor=clean,
         source=OWNER_SOURCE,

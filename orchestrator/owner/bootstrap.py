@@ -82,7 +82,7 @@ async def build(settings: Settings) -> Orchestrator:
     owner_id = _OwnerId()
     service = TaskService(store, notifier, subscriber, clock, planner)
     inbox = DecisionInbox(store.consent, subscriber, "")
-    agents = owner_agents(settings, catalogue.config, store, notifier, inbox, artifacts, service)
+    agents = owner_agents(settings, catalogue.config, store, notifier, inbox, artifacts, service, catalogue.definitions)
     parts = Parts(
         store=store,
         notifier=notifier,

@@ -4,16 +4,19 @@ What may not be done twice (a change, a retry, an end) is carried out and marked
 that dies in between leaves nothing for its successor to repeat.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotOwnerError, UsageError
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.expansion import next_attempt
 from soong.shared.engine.tasks.growth import read_update
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO, read_dispatch
 from soong.shared.engine.tasks.rerun import rerun
@@ -56,17 +59,10 @@ class Commands:
         now_us = self.clock.now_us()
         reason = str(command.detail.get("reason") or f"asked for by {command.principal}")
         match command.kind:
-            case CommandKind.PAUSE:
-                await self._wake(await self.tasks.pause_task(ownership, command.subject, reason=reason, now_us=now_us))
-            case CommandKind.CANCEL:
-                await self._wake(
-                    await self.tasks.cancel_task(
-                        ownership, command.subject, reason=reason, now_us=now_us, command_id=command.id
-                    )
-                )
-            case CommandKind.RESUME:
-                # Nothing is dispatched by it: the runs that go on stay those of whoever had them made.
-                await self.tasks.resume_task(ownership, command.subject, now_us=now_us)
+            case CommandKind.PAUSE | CommandKind.RESUME | CommandKind.CANCEL:
+                for task_id in await self._planned(ownership, command.subject):
+                    await self._steer(ownership, replace(command, id="", subject=task_id), reason, now_us)
+                await self._steer(ownership, command, reason, now_us)
             case CommandKind.RETRY:
                 await self._retry(ownership, command, now_us)
             case CommandKind.UPDATE:
@@ -75,12 +71,35 @@ class Commands:
                 await self._end(ownership, command, TaskEvent.COMPLETE, reason, now_us)
             case CommandKind.FAIL:
                 await self._end(ownership, command, TaskEvent.FAIL, reason, now_us)
+            case CommandKind.SPAWN:
+                await self._spawn(ownership, command, now_us)
             case CommandKind.DISPATCH:
                 await self._dispatch(ownership, command, now_us)
             case CommandKind.CLOSE:
                 await self.sessions.close_session(ownership)
             case other:
                 assert_never(other)
+
+    async def _steer(self, ownership: Ownership, command: Command, reason: str, now_us: int) -> None:
+        """Pause, resume or cancel one task."""
+        task_id = command.subject
+        if command.kind is CommandKind.PAUSE:
+            await self._wake(await self.tasks.pause_task(ownership, task_id, reason=reason, now_us=now_us))
+        elif command.kind is CommandKind.RESUME:
+            # Nothing is dispatched by it: the runs that go on stay those of whoever had them made.
+            await self.tasks.resume_task(ownership, task_id, now_us=now_us)
+        else:
+            cancelled = self.tasks.cancel_task(ownership, task_id, reason=reason, now_us=now_us, command_id=command.id)
+            await self._wake(await cancelled)
+
+    async def _planned(self, ownership: Ownership, task_id: str) -> list[str]:
+        """Return the open tasks that the agent of an ask has made: what is done to the ask is done to them first."""
+        ask = await self.tasks.task(task_id)
+        if ask.kind is not TaskKind.ASK:
+            return []
+        others = [await self.tasks.task(one.id) for one in await self.tasks.open_tasks(ownership) if one.id != task_id]
+        parents = [(await self.runs.run(one.root_run_id)).identity.parent_run_id for one in others]
+        return [one.id for one, parent in zip(others, parents, strict=True) if parent == ask.root_run_id]
 
     async def _retry(self, ownership: Ownership, command: Command, now_us: int) -> None:
         task_id = command.subject
@@ -116,6 +135,25 @@ class Commands:
         )
         workers = await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
         await self._wake(workers)
+
+    async def _spawn(self, ownership: Ownership, command: Command, now_us: int) -> None:
+        """Insert a child of an ask's run, under that run; workers claim it as they claim every step."""
+        ask = await self.tasks.task(command.subject)
+        if ask.kind is not TaskKind.ASK:
+            raise ConflictError(f"task {ask.id} is a plan: only the agent of an ask starts agents")
+        session = await self.sessions.session(ask.session_id)
+        _check_side(command, session, "starts agents in it")
+        steps = await self.tasks.steps(ask.id)
+        document: JsonObject = {"add_steps": [command.detail["step"]]}
+        update = read_update(document, ask, steps, self.planner.known)
+        role = Role(str(command.detail["role"]))
+        if not role.is_child:
+            raise ConflictError(f"a child is no {role.value} agent")
+        update = replace(update, steps=tuple(replace(step, role=role) for step in update.steps))
+        root = (await self.runs.run(ask.root_run_id)).identity
+        origin = command.origin_in(session)
+        change = self.planner.change(update, ask, steps, root, {}, project=_project(session), origin=origin)
+        await self.tasks.update_task(ownership, ask.id, change, now_us=now_us, command_id=command.id)
 
     async def _dispatch(self, ownership: Ownership, command: Command, now_us: int) -> None:
         """Insert the pull workers that are asked for; they are claimed as every other step is."""

@@ -61,7 +61,7 @@ class SessionAgents(Protocol):
     async def stop(self, *, is_abandoned: bool = False) -> None: ...
 
 
-class NoAgents:
+class NoAsks:
     """For an owner of plans only."""
 
     def on_end(self, ended: Ended) -> None: ...
@@ -92,7 +92,7 @@ class Parts:
     dispatcher: Dispatcher
     broker: SessionReviewer
     recorder: Recorder
-    agents: SessionAgents = field(default_factory=NoAgents)
+    agents: SessionAgents = field(default_factory=NoAsks)
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Other tasks from start to stop, cancelled at the stop."""

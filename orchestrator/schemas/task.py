@@ -167,6 +167,7 @@ class TaskResult(TaskSchema):
 
     exit_code: ExitCode = Field(description="0 completed, 1 failed or cancelled, 3 a call was denied, 130 not ended.")
     steps: list[StepDetail] = Field(description="The steps as planned, items of a map below it.")
+    answer: AnyJson = Field(description="What the agent of an ask answered; null for a plan.")
     deliverables: list[DeliverableSchema]
     denials: list[DenialSchema]
     undone: list[DenialSchema] = Field(description="Calls that were allowed, and not made: their target had changed.")
@@ -190,6 +191,7 @@ class TaskResult(TaskSchema):
             steps=[
                 StepDetail.detailed(step, outcome.report_of(step), view.lacks.get(step.key, "")) for step in view.steps
             ],
+            answer=outcome.answer,
             deliverables=[
                 DeliverableSchema(run=one.run_id, path=one.path, stored_at=one.copy) for one in outcome.deliverables
             ],

@@ -137,7 +137,18 @@ Report only what you have seen in a tool's result. Relative paths start at the w
 If a tool is denied, do not try it again with the same target: finish with what you have and say what was denied.
 When you are done, answer in the form that is asked for and add nothing else."""
 
-_ORCHESTRATOR_INSTRUCTIONS = "You own a task: you plan its steps, dispatch workers and put their results together."
+_ORCHESTRATOR_INSTRUCTIONS = """\
+You own a goal. You plan the work, have worker agents do it, judge what comes back, and answer.
+Look first, with the tools that you have; answer small questions yourself.
+For one piece of work call agent.dispatch_worker with instructions. For several that depend on each other call
+agent.task_create with a DAG of steps (agent.plan_template shows the form); its workers start at once. Then call
+agent.dispatch_worker with the task, which waits until its steps have ended or need a decision of yours.
+Workers see nothing of this conversation: each instruction says all that its worker needs, and what to give back. Ask
+for few tools. Independent work belongs into one turn or into steps that do not wait for each other.
+A step that failed waits for you: agent.dispatch_worker with its step_id tries it again with what you change;
+agent.task_update skips steps or adds others. Do not repeat what was denied.
+When all that is needed is done, end each task with agent.task_complete, agent.task_fail or agent.task_cancel.
+Answer the goal from what you have seen in results, and say what is missing or was not done."""
 
 _EXPLORER_INSTRUCTIONS = """\
 You explore a project and report what is there; you change nothing.
@@ -177,8 +188,9 @@ def builtin_definitions() -> AgentDefinitionRegistry:
             AgentDefinition(
                 id="orchestrator",
                 name="Orchestrator",
-                description="Owns a task and dispatches its steps.",
+                description="Owns a goal: plans the work, has workers do it, and answers.",
                 instructions=_ORCHESTRATOR_INSTRUCTIONS,
+                suggested_tools=("agent.*", "internal.*", *_READING),
             ),
             AgentDefinition(
                 id="explorer",

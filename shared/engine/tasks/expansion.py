@@ -60,12 +60,12 @@ class _Lineage:
     """What a worker must have to work in the session's project."""
     origin: Origin = OWN
 
-    def run(self, step: NewStep, surface: JsonObject) -> NewRun:
+    def run(self, step: NewStep, surface: JsonObject, role: Role = Role.WORKER) -> NewRun:
         identity = RunIdentity(
             session_id=self.session_id,
             run_id=new_id("run"),
             agent_id=new_id("agent"),
-            role=Role.WORKER,
+            role=role,
             definition=step.definition,
             parent_run_id=self.root_run_id,
             parent_agent_id=self.root_agent_id,
@@ -225,7 +225,7 @@ class _Surfaces:
     """The surfaces of one plan's steps, with the tools in them. Steps that ask for the same share one object."""
 
     compute: SurfaceOf
-    _known: dict[tuple[StepKind, str, tuple[str, ...] | None], tuple[JsonObject, Sequence[str]]] = field(
+    _known: dict[tuple[StepKind, Role, str, tuple[str, ...] | None], tuple[JsonObject, Sequence[str]]] = field(
         default_factory=dict
     )
 
@@ -233,7 +233,7 @@ class _Surfaces:
         """Return a step's surface; one that is pulled has none: the run that claims it uses its own."""
         if step.claim is ClaimMode.PULL:
             return {}, ()
-        asked = (step.kind, step.agent, step.allowed_tools)
+        asked = (step.kind, step.role, step.agent, step.allowed_tools)
         if asked not in self._known:
             surface = self.compute(step)
             self._known[asked] = surface, _tools(surface)
@@ -265,7 +265,7 @@ def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Sur
         on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
         claim_mode=step.claim,
     )
-    return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface))
+    return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface, work.role))
 
 
 def _needs(step: PlanStep, tools: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotFoundError, UnavailableError, UsageError
-from soong.shared.core.identity import RunIdentity
+from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, faults
@@ -174,6 +174,10 @@ class TaskService:
         detail |= {"instructions": instructions, "script": script, "pool": pool}
         detail["allowed_tools"] = None if allowed_tools is None else list(allowed_tools)
         await self.ask(CommandKind.DISPATCH, task, detail, command_id=command_id)
+
+    async def spawn(self, ask: Task, role: Role, step: JsonObject, *, command_id: str = "") -> None:
+        """Start a child of an ask's run: ``step`` as a plan writes it, done by an agent of that role."""
+        await self.ask(CommandKind.SPAWN, ask, {"role": role.value, "step": step}, command_id=command_id)
 
     async def close_session(self, session_id: str) -> None:
         """Let a session's owner look at it no more once its tasks have ended."""

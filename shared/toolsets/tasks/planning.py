@@ -5,12 +5,10 @@ writes the result. An agent reaches the tasks of its own session and no others. 
 crash asks for nothing twice: its effect id names the task it makes and the command it sends.
 """
 
-import hashlib
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
-from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.plan.schema import step_schema, tool_schema
@@ -18,10 +16,9 @@ from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.update_models import UpdateDocument
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
-from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.tasks.showing import TAGS, TASK_ID, changes_state, task_facts, task_named
-
-T = TypeVar("T")
+from soong.shared.toolsets.tasks.speaking import as_principal, command_id, named, refused_as_error
 
 MAX_LISTED: Final = 100
 
@@ -64,7 +61,7 @@ class PlanningTools:
                         "description": "Values that references may name as ${inputs.name}.",
                         "additionalProperties": True,
                     },
-                    "model": {"type": "string", "description": "Model of the steps that name none."},
+                    "model": {"type": "string", "description": "Model of the steps that name none; yours by default."},
                 },
                 ("title", "steps"),
                 self._create,
@@ -122,11 +119,6 @@ class PlanningTools:
             ),
         )
 
-    def _service(self, context: ToolContext) -> TaskService:
-        """Return the service as the principal that the run acts for: what comes of it is theirs, and as foreign."""
-        principal = context.identity.origin.principal
-        return replace(self.service, principal=principal, may_approve=False) if principal else self.service
-
     async def _create(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         given = call_input.get("inputs")
         inputs = given if isinstance(given, dict) else {}
@@ -143,11 +135,11 @@ class PlanningTools:
                 plan,
                 inputs,
                 agent=context.identity,
-                model=str(call_input.get("model") or ""),
-                task_id=_named("task", context),
+                model=str(call_input.get("model") or context.identity.model),
+                task_id=named("task", context),
             )
 
-        task = await _told(create())
+        task = await refused_as_error(create())
         return task_facts(task, await self.service.store.tasks.counts(task.id))
 
     async def _list(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
@@ -159,31 +151,33 @@ class PlanningTools:
     async def _update(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         change = {name: value for name, value in call_input.items() if name != "task_id"}
         task = await self._task(context, call_input)
-        return await self._done(task, self._service(context).update(task, change, command_id=_named("cmd", context)))
+        return await self._done(
+            task, as_principal(self.service, context).update(task, change, command_id=command_id(context))
+        )
 
     async def _complete(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task, reason = await self._task(context, call_input), _reason(call_input)
         return await self._done(
-            task, self._service(context).complete(task, reason=reason, command_id=_named("cmd", context))
+            task, as_principal(self.service, context).complete(task, reason=reason, command_id=command_id(context))
         )
 
     async def _fail(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task, reason = await self._task(context, call_input), _reason(call_input)
         return await self._done(
-            task, self._service(context).fail(task, reason=reason, command_id=_named("cmd", context))
+            task, as_principal(self.service, context).fail(task, reason=reason, command_id=command_id(context))
         )
 
     async def _cancel(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task, reason = await self._task(context, call_input), _reason(call_input)
         return await self._done(
-            task, self._service(context).cancel(task, reason=reason, command_id=_named("cmd", context))
+            task, as_principal(self.service, context).cancel(task, reason=reason, command_id=command_id(context))
         )
 
     async def _task(self, context: ToolContext, call_input: JsonObject) -> Task:
         return await task_named(self.service.store.tasks, context, call_input)
 
     async def _done(self, task: Task, asking: Awaitable[None]) -> HandlerOutput:
-        await _told(asking)
+        await refused_as_error(asking)
         return task_facts(await self.service.store.tasks.task(task.id), await self.service.store.tasks.counts(task.id))
 
 
@@ -210,26 +204,6 @@ def _tool(
         errors=_ENDS if is_change else (),
         traits=changes_state if is_change else None,
     )
-
-
-async def _told(asking: Awaitable[T]) -> T:
-    """Wait for the service; what it refuses becomes the tool's error, in its words."""
-    try:
-        return await asking
-    except LimitExceededError as error:
-        raise ToolError(ErrorType.LIMIT_EXCEEDED, str(error), hint="continue with the existing steps") from error
-    except UsageError as error:
-        hint = "agent.plan_template shows how it is written"
-        raise ToolError(ErrorType.INVALID_INPUT, str(error), hint=hint) from error
-    except (ConflictError, UnavailableError) as error:
-        hint = "agent.task_get shows the state of the task"
-        raise ToolError(ErrorType.EXECUTION_FAILED, str(error), hint=hint) from error
-
-
-def _named(kind: str, context: ToolContext) -> str:
-    """Return the id of what a call makes: the same whenever the same call is made again."""
-    effect = context.effect_id or f"{context.identity.run_id}/{context.tool_call_id}"
-    return f"{kind}_{hashlib.sha256(effect.encode()).hexdigest()[:32]}"
 
 
 def _reason(call_input: JsonObject) -> str:

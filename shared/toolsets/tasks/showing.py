@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.step import Step, StepResult, Task, TaskCounts
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import ToolContext, Traits
@@ -83,7 +83,8 @@ async def task_named(store: TaskStore, context: ToolContext, call_input: JsonObj
     Raises: ToolError.
     """
     session_id, asked = context.identity.session_id, str(call_input.get("task_id", ""))
-    tasks = await store.list_tasks(session_id=session_id, limit=1000)
+    # An ask is what its agent itself works on, and no task of its making.
+    tasks = [task for task in await store.list_tasks(session_id=session_id, limit=1000) if task.kind is TaskKind.PLAN]
     if not asked:
         tasks = [task for task in tasks if not task.status.is_terminal] or tasks[:1]
         if len(tasks) == 1:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from soong.orchestrator.client.tool_registry import owner_registry, registry_of
+from soong.shared.agents.definition import builtin_definitions
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json
@@ -56,7 +57,7 @@ class Planning:
         most = self.service.settings.max_children_per_run
         planner = Planner(PlanNames(functions=frozenset(known_functions())), max_children=most)
         tasks = TaskService(self.service.store, self.service.board, self.service.board, SystemClock(), planner)
-        registry = owner_registry(ToolEnvironment(), tasks, SystemClock())
+        registry = owner_registry(ToolEnvironment(), tasks, SystemClock(), builtin_definitions())
         self.tools = registry.select(compute_surface(registry.definitions(), SurfaceRequest(self.identity.role)).tools)
 
     async def try_to(self, tool: str, *, call_id: str = "", **arguments: Any) -> ToolResult:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
+from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
@@ -89,6 +90,8 @@ class PlanStep:
     max_items: int = 1000
     on_item_failure: FailurePolicy | None = None
     claim: ClaimMode = ClaimMode.ASSIGNED
+    role: Role = Role.WORKER
+    """What its agent is; no document says it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,9 @@ def _make_processes_and_sessions() -> None:
         _text("refusal"),
         _text("refusal_type", "conflict"),
         _number("is_ended"),
-        _one_of("kind", "pause", "resume", "cancel", "retry", "close", "update", "complete", "fail", "dispatch"),
+        _one_of(
+            "kind", "pause", "resume", "cancel", "retry", "close", "update", "complete", "fail", "spawn", "dispatch"
+        ),
         _one_of("refusal_type", "conflict", "limit_exceeded"),
         _flag("is_ended"),
         _flag("may_approve"),

@@ -1,0 +1,55 @@
+"""``soong ask``: gives an agent a goal and follows it to its answer."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import typer
+
+from soong.orchestrator.cli.run import approval_mode, check_models, run_and_follow
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.submission import ask_submission
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.tasks.expansion import ORCHESTRATOR
+
+
+def command(
+    goal: str = typer.Argument(..., help="What the agent is to achieve, or - for standard input."),
+    *,
+    agent: str = typer.Option(ORCHESTRATOR, "--agent", help="The definition of the agent (`soong agents list`)."),
+    project: Path = typer.Option(Path(), "--project", help="Folder that the agents work in."),
+    model: str | None = typer.Option(None, "--model", help="Model of agents that name none [SOONG_MODEL]."),
+    allow: list[str] = typer.Option(
+        [], "--allow", metavar="TOOL:SCOPE", help="Allow a tool for one folder, file or host; may be repeated."
+    ),
+    approvals: ApprovalMode | None = typer.Option(
+        None, "--approvals", help="prompt, inbox or deny, as for `soong run` [prompt in a terminal, else deny]."
+    ),
+    detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
+    is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
+    workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
+    slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
+    max_workers: int | None = typer.Option(
+        None,
+        "--max-workers",
+        min=1,
+        help="Most worker agents of it that run at once [SOONG_MAX_CONCURRENT_CHILDREN_PER_SESSION].",
+    ),
+) -> None:
+    """Give an agent a goal: it plans, has workers do the work, and answers."""
+    settings = load_settings(model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_workers)
+    prepared = ask_submission(
+        sys.stdin.read() if goal == "-" else goal,
+        agent=agent,
+        project=project,
+        approval_mode=approval_mode(approvals, is_detached=detach, allows=bool(allow)),
+        model=settings.model,
+        allow=allow,
+        catalogue=Catalogue.of(settings),
+        clock=SystemClock(),
+        principal=settings.principal,
+    )
+    check_models(settings, frozenset({prepared.task.root_run.identity.model}))
+    raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))

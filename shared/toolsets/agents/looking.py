@@ -1,0 +1,147 @@
+"""Looking at agents: which there may be, which workers live, and how a run that was started is doing (DIS-02)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from soong.shared.agents.definition import AgentDefinition
+from soong.shared.core.errors import NotFoundError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import Event
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.sessions.session import Worker
+from soong.shared.engine.tasks.service import Ledger
+from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.tasks.showing import TAGS, result_facts, step_facts
+
+LAST_EVENTS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LookingTools:
+    """A :class:`soong.shared.tools.definition.ToolAdapter` over rows and agent definitions."""
+
+    store: Ledger
+    definitions: Iterable[AgentDefinition] = ()
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        return (
+            _tool(
+                "agent.list_agent_definitions",
+                "List agent definitions",
+                "List the kinds of agents that may be started: id, what each is for, its mode and its tools.",
+                "agents definitions kinds roles",
+                {},
+                (),
+                self._list_definitions,
+            ),
+            _tool(
+                "agent.list_workers",
+                "List workers",
+                "List the living workers: their pools, slots and how many are busy, and what waits for a slot.",
+                "workers slots pools capacity queue",
+                {},
+                (),
+                self._list_workers,
+            ),
+            _tool(
+                "agent.inspect_agent",
+                "Inspect agent",
+                "Show how an agent that you started is doing: its state, what it cost, its last events and its result.",
+                "inspect agent run status progress cost result",
+                {"run_id": {"type": "string", "description": "Id of its run.", "minLength": 1, "maxLength": 64}},
+                ("run_id",),
+                self._inspect,
+            ),
+        )
+
+    async def _list_definitions(self, _context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        return {"agents": [_definition_facts(one) for one in self.definitions]}
+
+    async def _list_workers(self, _context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        workers = await self.store.sessions.workers()
+        backlog = await self.store.claims.backlog()
+        return {"workers": [_worker_facts(one) for one in workers], "ready_steps_by_pool": dict(backlog.ready)}
+
+    async def _inspect(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        run = await self._descendant(context, str(call_input["run_id"]))
+        events = await self.store.runs.events(run.id, after_seq=max(0, run.last_seq - LAST_EVENTS))
+        facts = _run_facts(run)
+        facts["last_events"] = [_event_facts(event) for event in events]
+        if run.identity.step_key:
+            step = await self.store.tasks.step(run.identity.step_key)
+            facts["step"] = step_facts(step, {})
+            if step.status.is_terminal:
+                facts |= result_facts(await self.store.tasks.result(step.key))
+        return facts
+
+    async def _descendant(self, context: ToolContext, run_id: str) -> Run:
+        """Return a run below the calling one. Raises: ToolError."""
+        own = context.identity
+        try:
+            run = found = await self.store.runs.run(run_id)
+            while run.identity.parent_run_id and run.identity.session_id == own.session_id:
+                if run.identity.parent_run_id == own.run_id:
+                    return found
+                run = await self.store.runs.run(run.identity.parent_run_id)
+        except NotFoundError:
+            pass  # said below, in the same words as of a run of somebody else's
+        problem = f"you have started no run {run_id[:80]!r}"
+        raise ToolError(ErrorType.INVALID_INPUT, problem, hint="agent.dispatch_worker returns the ids of runs")
+
+
+def _definition_facts(one: AgentDefinition) -> dict[str, Json]:
+    tools: Json = None if one.suggested_tools is None else list(one.suggested_tools)
+    facts: dict[str, Json] = {"id": one.id, "name": one.name, "description": one.description, "mode": one.mode.value}
+    return {**facts, "tools": tools, **({"model": one.model} if one.model else {})}
+
+
+def _worker_facts(one: Worker) -> dict[str, Json]:
+    return {
+        "id": one.id,
+        "node_name": one.node_name,
+        "state": one.state.value,
+        "pools": list(one.pools),
+        "slots": one.slots,
+        "busy": one.busy,
+    }
+
+
+def _run_facts(run: Run) -> dict[str, Json]:
+    return {
+        "run_id": run.id,
+        "role": run.identity.role.value,
+        "agent": run.identity.definition,
+        "model": run.identity.model,
+        "status": run.status.value,
+        "end_reason": None if run.end_reason is None else run.end_reason.value,
+        "attempt": run.attempt,
+        "usage": run.usage.as_json(),
+    }
+
+
+def _event_facts(event: Event) -> dict[str, Json]:
+    shown = {name: value for name, value in event.data.items() if isinstance(value, str | int | float | bool)}
+    return {"type": str(event.type), **{name: v[:200] if isinstance(v, str) else v for name, v in shown.items()}}
+
+
+def _tool(
+    name: str,
+    title: str,
+    description: str,
+    hint: str,
+    properties: JsonObject,
+    required: tuple[str, ...],
+    handler: Handler,
+) -> ToolDefinition:
+    return ToolDefinition(
+        name=name,
+        title=title,
+        description=description,
+        search_hint=hint,
+        input_schema={"type": "object", "properties": properties, "required": list(required)},
+        handler=handler,
+        permission=Permission.READONLY,
+        tags=TAGS,
+    )

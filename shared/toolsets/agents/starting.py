@@ -1,0 +1,260 @@
+"""Starting agents: sub-agents, workers for single instructions, for steps of a task and for whoever pulls (DIS-02, 03).
+
+What is started is a step, of the ask's own task or of one that the agent made, so that leases, limits, consent and
+retries are those of every step. A call waits until all that it started has ended, and tells every outcome together. It
+asks for nothing twice: its effect id names the step and the command, so one that is made again after the death of its
+owner waits for the same runs (DIS-08).
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from soong.shared.core.identity import Role
+from soong.shared.core.ids import step_key
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.agents.waiting import is_at_rest, moves_by_itself, wait_until
+from soong.shared.toolsets.tasks.showing import (
+    MAX_SHOWN_STEPS,
+    STEP_ID,
+    TAGS,
+    TASK_ID,
+    result_facts,
+    step_facts,
+    task_facts,
+    task_named,
+)
+from soong.shared.toolsets.tasks.speaking import as_principal, command_id, refused_as_error
+
+_TEXT: Final[JsonObject] = {"type": "string", "minLength": 1}
+_AGENT: Final[JsonObject] = {**_TEXT, "description": "Id of its definition (agent.list_agent_definitions)."}
+_MODEL: Final[JsonObject] = {**_TEXT, "description": "Its model; by default the definition's, else yours."}
+_TOOLS: Final[JsonObject] = {
+    "type": "array",
+    "items": _TEXT,
+    "description": "Names or globs of the tools that it is to have instead of the definition's. Ask for few.",
+}
+_INSTRUCTIONS: Final[JsonObject] = {
+    **_TEXT,
+    "description": "What it is to do. It sees nothing of your conversation: say all that it needs to know.",
+}
+_OUTPUT: Final[JsonObject] = {
+    "type": "object",
+    "description": "JSON Schema that its result has to satisfy; left out: text.",
+    "additionalProperties": True,
+}
+_INPUTS: Final[JsonObject] = {
+    "type": "object",
+    "description": "Values for it, shown to it beside the instructions.",
+    "additionalProperties": True,
+}
+_CHILD: Final[JsonObject] = {
+    "instructions": _INSTRUCTIONS,
+    "title": {**_TEXT, "description": "A few words for people who watch.", "maxLength": 200},
+    "agent": _AGENT,
+    "model": _MODEL,
+    "allowed_tools": _TOOLS,
+    "inputs": _INPUTS,
+    "output": _OUTPUT,
+}
+_OF_STEP: Final = ("agent", "model", "allowed_tools", "instructions")
+_OF_PULL: Final = ("agent", "model", "instructions", "pool")
+
+MAX_TITLE_CHARS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StartingTools:
+    """A :class:`soong.shared.tools.definition.ToolAdapter` over the task service."""
+
+    service: TaskService
+    models: Mapping[str, str] = field(default_factory=dict)
+    """The models of agent definitions that name one."""
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        return (self._sub_agent_tool(), self._dispatch_tool())
+
+    def _sub_agent_tool(self) -> ToolDefinition:
+        return ToolDefinition(
+            name="agent.create_sub_agent",
+            title="Create sub-agent",
+            description="Start an agent of its own for one piece of work and wait for its result. It has the tools of "
+            "its definition and never starts agents. Several calls of one turn run side by side.",
+            search_hint="delegate sub agent child start",
+            input_schema={"type": "object", "properties": dict(_CHILD), "required": ["instructions"]},
+            handler=self._create_sub_agent,
+            permission=Permission.READONLY,
+            tags=TAGS,
+            errors=(ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED),
+            is_agent_tool=True,
+        )
+
+    def _dispatch_tool(self) -> ToolDefinition:
+        return ToolDefinition(
+            name="agent.dispatch_worker",
+            title="Dispatch worker",
+            description="Have workers do something, and wait. With `instructions` alone: one worker for them. With "
+            "`task_id`: wait until the task's steps have ended or need a decision of yours; their workers start by "
+            "themselves. With `step_id`, too: give that failed step to a worker again, with what you change. With "
+            "`mode: pull`: let `count` workers take the task's pull steps one by one. "
+            "Several calls of one turn run side by side.",
+            search_hint="worker dispatch delegate wait reassign pull",
+            input_schema={
+                "type": "object",
+                "properties": {
+                    **_CHILD,
+                    "task_id": TASK_ID,
+                    "step_id": STEP_ID,
+                    "mode": {"type": "string", "enum": ["assigned", "pull"], "default": "assigned"},
+                    "count": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1},
+                    "max_steps": {"type": "integer", "minimum": 1, "description": "Most steps of each pull worker."},
+                    "pool": {**_TEXT, "description": "Pool of the pull workers."},
+                },
+            },
+            handler=self._dispatch,
+            permission=Permission.READONLY,
+            tags=TAGS,
+            errors=(ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED),
+            is_agent_tool=True,
+        )
+
+    async def _create_sub_agent(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        return await self._spawn(context, call_input, Role.SUB)
+
+    async def _dispatch(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        names_task = "task_id" in call_input or "step_id" in call_input
+        if call_input.get("mode") == "pull":
+            return await self._pull(context, call_input)
+        if "step_id" in call_input:
+            return await self._reassign(context, call_input)
+        if "instructions" in call_input:
+            if names_task:
+                problem = "`instructions` with a task and without a step: what are they for?"
+                hint = "name step_id to change a failed step; leave task_id out for a worker of its own"
+                raise ToolError(ErrorType.INVALID_INPUT, problem, hint=hint)
+            return await self._spawn(context, call_input, Role.WORKER)
+        task = await self._task(context, call_input)
+        return await self._rest_of(context, task)
+
+    # -- one child
+    async def _spawn(
+        self, context: ToolContext, call_input: JsonObject, role: Literal[Role.SUB, Role.WORKER]
+    ) -> HandlerOutput:
+        """Start a child of the calling run, as a step of its ask, and wait for its end."""
+        ask = await self.service.store.tasks.task(context.identity.task_id)
+        if ask.kind is not TaskKind.ASK:
+            raise ToolError(ErrorType.TOOL_NOT_AVAILABLE, "only an agent with a goal of its own starts agents")
+        step_id = f"{role.value}-{_short(context)}"
+        step: dict[str, Json] = {
+            name: call_input[name]
+            for name in ("instructions", "title", "allowed_tools", "output")
+            if name in call_input
+        }
+        agent = str(call_input.get("agent") or DEFAULT_DEFINITION)
+        step |= {
+            "id": step_id,
+            "agent": agent,
+            "model": str(call_input.get("model") or self.models.get(agent) or context.identity.model),
+            "inputs": _literal(call_input.get("inputs", {})),
+            "instructions": _literal(call_input["instructions"]),
+            "title": _literal(call_input.get("title") or _first_line(str(call_input["instructions"]))),
+            "on_failure": "keep",
+        }
+        service = as_principal(self.service, context)
+        spawning = service.spawn(ask, role, step, command_id=command_id(context))
+        await refused_as_error(spawning)
+        return await self._outcome_of(context, step_key(ask.id, step_id))
+
+    async def _reassign(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        """Try a failed step again with what is to be different, and wait for its end; one that runs is waited for."""
+        task = await self._task(context, call_input)
+        steps = await self.service.store.tasks.steps(task.id)
+        step = next((one for one in steps if one.step_id == call_input["step_id"]), None)
+        if step is None:
+            problem = f"task {task.id} has no step {call_input['step_id']!r}"
+            raise ToolError(ErrorType.INVALID_INPUT, problem, hint="agent.task_get shows its steps")
+        changes = {name: call_input[name] for name in _OF_STEP if name in call_input}
+        if step.status is StepStatus.FAILED or changes:
+            attempt: dict[str, Json] = {"step": step.step_id, **changes}
+            service = as_principal(self.service, context)
+            update = service.update(task, {"retry_steps": [attempt]}, command_id=command_id(context))
+            await refused_as_error(update)
+        return await self._outcome_of(context, step.key)
+
+    async def _outcome_of(self, context: ToolContext, key: str) -> HandlerOutput:
+        store = self.service.store.tasks
+
+        async def ended() -> Step | None:
+            step = await store.step(key)
+            return step if step.status.is_terminal and not moves_by_itself(step) else None
+
+        step = await wait_until(self.service.subscriber, context.identity.session_id, ended)
+        return {"run_id": step.run_id, **step_facts(step, {}), **result_facts(await store.result(key))}
+
+    # -- tasks
+    async def _pull(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        task = await self._task(context, call_input)
+        tools = call_input.get("allowed_tools")
+        dispatching = as_principal(self.service, context).dispatch_worker(
+            task,
+            count=int(str(call_input.get("count", 1))),
+            max_steps=None if "max_steps" not in call_input else int(str(call_input["max_steps"])),
+            allowed_tools=[str(name) for name in tools] if isinstance(tools, list) else None,
+            command_id=command_id(context),
+            **{name: str(call_input[name]) for name in _OF_PULL if name in call_input},
+        )
+        await refused_as_error(dispatching)
+        return await self._rest_of(context, task)
+
+    async def _rest_of(self, context: ToolContext, task: Task) -> HandlerOutput:
+        """Wait until a task has ended or waits for a decision; return what its steps came to."""
+        store = self.service.store.tasks
+
+        async def resting() -> list[Step] | None:
+            is_over = (await store.task(task.id)).status.is_terminal
+            steps = list(await store.steps(task.id))
+            return steps if is_over or is_at_rest(steps) else None
+
+        steps = await wait_until(self.service.subscriber, context.identity.session_id, resting)
+        ids = {step.key: step.step_id for step in steps}
+        own = [step for step in steps if not step.map_key][:MAX_SHOWN_STEPS]
+        outcomes: list[Json] = [
+            {**step_facts(step, ids), **(result_facts(await store.result(step.key)) if step.status.is_terminal else {})}
+            for step in own
+        ]
+        facts = task_facts(await store.task(task.id), await store.counts(task.id))
+        return {"task": facts, "steps": outcomes, "steps_left_out": max(0, len(steps) - len(own))}
+
+    async def _task(self, context: ToolContext, call_input: JsonObject) -> Task:
+        return await task_named(self.service.store.tasks, context, call_input)
+
+
+def _short(context: ToolContext) -> str:
+    """Return what tells the children of one run apart: the same whenever the same call is made again."""
+    effect = context.effect_id or f"{context.identity.run_id}/{context.tool_call_id}"
+    return hashlib.sha256(effect.encode()).hexdigest()[:8]
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:MAX_TITLE_CHARS]
+
+
+def _literal(value: Json) -> Json:
+    """Return a value whose texts hold no references: what a model wrote is no template."""
+    match value:
+        case str():
+            return value.replace("${", "$${")
+        case Mapping():
+            return {name: _literal(each) for name, each in value.items()}
+        case list():
+            return [_literal(each) for each in value]
+        case _:
+            return value

@@ -68,7 +68,7 @@ class PreparedAgent:
 class AgentRuntime:
     """What the agents of one process share. ``source`` names its configuration where that takes something away.
 
-    Raises (when it is made): InvalidConfigError, so that a process does not start rather than a run not go on.
+    Raises (when it is made): InvalidConfigError, so that the process does not start and no run fails for it.
     """
 
     store: GateStore
@@ -156,7 +156,7 @@ class AgentRuntime:
         return PreparedAgent(task, model, pipeline, log, transcript, interruption)
 
     async def run(self, agent: PreparedAgent, executor: Executor | None = None) -> AgentEnd:
-        """Run an agent from its last state to its end. ``executor`` stands in front of its own.
+        """Run an agent from its last state to its end. ``executor`` wraps its own.
 
         Raises:
             LeaseLostError: the run is no longer ours.

@@ -1,4 +1,4 @@
-"""Starting agents: sub-agents, workers for single instructions, for steps of a task and for whoever pulls (DIS-02, 03).
+"""Starting agents: sub-agents, workers for single instructions and for steps, pull workers (DIS-02, 03).
 
 What is started is a step, of the ask's own task or of one that the agent made, so that leases, limits, consent and
 retries are those of every step. A call waits until all that it started has ended, and tells every outcome together. It
@@ -53,7 +53,7 @@ _OUTPUT: Final[JsonObject] = {
 }
 _INPUTS: Final[JsonObject] = {
     "type": "object",
-    "description": "Values for it, shown to it beside the instructions.",
+    "description": "Values for it, shown to it with the instructions.",
     "additionalProperties": True,
 }
 _CHILD: Final[JsonObject] = {
@@ -248,7 +248,7 @@ def _first_line(text: str) -> str:
 
 
 def _literal(value: Json) -> Json:
-    """Return a value whose texts hold no references: what a model wrote is no template."""
+    """Return a value whose texts hold no references: what a model wrote is not a template."""
     match value:
         case str():
             return value.replace("${", "$${")

@@ -1,4 +1,4 @@
-"""Waiting for what an agent started: until nothing of it can go on by itself (DIS-06)."""
+"""Waiting for what an agent started: until nothing of it can continue by itself (DIS-06)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def as_principal(service: TaskService, context: ToolContext) -> TaskService:
-    """Return the service as the principal that the run acts for: what comes of it is theirs, and as foreign."""
+    """Return the service as the principal that the run acts for: the result is theirs, and as foreign."""
     principal = context.identity.origin.principal
     return replace(service, principal=principal, may_approve=False) if principal else service
 

@@ -91,7 +91,7 @@ class PlanStep:
     on_item_failure: FailurePolicy | None = None
     claim: ClaimMode = ClaimMode.ASSIGNED
     role: Role = Role.WORKER
-    """What its agent is; no document says it."""
+    """What its agent is. The owner sets it; it is not read from a plan."""
 
 
 @dataclass(frozen=True, slots=True)

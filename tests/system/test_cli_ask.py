@@ -1,17 +1,21 @@
 """``soong ask`` with real processes: an agent on a provider's wire plans, workers work, and it answers."""
 
+import json
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llmock.scenarios import Match, Reply, ToolCall
+from llmock.scenarios import Delay, Fail, Match, Reply, ToolCall
 from llmock.testing import LLMockServer
 
-from tests.system.cli_scene import CliHarness, scene
+from tests.system.cli_scene import CliHarness, scene, until
 from tests.wires.wire import Wires
 
 PLANNER = "openai-chat:gpt-5"
 WORKER = "openai-chat:gpt-5-mini"
+OTHER = "openai-chat:gpt-4o"
 STEPS = [
     {"id": "look", "instructions": "Say what is in this folder.", "allowed_tools": ["code.list_dir"], "model": WORKER},
     {"id": "judge", "instructions": "Judge ${steps.look}.", "depends_on": ["look"], "model": WORKER},
@@ -68,3 +72,115 @@ def test_a_goal_without_a_model_is_refused_with_what_to_do(cli: CliHarness) -> N
 
     assert refused.returncode == 2
     assert "the agent 'orchestrator' has no model; choose one with --model provider:name" in refused.stderr
+
+
+@pytest.mark.spec("DIS-02", "DIS-06", "ETS-03", "CARD-3")
+def test_an_agent_starts_children_side_by_side_and_sees_all_their_results(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        (cli.folder / "notes.txt").write_text("three bugs")
+        wires.will(
+            planner(
+                ToolCall("agent__dispatch_worker", {"instructions": "Read ${notes.txt}.", "model": WORKER}),
+                ToolCall("agent__create_sub_agent", {"instructions": "Guess.", "model": OTHER, "agent": "explorer"}),
+            ),
+            worker(ToolCall("code__read_file", {"path": "notes.txt"})),
+            worker(text="it says: three bugs"),
+            _reply("gpt-4o", text="four bugs"),
+            planner(text="There are three bugs."),
+        )
+
+        ended = cli.json("ask", "How many bugs are there?", "--model", PLANNER)
+
+        assert (ended["answer"], ended["exit_code"]) == ("There are three bugs.", 0)
+        assert {step["output"] for step in ended["steps"]} == {"it says: three bugs", "four bugs"}
+        runs = cli.json("runs", "list", "--task", ended["id"])
+        (root,) = (run for run in runs if not run["step"])
+        children = {run["role"]: run for run in runs if run["step"]}
+        assert (root["role"], root["definition"], root["model"]) == ("orchestrator", "orchestrator", PLANNER)
+        assert children.keys() == {"worker", "sub"}
+        assert {run["parent_run"] for run in children.values()} == {root["id"]}
+        last = str(wires.requests[-1].body["messages"])
+        assert "it says: three bugs" in last
+        assert "four bugs" in last
+        first = next(one.body for one in wires.requests if one.body["model"] == "gpt-5-mini")
+        assert "Read ${notes.txt}." in str(first["messages"])
+
+
+@pytest.mark.spec("DAG-05", "DAG-10", "DIS-06")
+def test_an_agent_reassigns_a_step_that_failed(cli: CliHarness) -> None:
+    step = {"id": "look", "instructions": "Look.", "model": OTHER}
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            planner(ToolCall("agent__task_create", {"title": "look", "steps": [step]})),
+            Fail(status=401, match=Match(model="gpt-4o")),
+            planner(ToolCall("agent__dispatch_worker", {})),
+            planner(ToolCall("agent__dispatch_worker", {"step_id": "look", "model": WORKER})),
+            worker(text="seen"),
+            planner(ToolCall("agent__task_complete", {})),
+            planner(text="done"),
+        )
+
+        ended = cli.json("ask", "Look.", "--model", PLANNER)
+
+        assert (ended["status"], ended["answer"]) == ("completed", "done")
+        assert [(one["id"], one["status"], one["output"], one["attempt"]) for one in ended["steps"]] == [
+            ("look", "completed", "seen", 2)
+        ]
+        told = str(wires.requests[-2].body["messages"])
+        assert "provider_failed" in told
+        assert "seen" in str(wires.requests[-1].body["messages"])
+
+
+@pytest.mark.spec("DIS-08", "DAG-07")
+def test_an_ask_survives_the_death_of_its_owner(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= {**wires.environment, "SOONG_LEASE_S": "3", "SOONG_BEAT_S": "1", "SOONG_SWEEP_S": "0.5"}
+        wires.will(
+            planner(ToolCall("agent__dispatch_worker", {"instructions": "Wait.", "model": WORKER})),
+            Delay(seconds=6, match=Match(model="gpt-5-mini")),
+            worker(text="waited"),
+            planner(text="It has waited."),
+        )
+        asking = cli.start("ask", "Wait.", "--model", PLANNER, "--json")
+        until(lambda: "running" in cli.step_statuses().values(), "a child runs", cli.logs)
+
+        os.kill(cli.record()["pid"], signal.SIGKILL)
+
+        out, err = asking.communicate(timeout=80)
+        ended = json.loads(out) if asking.returncode == 0 else pytest.fail(err + cli.logs())
+        assert (ended["answer"], len(ended["steps"])) == ("It has waited.", 1)
+        assert len([one for one in wires.requests if one.body["model"] == "gpt-5"]) == 2
+
+
+@pytest.mark.spec("DAG-08")
+def test_ctrl_c_pauses_the_agent_and_its_children_and_resume_continues(cli: CliHarness) -> None:
+    step = {"id": "wait", "instructions": "Wait.", "model": WORKER}
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            planner(ToolCall("agent__task_create", {"title": "wait", "steps": [step]})),
+            planner(ToolCall("agent__dispatch_worker", {})),
+            Delay(seconds=3, match=Match(model="gpt-5-mini")),
+            worker(text="not seen by anybody"),
+            worker(text="waited"),
+            planner(ToolCall("agent__task_complete", {})),
+            planner(text="It has waited."),
+        )
+        asking = cli.start("ask", "Wait.", "--model", PLANNER, "--json")
+        until(lambda: "running" in cli.step_statuses().values(), "a child runs", cli.logs)
+
+        asking.send_signal(signal.SIGINT)
+
+        out, err = asking.communicate(timeout=60)
+        stopped = json.loads(out)
+        assert (asking.returncode, stopped["status"]) == (130, "interrupted"), err
+        statuses = {task["status"] for task in cli.json("tasks", "list")}
+        assert statuses == {"paused"}
+        ended = cli.json("resume", stopped["id"])
+        assert (ended["status"], ended["answer"]) == ("completed", "It has waited.")

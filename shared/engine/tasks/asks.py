@@ -35,7 +35,7 @@ class AskStore(Protocol):
         ...
 
     async def take_up(self, ownership: Ownership, task_id: str, *, now_us: int) -> Claim | None:
-        """Hold the root run of a running ask under a new fence, even if another process holds it; None when it has ended.
+        """Hold the root run of a running ask under a new fence, also one that another process holds. None: it ended.
 
         The claim's step key is empty: no step is behind it.
         """

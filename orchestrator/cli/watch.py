@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from soong.orchestrator.cli.console import emit, output, say, visible
 from soong.orchestrator.cli.display import Display, make_display
 from soong.orchestrator.cli.losses import LostLeases
+from soong.orchestrator.cli.narration import narrate
 from soong.orchestrator.cli.summary import text_of
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import ExitCode, TaskOutcome, outcome_of
@@ -18,6 +19,7 @@ from soong.orchestrator.embedded.starter import Attachment, attach, last_words
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
 
 PAUSE_LIMIT_S = 10.0
@@ -68,17 +70,28 @@ class Watch:
     async def follow(self, session: Session, task_id: str) -> int:
         """Follow the task to its end and report; return the exit code."""
         self._display = make_display(is_plain=self.is_json)
+        narrating = await self._narrate(task_id)
         try:
             if session.approval_mode is ApprovalMode.PROMPT:
                 self._answer(session)
             view = await self._until_ended(task_id)
         finally:
+            narrating.cancel()
+            await asyncio.gather(narrating, return_exceptions=True)
             # A question that stands on the terminal goes first: what is said next must not be drawn over.
             await self._stop_answering()
             self._display.close()
         if view is None:
             return await self._interrupted(task_id)
         return await self._report(await outcome_of(self.client.store, view, self.settings.runs))
+
+    async def _narrate(self, task_id: str) -> "asyncio.Task[None]":
+        """Begin to tell what the agent of an ask does; of a plan there is nothing to tell."""
+        assert self._display is not None
+        task = await self.client.store.tasks.task(task_id)
+        is_ask = task.kind is TaskKind.ASK
+        work = narrate(self.client, task.root_run_id, self._display.note) if is_ask else asyncio.sleep(0)
+        return asyncio.create_task(work)
 
     async def _until_ended(self, task_id: str) -> TaskSnapshot | None:
         """Return the last view, or None when Ctrl-C came first."""

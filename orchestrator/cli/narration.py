@@ -1,0 +1,62 @@
+"""What the agent of an ask says and does, line by line, while people watch."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from soong.orchestrator.cli.console import compact, one_line, visible
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.tail import RunTail
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
+
+MAX_SAID_CHARS: Final = 500
+MAX_INPUT_CHARS: Final = 100
+
+_TELLING: Final = ("instructions", "title", "step_id", "path", "pattern", "task_id", "reason")
+"""Arguments of which the first that is given says what a call is about."""
+
+
+async def narrate(client: Client, run_id: str, note: Callable[[str], None]) -> None:
+    """Tell what a run does from its beginning to its end; of its answer nothing, which is shown at the end."""
+    tail = RunTail(client.store.runs, client.subscriber.subscribe_run)
+    last_node = 0
+    async for event in tail.follow(run_id):
+        if event.type == EventType.TOOL_STARTED:
+            for node in await client.store.runs.node_page(run_id, after=last_node):
+                last_node = node.number
+                for sentence in _said(node):
+                    note(sentence)
+        if line := _line(event):
+            note(line)
+
+
+def _said(node: Node) -> Iterator[str]:
+    """Yield the texts of an answer."""
+    message = node.payload.get("message")
+    if node.kind is not NodeKind.ASSISTANT or not isinstance(message, Mapping):
+        return
+    parts = message.get("parts")
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, Mapping) and part.get("part_kind") == "text" and str(part.get("content")).strip():
+            yield f"“{one_line(str(part['content']), MAX_SAID_CHARS)}”"
+
+
+def _line(event: Event) -> str:
+    tool = visible(str(event.data.get("tool", "")))
+    match event.type:
+        case EventType.TOOL_STARTED:
+            return f"→ {tool} {_about(event.data.get('input'))}".rstrip()
+        case EventType.TOOL_FAILED | EventType.TOOL_DENIED:
+            return f"✗ {tool}: {one_line(str(event.data.get('message', '')), 200)}"
+        case EventType.MODEL_FAILED:
+            again = "; asking again" if event.data.get("is_retried") else ""
+            return f"✗ the model: {one_line(str(event.data.get('message', '')), 200)}{again}"
+        case _:
+            return ""
+
+
+def _about(given: Json) -> str:
+    if not isinstance(given, Mapping):
+        return ""
+    telling = next((given[name] for name in _TELLING if given.get(name)), given or "")
+    return one_line(telling if isinstance(telling, str) else compact(telling), MAX_INPUT_CHARS)

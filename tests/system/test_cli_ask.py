@@ -135,7 +135,7 @@ def test_an_agent_reassigns_a_step_that_failed(cli: CliHarness) -> None:
         assert "seen" in str(wires.requests[-1].body["messages"])
 
 
-@pytest.mark.spec("DIS-08", "DAG-07")
+@pytest.mark.spec("DAG-07")
 def test_an_ask_survives_the_death_of_its_owner(cli: CliHarness) -> None:
     with LLMockServer() as server:
         wires = Wires(server)

@@ -1,7 +1,7 @@
 """Runs, their logs and their calls in memory."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import AlreadyConsumedError
@@ -117,11 +117,14 @@ class MemoryRuns:
 
     @transaction
     def is_tainted(self, run_id: str) -> bool:
-        run = self.rows.run(run_id)
-        started = [each for each in self.rows.runs.values() if each.identity.parent_run_id == run_id]
-        own = [run, *(() if run.identity.role.is_child else started)]
-        if any(each.is_tainted for each in own):
+        below = self._below(self.rows.run(run_id))
+        if any(self._is_source(each, run_id) for each in below):
             return True
+        for agent in self._agents_above(run_id):
+            results = [each for each in self._below(agent) if each.id == agent.id or each.end_reason is not None]
+            if any(self._is_source(each, agent.id) for each in results):
+                return True
+        own = below
         sources = [source for each in own if each.identity.step_key for source in self._feeding(each.identity.step_key)]
         seen: set[str] = set()
         while sources:
@@ -132,6 +135,26 @@ class MemoryRuns:
                 seen.add(step.key)
                 sources += self._feeding(step.key)
         return False
+
+    def _below(self, run: Run) -> list[Run]:
+        """Return a run and all that it and they started."""
+        if run.identity.role.is_child:
+            return [run]
+        started = [each for each in self.rows.runs.values() if each.identity.parent_run_id == run.id]
+        return [run, *(one for each in started for one in self._below(each))]
+
+    def _agents_above(self, run_id: str) -> Iterator[Run]:
+        parent = self.rows.run(run_id).identity.parent_run_id
+        while parent:
+            run = self.rows.run(parent)
+            if run.fence:
+                yield run
+            parent = run.identity.parent_run_id
+
+    def _is_source(self, run: Run, asker: str) -> bool:
+        key = run.identity.step_key
+        is_function = run.id != asker and key != "" and self.rows.step(key).kind is StepKind.PYTHON
+        return run.is_tainted or is_function
 
     def _feeding(self, step_key: str) -> list[Step]:
         """Return the steps whose results a step takes in."""

@@ -10,17 +10,36 @@ from typing import Final
 from soong.shared.core.errors import NotFoundError
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
-OWN: Final = Statement(
-    "own: the run and the runs that it started, whose results it reads; a child starts none",
+BELOW: Final = Statement(
+    "below: the run and all that it and they started, whose results it reads; a child starts none",
     """
-    SELECT own.id, own.step_key, (SELECT 1 FROM taints WHERE taints.run_id = own.id)
-    FROM runs AS own WHERE own.id = :run_id
-    UNION ALL
-    SELECT child.id, child.step_key, (SELECT 1 FROM taints WHERE taints.run_id = child.id) FROM runs AS asker
-    JOIN runs AS child ON child.session_id = asker.session_id AND child.parent_run_id = asker.id
-    WHERE asker.id = :run_id AND asker.role NOT IN ('sub', 'fork', 'worker')
+    WITH RECURSIVE below (id, session_id, role, step_key, is_over) AS (
+        SELECT id, session_id, role, step_key, CASE WHEN end_reason IS NULL THEN 0 ELSE 1 END
+        FROM runs WHERE id = :run_id
+        UNION ALL
+        SELECT child.id, child.session_id, child.role, child.step_key,
+               CASE WHEN child.end_reason IS NULL THEN 0 ELSE 1 END
+        FROM below JOIN runs AS child ON child.session_id = below.session_id AND child.parent_run_id = below.id
+        WHERE below.role NOT IN ('sub', 'fork', 'worker')
+    )
+    SELECT id, step_key, is_over, (SELECT 1 FROM taints WHERE taints.run_id = below.id),
+           (SELECT kind FROM steps WHERE steps.key = below.step_key)
+    FROM below
+    """,
+)
+AGENTS_ABOVE: Final = Statement(
+    "agents above: the agents whose instructions the run follows; the root run of a plan is held by nobody",
+    """
+    WITH RECURSIVE above (id, fence, parent_run_id) AS (
+        SELECT parent.id, parent.fence, parent.parent_run_id
+        FROM runs AS own JOIN runs AS parent ON parent.id = own.parent_run_id WHERE own.id = :run_id
+        UNION ALL
+        SELECT parent.id, parent.fence, parent.parent_run_id
+        FROM above JOIN runs AS parent ON parent.id = above.parent_run_id
+    )
+    SELECT id FROM above WHERE fence > 0
     """,
 )
 TAINT: Final = Statement(
@@ -44,17 +63,34 @@ FEEDING: Final = Statement(
 
 
 def is_tainted(tx: Transaction, run_id: str) -> bool:
-    """Say whether the run, what it started, or anything that fed them has read untrusted content.
+    """Say whether the run, what it started, whose agent it is, or anything that fed them has read untrusted content.
 
-    A function's step counts as such: nothing says what it has read. Raises: NotFoundError.
+    A function's step counts as such: nothing says what it has read. An agent passes on to those that it starts what it
+    has read itself, and the results that it may have read: those of its children that have ended.
+
+    Raises: NotFoundError.
     """
-    own = tx.rows(OWN, run_id=run_id)
-    if not own:
+    below = tx.rows(BELOW, run_id=run_id)
+    if not below:
         raise NotFoundError("run", run_id)
-    if any(tainted for *_, tainted in own):
+    if any(_is_source(row, run_id) for row in below):
         return True
+    for agent in tx.column(AGENTS_ABOVE, run_id=run_id):
+        results = (row for row in tx.rows(BELOW, run_id=agent) if row[0] == agent or row[2])
+        if any(_is_source(row, agent) for row in results):
+            return True
+    return _is_fed(tx, {step_key for _, step_key, *_ in below} - {""})
+
+
+def _is_source(row: Row, asker: str) -> bool:
+    """Say whether a run of ``BELOW`` has read untrusted content, or is a function's whose result the asker reads."""
+    run_id, _, _, tainted, kind = row
+    return bool(tainted) or (run_id != asker and kind is not None and StepKind(kind).traits.is_untrusted)
+
+
+def _is_fed(tx: Transaction, keys: set[str]) -> bool:
+    """Say whether what these steps take in comes from a step that has read untrusted content."""
     seen: set[str] = set()
-    keys = {step_key for _, step_key, _ in own} - {""}
     while keys:
         seen |= keys
         sources = tx.rows(FEEDING, keys=sorted(keys))

@@ -14,6 +14,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session
 from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.expansion import next_attempt
 from soong.shared.engine.tasks.growth import read_update
 from soong.shared.engine.tasks.kinds import TaskKind
@@ -153,7 +154,20 @@ class Commands:
         root = (await self.runs.run(ask.root_run_id)).identity
         origin = command.origin_in(session)
         change = self.planner.change(update, ask, steps, root, {}, project=_project(session), origin=origin)
+        if role is Role.FORK:
+            change = await self._forked(change, ask.root_run_id, command)
         await self.tasks.update_task(ownership, ask.id, change, now_us=now_us, command_id=command.id)
+
+    async def _forked(self, change: TaskChange, parent_run_id: str, command: Command) -> TaskChange:
+        """Return the change with the parent's context for its one new run."""
+        from soong.shared.agents.forking import fork_nodes  # the model library; an owner of plans needs it not
+
+        (step,) = change.steps
+        assert step.run is not None
+        nodes = await self.runs.nodes(parent_run_id)
+        instructions = step.spec.instructions.replace("$${", "${")
+        run = replace(step.run, nodes=fork_nodes(nodes, str(command.detail["call_id"]), instructions))
+        return replace(change, steps=(replace(step, run=run),))
 
     async def _dispatch(self, ownership: Ownership, command: Command, now_us: int) -> None:
         """Insert the pull workers that are asked for; they are claimed as every other step is."""

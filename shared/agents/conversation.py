@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ModelResponsePart, ToolCallPart
 
+from soong.shared.agents.forking import inherited
 from soong.shared.agents.messages import (
     answer_parts,
     arguments_of,
@@ -49,6 +50,8 @@ class Conversation:
     answered: list[ToolResult] = field(default_factory=list)
     whole: dict[str, Json] = field(default_factory=dict)
     raw_ids: dict[str, str] = field(default_factory=dict)
+    inherited: int = 0
+    """How many answers of the history are the parent's, of a fork."""
     _nodes: list[NewNode] = field(default_factory=list)
     _events: list[NewEvent] = field(default_factory=list)
     _call_ids: set[str] = field(default_factory=set)
@@ -59,11 +62,12 @@ class Conversation:
         self.messages = messages_of(nodes)
 
     def restore(self, nodes: Sequence[Node]) -> list[ToolResult]:
-        """Take a history up where it stopped; return all results in it. Raises: SchemaVersionError."""
+        """Take a history up where it stopped; return all of the run's own results. Raises: SchemaVersionError."""
+        self.inherited = sum(node.kind is NodeKind.ASSISTANT and inherited(node) for node in nodes)
         last = max((index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT), default=-1)
         self.messages = messages_of(nodes[: last + 1] or nodes)
         self._call_ids = {part.tool_call_id for message in self.messages for part in calls_of(message)}
-        results = results_of(nodes)
+        results = results_of(node for node in nodes if not inherited(node))
         if last >= 0:
             self._restore_tail(nodes[last + 1 :])
         return results
@@ -90,7 +94,13 @@ class Conversation:
 
     @property
     def turns(self) -> int:
-        return sum(isinstance(message, ModelResponse) for message in self.messages)
+        return len(self.answers)
+
+    @property
+    def answers(self) -> list[ModelResponse]:
+        """Return the run's own answers, without those of the parent of a fork."""
+        found = [message for message in self.messages if isinstance(message, ModelResponse)]
+        return found[self.inherited :]
 
     def cut_answers(self) -> list[ModelResponse]:
         """Return the answers right before the last one that were cut at the limit of output tokens, oldest first.

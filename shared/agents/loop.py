@@ -151,9 +151,8 @@ class _Loop:
         tools = {str(node.payload.get("tool_call_id")): str(node.payload.get("tool", "")) for node in nodes}
         for result in self.talk.restore(nodes):
             self._account(result, tools.get(result.tool_call_id, ""))
-        for message in self.talk.messages:
-            if isinstance(message, ModelResponse):
-                self.usage = add(self.usage, usage_of(message))
+        for answer in self.talk.answers:
+            self.usage = add(self.usage, usage_of(answer))
         await self._settle_unfinished(transcript, names)
 
     async def _settle_unfinished(self, transcript: RunTranscript, names: NameTable) -> None:

@@ -35,12 +35,16 @@ _CHILD_NEVER = (
     "agent.dispatch_worker",
     "agent.list_agent_definitions",
     "agent.list_workers",
+    "agent.inspect_agent",  # of a child there is nothing below it to look at, and workers do not have it
     "internal.*memor*",
     "agent.*memor*",
     "memory.*",
     "mcp.soong.*",  # our own MCP server as a source would be a way round every line above (PER-13)
 )
 _PLAN_TOOLS = ("agent.plan_*", "agent.task_*")
+_CHANGING_TASKS = frozenset(
+    {"agent.task_create", "agent.task_update", "agent.task_complete", "agent.task_fail", "agent.task_cancel"}
+)
 
 
 class RunMode(StrEnum):
@@ -204,6 +208,8 @@ def _mode(tool: ToolDefinition, request: SurfaceRequest) -> str:
         return f"mode {request.mode.value}: starts agents"
     if request.mode is RunMode.PLAN and any(name_matches(pattern, tool.name) for pattern in _PLAN_TOOLS):
         return ""
+    if tool.name in _CHANGING_TASKS:
+        return f"mode {request.mode.value}: changes tasks, and their workers may write"
     is_readonly = tool.permission is Permission.READONLY and "dangerous" not in tool.tags
     return "" if is_readonly else f"mode {request.mode.value}: not readonly"
 

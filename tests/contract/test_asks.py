@@ -12,13 +12,15 @@ from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.expansion import new_ask
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim
 from tests.contract.scene import ContractHarness, completed
-from tests.model.builders import make_owner
+from tests.contract.test_growth import added, update
+from tests.model.builders import make_owner, make_step
 
 SURFACE: Final[JsonObject] = {"v": 1, "decisions": [["agent.task_create", True, "definition"]], "unknown": []}
 NODE = NewNode(NodeKind.USER, {"v": 1, "text": "hello"})
@@ -117,6 +119,23 @@ async def test_ask_that_is_paused_is_put_down_and_taken_up_again(scene: Contract
     assert await scene.store.asks.take_up(scene.own, task_id, now_us=scene.now_us) is None
     await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
     assert (await take_up(scene, task_id)).fence == 2
+
+
+@pytest.mark.spec("DIS-06.b")
+async def test_fork_starts_with_the_context_that_it_is_given(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    await take_up(scene, task_id)
+    (step,) = await added(scene, task_id, make_step("fork-1", kind=StepKind.AGENT))
+    assert step.run is not None
+    identity = replace(step.run.identity, role=Role.FORK)
+    fork = replace(step, run=replace(step.run, identity=identity, nodes=(NODE, NODE)))
+    await update(scene, task_id, TaskChange(steps=(fork,)))
+
+    claim = await scene.claim_one()
+
+    assert (claim.is_resumed, claim.malformed, claim.identity.role) == (True, "", Role.FORK)
+    nodes = await scene.store.runs.nodes(claim.identity.run_id)
+    assert [(node.number, node.parent, node.payload) for node in nodes] == [(1, 0, NODE.payload), (2, 1, NODE.payload)]
 
 
 async def test_run_that_another_fence_holds_is_not_put_down(scene: ContractHarness) -> None:

@@ -184,3 +184,33 @@ def test_ctrl_c_pauses_the_agent_and_its_children_and_resume_continues(cli: CliH
         assert statuses == {"paused"}
         ended = cli.json("resume", stopped["id"])
         assert (ended["status"], ended["answer"]) == ("completed", "It has waited.")
+
+
+@pytest.mark.spec("DIS-01.c", "DIS-06.b")
+def test_a_fork_knows_what_its_parent_knew_and_starts_no_agents(cli: CliHarness) -> None:
+    (cli.folder / "notes.txt").write_text("three bugs")
+    fork = {"instructions": "Find the worst of them.", "model": WORKER}
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            planner(ToolCall("code__read_file", {"path": "notes.txt"})),
+            planner(ToolCall("agent__fork_agent", fork), ToolCall("agent__list_workers", {})),
+            worker(ToolCall("agent__dispatch_worker", {"instructions": "No fork may do this."})),
+            worker(text="the third"),
+            planner(text="It is the third."),
+        )
+
+        ended = cli.json("ask", "Which bug is the worst?", "--model", PLANNER)
+
+        assert (ended["answer"], [step["output"] for step in ended["steps"]]) == ("It is the third.", ["the third"])
+        parents = [one.body for one in wires.requests if one.body["model"] == "gpt-5"]
+        first, second = (one.body for one in wires.requests if one.body["model"] == "gpt-5-mini")
+        known = parents[1]["messages"]
+        assert first["messages"][: len(known)] == known
+        assert first["messages"][-1]["content"] == "Find the worst of them."
+        assert "agent__dispatch_worker" not in {tool["function"]["name"] for tool in first["tools"]}
+        assert "tool_not_available" in str(second["messages"][-1])
+        wires.verdict.assert_ok()
+        (run,) = (run for run in cli.json("runs", "list", "--task", ended["id"]) if run["step"])
+        assert (run["role"], run["usage"]["requests"]) == ("fork", 2)

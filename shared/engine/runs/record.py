@@ -5,6 +5,7 @@ from decimal import Decimal
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import NewNode
 from soong.shared.engine.runs.status import EndReason, RunStatus
 
 
@@ -42,6 +43,8 @@ class NewRun:
     retry_of: str = ""
     max_attempts: int | None = None
     """How many attempts its step may have from now on, those before among them; None: as many as it might before."""
+    nodes: tuple[NewNode, ...] = ()
+    """The context that it starts with: of a fork, its parent's (DIS-06)."""
 
 
 @dataclass(frozen=True, slots=True)

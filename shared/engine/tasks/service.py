@@ -175,9 +175,13 @@ class TaskService:
         detail["allowed_tools"] = None if allowed_tools is None else list(allowed_tools)
         await self.ask(CommandKind.DISPATCH, task, detail, command_id=command_id)
 
-    async def spawn(self, ask: Task, role: Role, step: JsonObject, *, command_id: str = "") -> None:
-        """Start a child of an ask's run: ``step`` as a plan writes it, done by an agent of that role."""
-        await self.ask(CommandKind.SPAWN, ask, {"role": role.value, "step": step}, command_id=command_id)
+    async def spawn(self, ask: Task, role: Role, step: JsonObject, *, call_id: str, command_id: str = "") -> None:
+        """Start a child of an ask's run: ``step`` as a plan writes it, done by an agent of that role.
+
+        ``call_id`` is the call of the run that asks for it, from which a fork starts.
+        """
+        detail: JsonObject = {"role": role.value, "step": step, "call_id": call_id}
+        await self.ask(CommandKind.SPAWN, ask, detail, command_id=command_id)
 
     async def close_session(self, session_id: str) -> None:
         """Let a session's owner look at it no more once its tasks have ended."""

@@ -80,7 +80,7 @@ class StartingTools:
     """The models of agent definitions that name one."""
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        return (self._sub_agent_tool(), self._dispatch_tool())
+        return (self._sub_agent_tool(), self._fork_tool(), self._dispatch_tool())
 
     def _sub_agent_tool(self) -> ToolDefinition:
         return ToolDefinition(
@@ -91,6 +91,29 @@ class StartingTools:
             search_hint="delegate sub agent child start",
             input_schema={"type": "object", "properties": dict(_CHILD), "required": ["instructions"]},
             handler=self._create_sub_agent,
+            permission=Permission.READONLY,
+            tags=TAGS,
+            errors=(ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED),
+            is_agent_tool=True,
+        )
+
+    def _fork_tool(self) -> ToolDefinition:
+        names = ("instructions", "title", "model", "allowed_tools", "output")
+        return ToolDefinition(
+            name="agent.fork_agent",
+            title="Fork agent",
+            description="Start a copy of yourself that knows this conversation, for a side path whose details you do "
+            "not need, and wait for its result. It never starts agents. Several calls of one turn run side by side.",
+            search_hint="fork copy context side path explore",
+            input_schema={
+                "type": "object",
+                "properties": {
+                    **{name: _CHILD[name] for name in names},
+                    "instructions": {**_TEXT, "description": "What it is to do; it knows all that you know."},
+                },
+                "required": ["instructions"],
+            },
+            handler=self._fork,
             permission=Permission.READONLY,
             tags=TAGS,
             errors=(ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED),
@@ -129,6 +152,9 @@ class StartingTools:
     async def _create_sub_agent(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         return await self._spawn(context, call_input, Role.SUB)
 
+    async def _fork(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        return await self._spawn(context, {**call_input, "agent": context.identity.definition}, Role.FORK)
+
     async def _dispatch(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         names_task = "task_id" in call_input or "step_id" in call_input
         if call_input.get("mode") == "pull":
@@ -146,7 +172,7 @@ class StartingTools:
 
     # -- one child
     async def _spawn(
-        self, context: ToolContext, call_input: JsonObject, role: Literal[Role.SUB, Role.WORKER]
+        self, context: ToolContext, call_input: JsonObject, role: Literal[Role.SUB, Role.FORK, Role.WORKER]
     ) -> HandlerOutput:
         """Start a child of the calling run, as a step of its ask, and wait for its end."""
         ask = await self.service.store.tasks.task(context.identity.task_id)
@@ -169,7 +195,8 @@ class StartingTools:
             "on_failure": "keep",
         }
         service = as_principal(self.service, context)
-        spawning = service.spawn(ask, role, step, command_id=command_id(context))
+        call_id = context.tool_call_id
+        spawning = service.spawn(ask, role, step, call_id=call_id, command_id=command_id(context))
         await refused_as_error(spawning)
         return await self._outcome_of(context, step_key(ask.id, step_id))
 

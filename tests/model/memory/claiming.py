@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent
@@ -112,7 +113,7 @@ def claim_step(rows: Rows, ready: Step, worker_id: str, now_us: int, *, holder_r
     )
     rows.steps[step.key] = step
     run = move_run(rows, step.run_id, RunEvent.START)
-    is_resumed = run.started_us is not None
+    is_resumed = run.started_us is not None or run.identity.role is Role.FORK
     rows.runs[run.id] = replace(run, fence=fence, worker_id=worker_id, started_us=run.started_us or now_us)
     by: dict[str, Json] = {"claimed_by": holder_run_id} if holder_run_id else {}
     note_step(rows, step, EventType.STEP_CLAIMED, now_us, fence=fence, worker=worker_id, **by)

@@ -9,7 +9,7 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, Step
-from tests.model.memory.logs import note_run, note_step, tell_step
+from tests.model.memory.logs import note_run, note_step, tell_step, write_nodes
 from tests.model.memory.rows import Rows
 
 
@@ -32,6 +32,7 @@ def insert_run(rows: Rows, new: NewRun, status: RunStatus, now_us: int) -> None:
         token=new.token,
     )
     note_run(rows, new.identity.run_id, EventType.RUN_CREATED, now_us, attempt=new.attempt)
+    write_nodes(rows, new.identity.run_id, new.nodes, now_us)
 
 
 def insert_steps(rows: Rows, news: Sequence[NewStep], now_us: int, *, done: frozenset[str] = frozenset()) -> None:

@@ -106,6 +106,15 @@ def test_no_request_lifts_the_hard_limits_of_a_child(request_: SurfaceRequest) -
         assert not FORBIDDEN & set(surface.tools)
 
 
+CHANGES_TASKS = {f"agent.task_{what}" for what in ("create", "update", "complete", "fail", "cancel")}
+LOST = {
+    RunMode.DEFAULT: set[str](),
+    RunMode.PLAN: WRITES | STARTS_AGENTS,
+    # The workers of a task may write: whoever only reads makes none.
+    RunMode.READONLY: WRITES | STARTS_AGENTS | CHANGES_TASKS,
+}
+
+
 @pytest.mark.spec("ETS-06.a", "ETS-06.b", "ETS-06.c", "PER-13.i")
 @pytest.mark.parametrize("mode", RunMode)
 @pytest.mark.parametrize("role", Role)
@@ -118,7 +127,7 @@ def test_only_main_and_orchestrator_can_ever_be_given_what_a_child_never_has(rol
         assert not offered & FORBIDDEN
         assert offered >= set(CHILD_TASK_TOOLS)
     else:
-        assert offered >= FORBIDDEN - (WRITES | STARTS_AGENTS if mode is not RunMode.DEFAULT else set())
+        assert offered >= FORBIDDEN - LOST[mode]
 
 
 @pytest.mark.spec("ETS-08.a")

@@ -133,8 +133,9 @@ class ClaimContext:
             project=run.project,
             cwd=run.cwd,
             policy=self.policies[run.policy],
-            is_resumed=step.starts > 1,
-            malformed=_what_is_wrong(step.fence, step.starts, last_node=run.last_node)
+            # A fork has a context from its beginning: its parent's.
+            is_resumed=step.starts > 1 or run.role == Role.FORK,
+            malformed=_what_is_wrong(step.fence, step.starts, last_node=0 if run.role == Role.FORK else run.last_node)
             or next((result.malformed for result in dependencies.values() if result.malformed), ""),
         )
 

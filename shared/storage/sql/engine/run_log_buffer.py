@@ -62,6 +62,7 @@ _RUN_COLUMNS: Final = {
     "attempt": "bigint",
     "retry_of": "text",
     "last_seq": "bigint",
+    "last_node": "bigint",
     "created_us": "bigint",
     "started_us": "bigint",
 }
@@ -181,6 +182,7 @@ class RunLogBuffer:
         entry = self._entry(run.identity.run_id)
         entry.new, entry.status = run, status.value
         self.note(run.identity.run_id, EventType.RUN_CREATED, attempt=run.attempt)
+        self.add(run.identity.run_id, nodes=run.nodes)
 
     def note(self, run_id: str, type_: EventType, at_us: int | None = None, /, **data: Json) -> None:
         """Add one event of the store's own, of this moment or of an earlier one."""
@@ -297,6 +299,7 @@ class RunLogBuffer:
             new.attempt,
             new.retry_of,
             len(entry.events),
+            len(entry.nodes),
             self._now_us,
             self._now_us if entry.status == RunStatus.RUNNING else None,
         )

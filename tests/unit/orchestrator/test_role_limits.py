@@ -1,0 +1,111 @@
+"""What a child never has, whatever its definition, its dispatcher or the configuration asks for (ETS-06).
+
+The table is the specification's and not the program's: it says by role and tool what is forbidden.
+"""
+
+from typing import Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from soong.orchestrator.client.catalog import Catalogue, tools_of
+from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
+from soong.shared.core.config import Config, ToolsConfig
+from soong.shared.core.identity import Role
+from soong.shared.engine.tasks.plan.plan import PlanStep
+from soong.shared.permissions.configured import surface_request
+from soong.shared.tools.surface import RunMode, Surface, narrow
+from soong.shared.toolsets.sources import ToolEnvironment
+
+CHILDREN: Final = (Role.SUB, Role.FORK, Role.WORKER)
+NEVER_A_CHILDS: Final = frozenset(
+    {
+        "agent.create_sub_agent",
+        "agent.fork_agent",
+        "agent.dispatch_worker",
+        "agent.list_agent_definitions",
+        "agent.list_workers",
+        "agent.plan_template",
+        "agent.task_template",
+        "agent.task_create",
+        "agent.task_list",
+        "agent.task_update",
+        "agent.task_complete",
+        "agent.task_fail",
+        "agent.task_cancel",
+    }
+)
+A_CHILDS: Final = frozenset(
+    {"agent.task_get", "agent.task_query_steps", "agent.task_claim_step", "agent.task_update_step"}
+)
+TOOLS: Final = tools_of(ToolEnvironment())
+NAMES: Final = sorted(tool.name for tool in TOOLS)
+
+patterns = st.lists(st.sampled_from([*NAMES, "*", "agent.*", "agent.task_*", "code.*"]), max_size=6).map(tuple)
+
+
+def test_the_table_names_tools_that_there_are() -> None:
+    assert set(NAMES) >= NEVER_A_CHILDS | A_CHILDS
+
+
+@pytest.mark.spec("ETS-06", "ETS-03", "DIS-01")
+@settings(max_examples=150, deadline=None)
+@given(
+    role=st.sampled_from(CHILDREN),
+    suggested=st.none() | patterns,
+    allowed=st.none() | patterns,
+    mode=st.sampled_from(list(RunMode)),
+    is_dangerous=st.booleans(),
+)
+def test_no_definition_and_no_dispatch_gives_a_child_what_it_never_has(
+    role: Role,
+    suggested: tuple[str, ...] | None,
+    allowed: tuple[str, ...] | None,
+    mode: RunMode,
+    is_dangerous: bool,
+) -> None:
+    definition = AgentDefinition("any", "Any", "Any.", "Do it.", suggested_tools=suggested, mode=mode)
+    config = Config(tools=ToolsConfig(dangerous=is_dangerous))
+    catalogue = Catalogue(TOOLS, AgentDefinitionRegistry([definition]), config)
+
+    stored = catalogue.surface_of(PlanStep("a", agent="any", allowed_tools=allowed, role=role))
+
+    tools = set(Surface.from_json(stored).tools)
+    assert not tools & NEVER_A_CHILDS
+    assert not any("memor" in name for name in tools)
+    if mode is not RunMode.DEFAULT:
+        assert not tools & {"code.write_file", "code.edit_file", "code.run_command"}
+
+
+@pytest.mark.spec("ETS-06")
+@pytest.mark.parametrize("role", CHILDREN)
+def test_a_forged_surface_gives_a_child_nothing_more(role: Role) -> None:
+    """What a run calls is limited again where it runs: a row that says otherwise changes nothing."""
+    everything = narrow(TOOLS, surface_request(Config(), role))
+
+    assert not {tool.name for tool in everything} & NEVER_A_CHILDS
+
+
+@pytest.mark.spec("ETS-06", "DAG-01")
+@pytest.mark.parametrize("role", [Role.MAIN, Role.ORCHESTRATOR])
+def test_who_owns_a_goal_may_plan_and_start_agents(role: Role) -> None:
+    catalogue = Catalogue(TOOLS)
+    definition = catalogue.definitions.get("orchestrator")
+
+    tools = set(Surface.from_json(catalogue.surface_of_ask(definition, role)).tools)
+
+    assert tools >= NEVER_A_CHILDS
+    assert "code.write_file" not in tools
+
+
+@pytest.mark.spec("DIS-06.d")
+@pytest.mark.parametrize("mode", [RunMode.PLAN, RunMode.READONLY])
+def test_an_agent_that_only_plans_or_reads_starts_nobody(mode: RunMode) -> None:
+    definition = AgentDefinition("careful", "Careful", "Careful.", "Look.", suggested_tools=("*",), mode=mode)
+    catalogue = Catalogue(TOOLS, AgentDefinitionRegistry([definition]))
+
+    tools = set(Surface.from_json(catalogue.surface_of_ask(definition, Role.MAIN)).tools)
+
+    assert not tools & {"agent.create_sub_agent", "agent.fork_agent", "agent.dispatch_worker", "code.write_file"}
+    assert ("agent.task_create" in tools) is (mode is RunMode.PLAN)

@@ -14,7 +14,7 @@ from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.preview import preview_of
 from soong.orchestrator.client.stall_reasons import StallReasons
-from soong.orchestrator.client.submission import Submission, program_folder, submission
+from soong.orchestrator.client.submission import Submission, ask_submission, program_folder, submission
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.schemas.task import TaskResult
@@ -23,6 +23,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
+from soong.shared.engine.tasks.expansion import ORCHESTRATOR
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.service import TaskService
@@ -134,9 +135,54 @@ class Soong:
         if permission_callback or allow or step_grants:
             await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
         prepared = self._prepare(plan, inputs or {}, permission_callback, allow, step_grants, project, model)
+        return await self._followed(prepared, permission_callback, max_concurrent)
+
+    async def ask(
+        self,
+        goal: str,
+        *,
+        agent: str = ORCHESTRATOR,
+        model: str = "",
+        permission_callback: PermissionCallback | None = None,
+        allow: Sequence[str] = (),
+        project: str | Path = ".",
+        max_workers: int = 0,
+    ) -> TaskResult:
+        """Give an agent a goal and wait for its end; ``answer`` of the result is what it answers.
+
+        ``agent`` is the id of its definition, ``model`` that of agents whose definitions name none. At most
+        ``max_workers`` agents of it run on workers at once; 0 takes the settings' limit, if there is one. Everything
+        else is as for :meth:`run`.
+
+        Raises:
+            UsageError: the goal is empty, no model is named, or a rule is wrong; nothing was written.
+            NotFoundError: there is no such agent definition.
+            UnavailableError: no worker can run what it started, and why; the task has been paused.
+            StartedByRunError: a run started this program, which therefore neither answers nor allows anything.
+        """
+        if permission_callback or allow:
+            await check_person(self._client.store.sessions, "answer, or allow, what an agent asks for")
+        prepared = ask_submission(
+            goal,
+            agent=agent,
+            project=Path(project),
+            approval_mode=ApprovalMode.DENY if permission_callback is None else ApprovalMode.PROMPT,
+            model=model or self._settings.model,
+            allow=allow,
+            catalogue=self._catalogue,
+            clock=self._client.clock,
+            principal=self._settings.principal,
+            cwd=program_folder(Path(project)),
+        )
+        return await self._followed(prepared, permission_callback, max_workers)
+
+    async def _followed(
+        self, prepared: Submission, callback: PermissionCallback | None, max_concurrent: int
+    ) -> TaskResult:
+        """Write a submission and follow it to its end, answering its questions by the callback."""
         session, task = prepared.session, prepared.task
         await self._client.submit(session, task, max_concurrent=max_concurrent)
-        responder = self._client.attach(session, permission_callback, channel="sdk") if permission_callback else None
+        responder = self._client.attach(session, callback, channel="sdk") if callback else None
         try:
             view = await self._last_view(task.id)
         finally:

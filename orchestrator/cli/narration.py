@@ -1,7 +1,7 @@
 """What the agent of an ask says and does, line by line, while people watch."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, cast
 
 from soong.orchestrator.cli.console import compact, one_line, visible
 from soong.orchestrator.client.client import Client
@@ -31,13 +31,15 @@ async def narrate(client: Client, run_id: str, note: Callable[[str], None]) -> N
 
 
 def _said(node: Node) -> Iterator[str]:
-    """Yield the texts of an answer."""
+    """Yield the texts of an answer that calls tools; one without calls is the run's result."""
     message = node.payload.get("message")
     if node.kind is not NodeKind.ASSISTANT or not isinstance(message, Mapping):
         return
-    parts = message.get("parts")
-    for part in parts if isinstance(parts, list) else ():
-        if isinstance(part, Mapping) and part.get("part_kind") == "text" and str(part.get("content")).strip():
+    parts = [part for part in cast("list[Json]", message.get("parts", ())) if isinstance(part, Mapping)]
+    if not any(part.get("part_kind") == "tool-call" for part in parts):
+        return
+    for part in parts:
+        if part.get("part_kind") == "text" and str(part.get("content")).strip():
             yield f"“{one_line(str(part['content']), MAX_SAID_CHARS)}”"
 
 

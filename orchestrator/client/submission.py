@@ -114,6 +114,7 @@ def ask_submission(
     principal: str = "local",
     cwd: Path | None = None,
     ids: "Ids | None" = None,
+    policy: Policy | None = None,
 ) -> Submission:
     """Bind and check a goal for an agent. ``agent`` is the id of its definition; ``model`` is used where it names none.
 
@@ -140,6 +141,7 @@ def ask_submission(
         approval_mode=approval_mode,
         allow=allow,
         catalogue=catalogue,
+        policy=policy,
         principal=principal,
         now_us=now_us,
     )

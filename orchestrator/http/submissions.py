@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.preview import preview_of
-from soong.orchestrator.client.submission import Ids, Submission, submission
+from soong.orchestrator.client.submission import Ids, Submission, ask_submission, submission
 from soong.orchestrator.http.context import api_of
 from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError, plan_errors
 from soong.orchestrator.http.strict import Body
@@ -27,6 +27,7 @@ from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.tasks.expansion import ORCHESTRATOR
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
@@ -70,6 +71,24 @@ class PreviewBody(PlanBody):
         max_length=100,
         description="Rules `tool:scope` that allow without a question; to submit them needs the right `approve`.",
     )
+
+
+class AskBody(Body):
+    """A goal for an agent and what it is to work with."""
+
+    goal: str = Field(min_length=1, max_length=100_000, description="What the agent is to achieve.")
+    agent: str = Field(default=ORCHESTRATOR, max_length=200, description="The agent's definition.")
+    project: str = Field(max_length=4_096, description="Absolute path of the folder to work in, as the server sees it.")
+    allow: list[str] = Field(
+        default_factory=list,
+        max_length=100,
+        description="Rules `tool:scope` that allow without a question; need the right `approve`.",
+    )
+    approval_mode: Literal["inbox", "prompt", "deny"] = Field(
+        default="inbox",
+        description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody.",
+    )
+    model: str = Field(default="", max_length=200, description="The model of agents that name none.")
 
 
 class StepGrantBody(Body):
@@ -126,12 +145,9 @@ def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _Ch
         bind_inputs(plan, body.inputs)
     except InvalidPlanError as error:
         errors += plan_errors(error)
-    for number, rule in enumerate(body.allow):
-        try:
-            parse_allow(rule, readonly_tools=catalogue.readonly_tools, tools=catalogue.names)
-        except UsageError as error:
-            has_other = True
-            errors.append(_error(f"body.allow.{number}", str(error), "write a rule as `tool:scope`"))
+    rule_errors = _rule_errors(body.allow, catalogue)
+    has_other = has_other or bool(rule_errors)
+    errors += rule_errors
     if plan is None or errors:
         code = ProblemCode.INVALID_INPUT if has_other else ProblemCode.INVALID_PLAN
         detail = f"the submission has {len(errors)} problems; `errors` names each"
@@ -148,7 +164,7 @@ def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Pr
     return _look(_checked(body, catalogue, settings), body, catalogue, settings)
 
 
-def ids_of(key: str, principal: str, body: SubmissionBody) -> Ids:
+def ids_of(key: str, principal: str, body: SubmissionBody | AskBody) -> Ids:
     """Return the ids of what a principal submits with an ``Idempotency-Key``.
 
     The task's is of the key alone and the session's of the body too: a task that is in another session than this
@@ -193,8 +209,53 @@ def prepared(
         cwd=checked.project,
         step_grants=grants,
         ids=ids,
-        policy=replace(catalogue.policy, read_roots=_read_roots(catalogue.policy, settings.http_projects)),
+        policy=_policy(catalogue, settings),
     )
+
+
+def prepared_ask(
+    body: AskBody, catalogue: Catalogue, settings: Settings, *, clock: Clock, principal: str, ids: Ids | None = None
+) -> Submission:
+    """Make a goal ready to be written.
+
+    Raises:
+        ProblemError: the project or a rule is wrong, or the project may not be used.
+        UsageError: the goal is empty, or there is no model.
+        NotFoundError: there is no such agent definition.
+    """
+    project, errors = _project(body.project, settings.http_projects)
+    errors += _rule_errors(body.allow, catalogue)
+    if errors:
+        detail = f"the goal has {len(errors)} problems; `errors` names each"
+        raise ProblemError(ProblemCode.INVALID_INPUT, detail, {"errors": errors[:MAX_ERRORS]})
+    return ask_submission(
+        body.goal,
+        agent=body.agent,
+        project=project,
+        approval_mode=ApprovalMode(body.approval_mode),
+        model=body.model or settings.model,
+        allow=body.allow,
+        catalogue=catalogue,
+        clock=clock,
+        principal=principal,
+        cwd=project,
+        ids=ids,
+        policy=_policy(catalogue, settings),
+    )
+
+
+def _rule_errors(rules: Sequence[str], catalogue: Catalogue) -> list[Json]:
+    errors = []
+    for number, rule in enumerate(rules):
+        try:
+            parse_allow(rule, readonly_tools=catalogue.readonly_tools, tools=catalogue.names)
+        except UsageError as error:
+            errors.append(_error(f"body.allow.{number}", str(error), "write a rule as `tool:scope`"))
+    return errors
+
+
+def _policy(catalogue: Catalogue, settings: Settings) -> Policy:
+    return replace(catalogue.policy, read_roots=_read_roots(catalogue.policy, settings.http_projects))
 
 
 def preview_document(preview: Preview) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.submission import Ids
+from soong.orchestrator.client.submission import Ids, Submission
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
 from soong.orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
@@ -18,11 +18,13 @@ from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import Page, PlanSchema, PreviewSchema, Submitted, TaskDetail, page_of, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
 from soong.orchestrator.http.submissions import (
+    AskBody,
     PlanBody,
     PreviewBody,
     SubmissionBody,
     ids_of,
     prepared,
+    prepared_ask,
     preview_document,
     previewed,
     read_plan,
@@ -115,10 +117,39 @@ async def submit_task(
     ready = await asyncio.to_thread(  # a plan of thousands of steps is no matter of milliseconds
         prepared, body, catalogue, client.settings, clock=client.clock, principal=caller.principal, ids=ids
     )
+    return await _written(api, ready, is_named=ids is not None)
+
+
+@router.post(
+    "/v1/asks",
+    status_code=201,
+    response_model=Submitted,
+    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
+)
+async def submit_ask(
+    request: Request, body: AskBody, idempotency_key: IdempotencyKey = "", caller: Caller = RUNNER
+) -> Response:
+    """Give an agent a goal: a session of the caller's with one task, whose result has the agent's `answer`.
+
+    With an `Idempotency-Key` the request can be repeated when its response was lost: only one task is created.
+    """
+    api = api_of(request)
+    if body.allow:
+        caller.require(Right.APPROVE)
+    catalogue, settings = await api.catalogue(), api.client.settings
+    ids = ids_of(idempotency_key, caller.principal, body) if idempotency_key else None
+    if ids is not None and await _stands(api.client.store, ids):
+        return await _submitted(api, ids, status=200)
+    ready = prepared_ask(body, catalogue, settings, clock=api.client.clock, principal=caller.principal, ids=ids)
+    return await _written(api, ready, is_named=ids is not None)
+
+
+async def _written(api: Api, ready: Submission, *, is_named: bool) -> Response:
+    """Write a submission. Raises: ConflictError; ProblemError when its key was used for another."""
     try:
-        await client.submit(ready.session, ready.task)
+        await api.client.submit(ready.session, ready.task)
     except ConflictError as error:
-        if ids is None:
+        if not is_named:
             raise
         raise _reused() from error  # by another request at the same moment
     return await _submitted(api, Ids(ready.session.id, ready.task.id), status=201)

@@ -214,3 +214,42 @@ def test_a_fork_knows_what_its_parent_knew_and_starts_no_agents(cli: CliHarness)
         wires.verdict.assert_ok()
         (run,) = (run for run in cli.json("runs", "list", "--task", ended["id"]) if run["step"])
         assert (run["role"], run["usage"]["requests"]) == ("fork", 2)
+
+
+@pytest.mark.spec("DIS-05", "DAG-08")
+def test_an_agent_whose_provider_refuses_fails_and_continues_when_it_is_resumed(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            planner(ToolCall("code__list_dir", {"path": "."})),
+            Fail(status=401, match=Match(model="gpt-5")),
+            planner(text="nothing is here"),
+        )
+
+        failed = cli.json("ask", "What is here?", "--model", PLANNER)
+        ended = cli.json("resume", failed["id"])
+
+        assert (failed["status"], failed["exit_code"], failed["answer"]) == ("failed", 1, None)
+        assert "401" in failed["reason"]
+        assert (ended["status"], ended["answer"], ended["exit_code"]) == ("completed", "nothing is here", 0)
+        (run,) = cli.json("runs", "list", "--task", failed["id"])
+        assert run["usage"]["requests"] == 2
+
+
+@pytest.mark.spec("ETS-06", "DIS-02.c")
+def test_an_unknown_definition_is_an_error_of_the_call_and_starts_nobody(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            planner(ToolCall("agent__create_sub_agent", {"instructions": "Look.", "agent": "wizard"})),
+            planner(text="there is no wizard"),
+        )
+
+        ended = cli.json("ask", "Use a wizard.", "--model", PLANNER)
+
+        assert (ended["answer"], ended["steps"]) == ("there is no wizard", [])
+        told = str(wires.requests[-1].body["messages"][-1])
+        assert "wizard" in told
+        assert "reviewer" in told

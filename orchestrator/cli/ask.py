@@ -8,9 +8,10 @@ import typer
 
 from soong.orchestrator.cli.run import approval_mode, check_models, run_and_follow
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.client.submission import ask_submission
+from soong.orchestrator.client.submission import Submission, ask_submission, follow_up
 from soong.shared.core.clock import SystemClock
-from soong.shared.core.settings import load_settings
+from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.expansion import ORCHESTRATOR
 
@@ -18,8 +19,11 @@ from soong.shared.engine.tasks.expansion import ORCHESTRATOR
 def command(
     goal: str = typer.Argument(..., help="What the agent is to achieve, or - for standard input."),
     *,
-    agent: str = typer.Option(ORCHESTRATOR, "--agent", help="The definition of the agent (`soong agents list`)."),
-    project: Path = typer.Option(Path(), "--project", help="Folder that the agents work in."),
+    agent: str = typer.Option("", "--agent", help="The definition of the agent (`soong agents list`) [orchestrator]."),
+    session: str = typer.Option(
+        "", "--session", metavar="ID", help="Continue the conversation of a session (its id, or that of a task of it)."
+    ),
+    project: Path | None = typer.Option(None, "--project", help="Folder that the agents work in [.]."),
     model: str | None = typer.Option(None, "--model", help="Model of agents that name none [SOONG_MODEL]."),
     allow: list[str] = typer.Option(
         [], "--allow", metavar="TOOL:SCOPE", help="Allow a tool for one folder, file or host; may be repeated."
@@ -40,16 +44,33 @@ def command(
 ) -> None:
     """Give an agent a goal: it plans, has workers do the work, and answers."""
     settings = load_settings(model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_workers)
-    prepared = ask_submission(
-        sys.stdin.read() if goal == "-" else goal,
-        agent=agent,
-        project=project,
-        approval_mode=approval_mode(approvals, is_detached=detach, allows=bool(allow)),
-        model=settings.model,
-        allow=allow,
-        catalogue=Catalogue.of(settings),
-        clock=SystemClock(),
-        principal=settings.principal,
-    )
+    text = sys.stdin.read() if goal == "-" else goal
+    if session:
+        if project is not None or allow or approvals is not None:
+            raise UsageError("--session continues with the folder and the rules of the session; leave out the others")
+        prepared = asyncio.run(_follow_up(settings, text, session, agent=agent, model=model or ""))
+    else:
+        prepared = ask_submission(
+            text,
+            agent=agent or ORCHESTRATOR,
+            project=project or Path(),
+            approval_mode=approval_mode(approvals, is_detached=detach, allows=bool(allow)),
+            model=settings.model,
+            allow=allow,
+            catalogue=Catalogue.of(settings),
+            clock=SystemClock(),
+            principal=settings.principal,
+        )
     check_models(settings, frozenset({prepared.task.root_run.identity.model}))
     raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))
+
+
+async def _follow_up(settings: Settings, goal: str, session: str, *, agent: str, model: str) -> Submission:
+    """Return another goal for a session, with the conversation of its last ask."""
+    from soong.orchestrator.cli.ids import last_ask, opened_store  # late: SQLAlchemy
+
+    async with opened_store(settings) as store:
+        # Looked up before a service is started for it: a wrong id starts nothing.
+        former = await last_ask(store, session)
+        root, row = await store.runs.run(former.root_run_id), await store.sessions.session(former.session_id)
+    return follow_up(goal, row, root, agent=agent, model=model, catalogue=Catalogue.of(settings), clock=SystemClock())

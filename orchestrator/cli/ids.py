@@ -8,6 +8,7 @@ from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core.errors import NotFoundError, UnavailableError, UsageError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.record import Run
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.storage.store import Store
@@ -51,6 +52,22 @@ async def find_task(store: Store, text: str) -> Task:
         if not found:
             raise
     return only(found, text, "tasks", "soong tasks list")
+
+
+async def last_ask(store: Store, text: str) -> Task:
+    """Return the newest ask of a session, which is named by its own id or that of one of its tasks.
+
+    Raises:
+        NotFoundError: there is no such session, or it has no ask.
+        UsageError: the text fits several sessions.
+    """
+    tasks = await store.tasks.list_tasks(limit=MANY)
+    sessions = sorted({task.session_id for task in tasks if fits(task.session_id, text) or fits(task.id, text)})
+    asks = [task for task in tasks if task.session_id in sessions and task.kind is TaskKind.ASK]
+    if not asks:
+        raise NotFoundError("session with an ask", text)
+    only(sessions, text, "sessions", "soong tasks list --json")
+    return asks[0]
 
 
 async def newest_open_task(store: Store) -> Task:

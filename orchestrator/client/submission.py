@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from soong.orchestrator.client.catalog import Catalogue
+from soong.shared.agents.definition import AgentDefinition
 from soong.shared.agents.model import SCRIPT, check_name
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UsageError
@@ -17,6 +18,8 @@ from soong.shared.core.identity import Role
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
 from soong.shared.core.texts import require_text
+from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import ORCHESTRATOR, models_of, new_ask, new_task
 from soong.shared.engine.tasks.kinds import StepKind
@@ -124,9 +127,7 @@ def ask_submission(
         UsageError: the goal is empty, there is no model, the project is not a folder, or a wrong rule or model.
         NotFoundError: there is no such agent definition.
     """
-    require_text("the goal", goal)
-    if not goal.strip():
-        raise UsageError("the goal is empty; say what the agent is to achieve, in quotes")
+    _check_goal(goal)
     definition = catalogue.definitions.get(agent)
     name = definition.model or model
     if name in ("", SCRIPT):
@@ -145,19 +146,70 @@ def ask_submission(
         principal=principal,
         now_us=now_us,
     )
-    role = Role.ORCHESTRATOR if agent == ORCHESTRATOR else Role.MAIN
-    task = new_ask(
+    task = _ask(goal, session, definition, name, catalogue, now_us, task_id=ids.task)
+    return Submission(session, task)
+
+
+def follow_up(
+    goal: str,
+    session: Session,
+    former: Run,
+    *,
+    agent: str,
+    model: str,
+    catalogue: Catalogue,
+    clock: Clock,
+) -> Submission:
+    """Bind another goal for the conversation of ``former``, the root run of a completed ask in the session.
+
+    ``agent`` and ``model`` are those of the former run where they are empty. The rules are the session's.
+
+    Raises:
+        UsageError: the goal is empty, or the former run did not complete.
+        NotFoundError: there is no such agent definition.
+    """
+    _check_goal(goal)
+    if former.status is not RunStatus.COMPLETED:
+        raise UsageError(
+            f"the last ask of session {session.id} is {former.status}; continue it with `soong resume "
+            f"{former.identity.task_id}`"
+        )
+    name = model or former.identity.model
+    check_name(name)
+    definition = catalogue.definitions.get(agent or former.identity.definition)
+    return Submission(session, _ask(goal, session, definition, name, catalogue, clock.now_us(), follows=former.id))
+
+
+def _check_goal(goal: str) -> None:
+    require_text("the goal", goal)
+    if not goal.strip():
+        raise UsageError("the goal is empty; say what the agent is to achieve, in quotes")
+
+
+def _ask(
+    goal: str,
+    session: Session,
+    definition: AgentDefinition,
+    model: str,
+    catalogue: Catalogue,
+    now_us: int,
+    *,
+    task_id: str = "",
+    follows: str = "",
+) -> NewTask:
+    role = Role.ORCHESTRATOR if definition.id == ORCHESTRATOR else Role.MAIN
+    return new_ask(
         StepSpec(id="ask", kind=StepKind.AGENT, instructions=goal),
         session,
         title=" ".join(goal.split()),
         role=role,
-        definition=agent,
-        model=name,
+        definition=definition.id,
+        model=model,
         surface=catalogue.surface_of_ask(definition, role),
         now_us=now_us,
-        task_id=ids.task,
+        task_id=task_id,
+        follows=follows,
     )
-    return Submission(session, task)
 
 
 def _session(

@@ -1,7 +1,7 @@
 """What the agents of an owner's asks run with: its tools, hooks and gate.
 
 The owner has the key by which decisions are signed. Where it may be another machine than its clients' its agents
-therefore call nothing but Soong's own read-only tools: they read and delegate, and workers write and run commands
+therefore touch nothing but Soong's own state: they plan and delegate, and workers read, write and run commands
 (docs/security.md).
 """
 
@@ -26,7 +26,7 @@ from soong.shared.toolsets.sources import ToolEnvironment
 
 OWNER_SOURCE: Final = f"the orchestrator's {CONFIG_FILE}"
 
-_OWN_NAMESPACES: Final = ("agent.", "internal.", "code.")
+_OWN_NAMESPACES: Final = ("agent.", "internal.")
 
 
 def owner_agents(

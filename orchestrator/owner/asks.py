@@ -5,7 +5,7 @@ paused, cancelled or is no longer ours. A successor takes a run up under the nex
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from soong.orchestrator.owner.service import Ended
@@ -25,9 +25,9 @@ from soong.shared.core.errors import (
 )
 from soong.shared.core.foreign import contained
 from soong.shared.core.log import get_logger
-from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.asks import AskStore, OpenAsk
+from soong.shared.engine.tasks.asks import AskStore, OpenAsk, follows
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.status import TaskStatus
@@ -148,6 +148,7 @@ class AskRunner:
         # A goal is what a person wrote: nothing in it is a reference.
         bound = BoundStep(instructions=claim.spec.instructions, inputs=claim.spec.inputs)
         try:
+            claim = await self._with_history(claim)
             async with TimeLimit(limit_s) as limit:
                 agent = await self.runtime.prepare(claim, bound, limit, calls)
                 end = await self.runtime.run(agent)
@@ -165,6 +166,26 @@ class AskRunner:
         except BaseException as error:  # a fault of one agent's is its own end
             log.exception("ask_crashed", task=claim.identity.task_id)
             return claim.failed("execution_failed", f"the agent crashed: {contained(error)}")
+
+    async def _with_history(self, claim: Claim) -> Claim:
+        """Give a follow-up question the conversation that it follows, once, before its first turn.
+
+        Raises: UsageError when it follows what is not a completed ask of its session.
+        """
+        former_id = follows(claim.task_inputs)
+        if not former_id or claim.is_resumed:
+            return claim
+        from soong.shared.agents.forking import follow_up_nodes  # the model library, which the run needs anyway
+
+        runs, own = self.runtime.store.runs, claim.identity
+        former = await runs.run(former_id)
+        is_own = former.identity.session_id == own.session_id and not former.identity.step_key
+        if not is_own or former.status is not RunStatus.COMPLETED:
+            raise UsageError(f"run {former_id} is not a completed ask of this session; ask without it")
+        nodes = follow_up_nodes(await runs.nodes(former_id), claim.spec.instructions)
+        is_tainted = await runs.is_tainted(former_id)  # what was read then is read again now (PER-21)
+        await runs.append(own.run_id, claim.fence, nodes=nodes, taints=is_tainted, now_us=self.clock.now_us())
+        return replace(claim, is_resumed=True)
 
     async def _write(self, ownership: Ownership, task_id: str, end: StepEnd) -> None:
         """Write an end, however long the database is away: what the agent did is not done twice."""

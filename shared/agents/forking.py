@@ -1,4 +1,4 @@
-"""A fork: a child that starts from its parent's context (DIS-06).
+"""Runs that start from the context of another: a fork from its parent's (DIS-06), a follow-up from what it follows.
 
 It gets the parent's nodes up to the answer that called for it, as they are, so that a provider's cache of that prefix
 serves both. What is copied counts for nothing in the fork: neither its turns and cost nor its denials.
@@ -40,6 +40,13 @@ def fork_nodes(nodes: Sequence[Node], call_id: str, instructions: str) -> tuple[
         copied += result_nodes(tool, ToolResult(called, (TextBlock(said),), said))
     marked = [replace(node, payload={**node.payload, IS_INHERITED: True}) for node in copied]
     return (*marked, user_node(instructions))
+
+
+def follow_up_nodes(nodes: Sequence[Node], goal: str) -> tuple[NewNode, ...]:
+    """Return the nodes that a follow-up question starts with: the conversation that had ended, and the question."""
+    kept = [NewNode(node.kind, node.payload) for node in nodes if node.kind is not NodeKind.RESULT]
+    marked = [replace(node, payload={**node.payload, IS_INHERITED: True}) for node in kept]
+    return (*marked, user_node(goal))
 
 
 def _calls(node: Node) -> Mapping[str, str]:

@@ -253,3 +253,32 @@ def test_an_unknown_definition_is_an_error_of_the_call_and_starts_nobody(cli: Cl
         told = str(wires.requests[-1].body["messages"][-1])
         assert "wizard" in told
         assert "reviewer" in told
+
+
+@pytest.mark.spec("DIS-01", "EVT-01")
+def test_a_follow_up_question_continues_the_conversation_of_its_session(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            planner(ToolCall("code__list_dir", {"path": "."})),
+            planner(text="nothing is here"),
+            planner(text="because nobody put anything here"),
+            planner(text="that was all"),
+        )
+
+        first = cli.json("ask", "What is here?", "--model", PLANNER)
+        second = cli.json("ask", "Why?", "--session", first["session"])
+        third = cli.json("ask", "And?", "--session", second["id"])
+        refused = cli.run("ask", "Why?", "--session", first["session"], "--allow", "code.write_file:/tmp/x")
+
+        assert (second["answer"], second["session"]) == ("because nobody put anything here", first["session"])
+        assert third["answer"] == "that was all"
+        asked = [one.body["messages"] for one in wires.requests]
+        assert asked[2][: len(asked[1])] == asked[1]
+        assert [message["content"] for message in asked[2][-2:]] == ["nothing is here", "Why?"]
+        assert asked[3][: len(asked[2])] == asked[2]
+        (run,) = cli.json("runs", "list", "--task", third["id"])
+        assert run["usage"]["requests"] == 1
+        assert refused.returncode == 2
+        assert "--session continues with the folder and the rules of the session" in refused.stderr

@@ -81,6 +81,7 @@ class RunStore(Protocol):
         events: Sequence[NewEvent] = (),
         calls: Sequence[CallRow] = (),
         now_us: int,
+        taints: bool = False,
     ) -> Appended:
         """Append to a running run under its fence, all or nothing. ``calls`` are rows of calls that are yet to be made.
 

@@ -16,6 +16,8 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 
 SPEC: Final = "ask"
 """Where the document of an ask, its task's ``plan``, holds what its agent is to do."""
+FOLLOWS: Final = "follows"
+"""The input of an ask that names the run whose conversation it continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ class AskStore(Protocol):
         Raises: LeaseLostError when the run is not held under the end's fence.
         """
         ...
+
+
+def follows(inputs: JsonObject) -> str:
+    """Return the run whose conversation an ask with these inputs continues; empty for one that begins anew."""
+    return str(inputs.get(FOLLOWS, ""))
 
 
 def ask_document(spec: StepSpec) -> JsonObject:

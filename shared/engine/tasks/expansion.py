@@ -16,7 +16,7 @@ from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.asks import ask_document
+from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, Budget
 from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item
@@ -137,8 +137,11 @@ def new_ask(
     surface: JsonObject,
     now_us: int,
     task_id: str = "",
+    follows: str = "",
 ) -> NewTask:
     """Return a task whose root run is an agent with a goal: ``spec`` says what it is to do, ``role`` what it may be.
+
+    ``follows`` is the run of the session whose conversation it continues.
 
     Raises:
         ValueError: the role is that of a child, which never starts agents.
@@ -155,7 +158,7 @@ def new_ask(
         session_id=session.id,
         title=title[:MAX_TITLE_CHARS],
         plan=ask_document(spec),
-        inputs={},
+        inputs={FOLLOWS: follows} if follows else {},
         created_us=now_us,
         root_run=NewRun(identity, surface, _token()),
         steps=(),

@@ -54,8 +54,10 @@ class MemoryRuns:
         events: Sequence[NewEvent] = (),
         calls: Sequence[CallRow] = (),
         now_us: int,
+        taints: bool = False,
     ) -> Appended:
-        held_run(self.rows, run_id, fence)
+        held = held_run(self.rows, run_id, fence)
+        self.rows.runs[run_id] = replace(held, is_tainted=held.is_tainted or taints)
         self.rows.calls.update({(run_id, call.tool_call_id): call for call in calls})
         write_nodes(self.rows, run_id, nodes, now_us)
         write_events(self.rows, run_id, events, now_us)

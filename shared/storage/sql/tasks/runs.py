@@ -135,9 +135,10 @@ class SqlRuns:
         events: Sequence[NewEvent] = (),
         calls: Sequence[CallRow] = (),
         now_us: int,
+        taints: bool = False,
     ) -> Appended:
         def write(tx: Transaction) -> Appended:
-            appended = append_held(tx, run_id, fence, nodes, events, now_us)
+            appended = append_held(tx, run_id, fence, nodes, events, now_us, taints=taints)
             report(tx, run_id, events, now_us)
             for call in calls:
                 _put_call(tx, call)

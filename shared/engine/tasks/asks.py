@@ -58,7 +58,7 @@ class AskStore(Protocol):
 
 
 def follows(inputs: JsonObject) -> str:
-    """Return the run whose conversation an ask with these inputs continues; empty for one that begins anew."""
+    """Return the run whose conversation an ask with these inputs continues; empty for one that begins a conversation."""
     return str(inputs.get(FOLLOWS, ""))
 
 

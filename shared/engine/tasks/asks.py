@@ -58,7 +58,7 @@ class AskStore(Protocol):
 
 
 def follows(inputs: JsonObject) -> str:
-    """Return the run whose conversation an ask with these inputs continues; empty for one that begins a conversation."""
+    """Return the run whose conversation an ask with these inputs continues; empty: it begins one."""
     return str(inputs.get(FOLLOWS, ""))
 
 

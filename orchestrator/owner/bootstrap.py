@@ -37,6 +37,8 @@ from soong.shared.storage.sql.store import open_store
 
 BROKER_TIMEOUT_S = 5.0
 SWITCH_INTERVAL_S = 0.001
+AGENT_CONNECTIONS = 512
+"""With more calls waiting than this, some look at the rows every second and hear nothing in between."""
 
 
 @dataclass(slots=True)
@@ -80,7 +82,9 @@ async def build(settings: Settings) -> Orchestrator:
     broker = CeleryBroker(make_celery(settings.redis_url), client)
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     owner_id = _OwnerId()
-    service = TaskService(store, notifier, subscriber, clock, planner)
+    # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
+    agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
+    service = TaskService(store, notifier, RedisSubscriber(agent_clients.blocking), clock, planner)
     inbox = DecisionInbox(store.consent, subscriber, "")
     agents = owner_agents(settings, catalogue.config, store, notifier, inbox, artifacts, service, catalogue.definitions)
     parts = Parts(
@@ -101,7 +105,7 @@ async def build(settings: Settings) -> Orchestrator:
         ),
         recorder=folders,
         agents=agents,
-        closers=(inbox.close, folders.close, notifier.close, clients.close),
+        closers=(inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
         background=(retention.run,) if retention.wanted.is_on else (),
     )
     owner_id.orchestrator = Orchestrator(parts, settings)

@@ -26,8 +26,10 @@ class RedisClients:
         self.blocking = blocking
 
     @classmethod
-    def of(cls, url: str, *, name: str = "soong") -> Self:
+    def of(cls, url: str, *, name: str = "soong", blocking: int = BLOCKING_CONNECTIONS) -> Self:
         """Prepare clients for ``redis://``, ``rediss://`` or ``unix:///path``; nothing is connected yet.
+
+        ``blocking`` is how many reads may block at once; each subscription is one.
 
         Raises:
             InvalidConfigError: not such a URL.
@@ -35,7 +37,7 @@ class RedisClients:
         try:
             return cls(
                 _client(url, name, COMMAND_CONNECTIONS, socket_timeout=COMMAND_LIMIT_S),
-                _client(url, f"{name}-ear", BLOCKING_CONNECTIONS, socket_timeout=None),
+                _client(url, f"{name}-ear", blocking, socket_timeout=None),
             )
         except ValueError as error:
             raise InvalidConfigError(f"SOONG_REDIS_URL: {error}; write redis://host:6379/0 or unix:///path") from error

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -282,3 +283,29 @@ def test_a_follow_up_question_continues_the_conversation_of_its_session(cli: Cli
         assert run["usage"]["requests"] == 1
         assert refused.returncode == 2
         assert "--session continues with the folder and the rules of the session" in refused.stderr
+
+
+@pytest.mark.spec("EXE-07", "DAG-01")
+def test_cancelling_an_ask_ends_its_agent_and_its_children_at_once(cli: CliHarness) -> None:
+    child = {"instructions": "Wait.", "model": WORKER}
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            planner(ToolCall("agent__dispatch_worker", child)),
+            Delay(seconds=30, match=Match(model="gpt-5-mini")),
+        )
+        asking = cli.start("ask", "Wait.", "--model", PLANNER, "--json")
+        until(lambda: "running" in cli.step_statuses().values(), "a child runs", cli.logs)
+
+        began_s = time.monotonic()
+        cancelled = cli.run("tasks", "cancel", cli.task_id())
+        out, _ = asking.communicate(timeout=30)
+
+        assert cancelled.returncode == 0, cancelled.stderr
+        ended = json.loads(out)
+        assert (ended["status"], ended["exit_code"], ended["steps"][0]["status"]) == ("cancelled", 1, "cancelled")
+        assert time.monotonic() - began_s < 20
+        runs = cli.json("runs", "list", "--task", ended["id"])
+        assert {run["status"] for run in runs} == {"cancelled"}
+        assert len(wires.requests) <= 2

@@ -56,6 +56,12 @@ class ToolsConfig(_Section):
     dangerous: bool = Field(default=False, description="Let tools tagged dangerous be used; each call still asks.")
     shell: bool = Field(default=False, description="Accept declarative tools with `command_type = shell`.")
     hidden: tuple[Text, ...] = Field(default=(), strict=False, description="Globs of tools that no run gets.")
+    for_workers: tuple[Text, ...] = Field(
+        default=(),
+        strict=False,
+        description="Globs of tools that a worker asks for in addition to those of its definition, where its step "
+        "names no `allowed_tools`.",
+    )
 
 
 class PathsConfig(_Section):

@@ -88,6 +88,8 @@ class SurfaceRequest:
     denied: tuple[ToolRule, ...] = ()
     hidden: tuple[ToolRule, ...] = ()
     is_dangerous_enabled: bool = False
+    for_workers: tuple[str, ...] = ()
+    """What the configuration asks for in addition, for a worker whose step names no tools (ETS-05)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,10 @@ def _wanted(tool: ToolDefinition, request: SurfaceRequest) -> SurfaceDecision:
     else:
         origin, patterns = _role_default(request.role)
     pattern = next((each for each in patterns if _covers(each, tool)), None)
+    if pattern is None and request.role is Role.WORKER and request.allowed_tools is None:
+        asked = next((each for each in request.for_workers if _covers(each, tool)), None)
+        if asked is not None:
+            return SurfaceDecision(tool.name, is_in=True, rule=f"config tools.for_workers: {asked}")
     if pattern is None:
         return SurfaceDecision(tool.name, is_in=False, rule=f"not in {origin}")
     return SurfaceDecision(tool.name, is_in=True, rule=f"{origin}: {pattern}")

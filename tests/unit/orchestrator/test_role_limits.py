@@ -3,6 +3,7 @@
 The table is the specification's and not the program's: it says by role and tool what is forbidden.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -109,3 +110,23 @@ def test_an_agent_that_only_plans_or_reads_starts_nobody(mode: RunMode) -> None:
 
     assert not tools & {"agent.create_sub_agent", "agent.fork_agent", "agent.dispatch_worker", "code.write_file"}
     assert ("agent.task_create" in tools) is (mode is RunMode.PLAN)
+
+
+@pytest.mark.spec("ETS-05.c", "ETS-05.d")
+def test_the_configuration_asks_for_tools_of_workers_whose_step_names_none() -> None:
+    config = Config(tools=ToolsConfig(for_workers=("code.edit_file", "agent.dispatch_worker", "code.run_command")))
+    catalogue = Catalogue(TOOLS, config=config)
+
+    def tools(**step: object) -> set[str]:
+        stored = catalogue.surface_of(replace(PlanStep("a"), **step))  # type: ignore[arg-type]  # fields of a step
+        return set(Surface.from_json(stored).tools)
+
+    asked = tools()
+    assert "code.edit_file" in asked
+    assert not asked & {"agent.dispatch_worker", "code.run_command", "code.write_file"}
+    assert "code.edit_file" not in tools(allowed_tools=("code.read_file",))
+    assert "code.edit_file" not in tools(agent="explorer")
+    assert "code.edit_file" not in tools(role=Role.SUB)
+    explained = Surface.from_json(catalogue.surface_of(PlanStep("a"))).explain("code.edit_file")
+    assert explained is not None
+    assert explained.rule == "config tools.for_workers: code.edit_file"

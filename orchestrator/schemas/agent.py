@@ -18,7 +18,7 @@ class AgentSchema(Schema):
     model: str = Field(description="Empty: the model of the task.")
     mode: RunMode
     suggested_tools: list[str] | None = Field(description="A preference; null: the default of the run's role.")
-    limits: dict[str, int] = Field(description="Those that it sets itself.")
+    limits: dict[str, float] = Field(description="Those that it sets itself.")
     options: dict[str, float | int | bool | str] = Field(description="What it asks of its model.")
     instructions: str
 

@@ -33,6 +33,10 @@ class AgentLimits:
     """How often one model request is sent, provider failures included (DIS-09)."""
     parallel_reads: int = 10
     """How many neighbouring reads of a turn run at once (EXE-03)."""
+    tokens: int | None = None
+    """Most tokens that the run reads and writes in all; None: any number (DIS-07)."""
+    cost_usd: float | None = None
+    """Most US dollars that its model requests may cost in all; None: any sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class AgentDefinition:
     model: str = ""
     suggested_tools: tuple[str, ...] | None = None
     mode: RunMode = RunMode.DEFAULT
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
     options: ModelOptions = ModelOptions()
     source: str = BUILT_IN
 
@@ -87,13 +91,20 @@ class AgentDefinition:
         """
         try:
             found = cast("Mapping[str, Any]", stored)
-            limits = {str(name): int(value) for name, value in found["limits"].items()}
-            AgentLimits(**limits)
+            limits = {str(name): _number(value) for name, value in found["limits"].items()}
+            AgentLimits(**limits)  # type: ignore[arg-type]  # names that it does not know are refused here
             definition_id, instructions = str(found["id"]), str(found["instructions"])
             options = ModelOptions(**found["options"])
             return cls(definition_id, definition_id, "", instructions, limits=limits, options=options)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"a stored agent definition cannot be read: {error}") from error
+
+
+def _number(value: Any) -> float:
+    """Return a number as it was stored: most limits are counts. Raises: ValueError, TypeError."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    return value
 
 
 class AgentDefinitionRegistry:

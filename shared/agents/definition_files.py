@@ -52,6 +52,12 @@ class LimitsDocument(PlanModel):
     max_reasks: Annotated[int, Field(ge=0, le=20), Expected("an integer from 0 to 20")] | None = None
     max_continuations: Annotated[int, Field(ge=0, le=20), Expected("an integer from 0 to 20")] | None = None
     parallel_reads: Annotated[int, Field(ge=1, le=100), Expected("an integer from 1 to 100")] | None = None
+    tokens: Annotated[int, Field(ge=0, le=10**12), Expected("an integer from 0")] | None = Field(
+        default=None, description="Most tokens that a run reads and writes in all."
+    )
+    cost_usd: Annotated[float, Field(ge=0, le=1e9), Expected("a number from 0")] | None = Field(
+        default=None, description="Most US dollars that the model requests of a run cost in all."
+    )
 
 
 class DefinitionDocument(PlanModel):

@@ -22,6 +22,7 @@ from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
 from soong.shared.agents.repeats import RepeatedFailures
 from soong.shared.agents.scripted_model import ScriptedModel
+from soong.shared.agents.spending import limit_reached, warning
 from soong.shared.agents.turn import (
     FINAL_TOOL,
     ModelAnswer,
@@ -96,6 +97,8 @@ class _Loop:
     repeats: RepeatedFailures
     usage: Usage = NOTHING_USED
     incidents: StepIncidents = field(default_factory=StepIncidents)
+    spending: str = ""
+    """A note about its limits that the agent has not got yet."""
     reasks: int = 0
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
@@ -131,6 +134,9 @@ class _Loop:
             return self._failed(EndReason.STOPPED_BY_HOOK, self.stop)
         if self.talk.turns >= self.max_turns:
             return self._failed(EndReason.MAX_TURNS, f"the run had {self.max_turns} model turns", is_retryable=True)
+        model = self.task.identity.model or self.model.model_name
+        if reached := limit_reached(self.usage, self.task.limits, model):
+            return self._failed(reached[0], reached[1])
         try:
             return await self._ask(parameters)
         except ContextFullError as error:
@@ -212,8 +218,9 @@ class _Loop:
             sleep=self.sleep,
         )
         self.talk.add_answer(response)
-        used = usage_of(response)
-        self.usage = add(self.usage, used)
+        before, used = self.usage, usage_of(response)
+        self.usage = add(before, used)
+        self.spending = self.spending or warning(before, self.usage, self.task.limits)
         elapsed_ms = int((self.clock.monotonic_s() - started_s) * 1000)
         facts: dict[str, Json] = {
             "turn": turn,
@@ -233,6 +240,9 @@ class _Loop:
             results = await self._run_calls(answer.calls, names)
             results += [self._refuse_final(part, answer.problem) for part in answer.finals]
             self.talk.add_results(results)
+            if self.spending:
+                self.talk.ask_again(self.spending)
+                self.spending = ""
             return self._judge_repeats()
         if not answer.problem:
             return self._completed(answer.output)

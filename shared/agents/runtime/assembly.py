@@ -211,7 +211,7 @@ class AgentRuntime:
 
     def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], run_dirs: RunDirs) -> AgentTask:
         definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
-        limits: dict[str, int] = {
+        limits: dict[str, Any] = {
             "max_turns": self.settings.max_turns,
             "max_repeated_failures": self.settings.max_repeated_failures,
             "parallel_reads": self.settings.parallel_reads,

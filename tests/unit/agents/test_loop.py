@@ -261,6 +261,21 @@ async def test_a_run_that_never_finishes_ends_at_its_last_turn() -> None:
     assert end.error.type == "max_turns"
 
 
+@pytest.mark.spec("DIS-07.b")
+async def test_a_run_that_has_used_its_tokens_asks_no_more() -> None:
+    talker = Talker(*(calls(("test__shout", {"text": "x"}, f"c{n}")) for n in range(9)))
+    alone, _ = await run(Talker(calls(("test__shout", {"text": "x"}, "c0")), says("done")))
+    one_answer = (alone.usage.input_tokens + alone.usage.output_tokens) // 2
+
+    end, _ = await run(talker, make_task(limits=AgentLimits(tokens=6 * one_answer)))
+
+    assert end.end_reason is EndReason.TOKEN_LIMIT
+    assert end.error is not None
+    assert f"of its {6 * one_answer} tokens" in end.error.message
+    assert 1 < len(talker.told) < 9
+    assert any("Finish soon" in str(messages) for messages in talker.told)
+
+
 @pytest.mark.spec("DIS-07", "DAG-03")
 @pytest.mark.parametrize(
     ("reported", "turns"),

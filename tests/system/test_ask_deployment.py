@@ -6,9 +6,11 @@ twice.
 
 import asyncio
 import json
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,11 +96,11 @@ class AskScene:
     service: Deployment
     cli: CliHarness
     wires: Wires
-    urls: RoleUrls
+    worker_url: str
 
     async def start(self, owners: int, workers: int) -> None:
         await self.service.start_owners(owners, **self.wires.environment)
-        mine = {**self.wires.environment, "SOONG_DATABASE_URL": self.urls.worker}
+        mine = {**self.wires.environment, "SOONG_DATABASE_URL": self.worker_url}
         if workers:
             await self.service.start_workers(workers, slots=1, **mine)
 
@@ -166,21 +168,27 @@ def wires() -> Iterator[Wires]:
         yield Wires(server)
 
 
+@contextmanager
+def scene_of(service: Deployment, wires: Wires, worker_url: str) -> Iterator[AskScene]:
+    project = service.home / "project"
+    project.mkdir()
+    servers = {"SOONG_DATABASE_URL": service.database_url, "SOONG_REDIS_URL": service.redis_url}
+    cli = CliHarness(service.settings.home, project, servers)
+    try:
+        yield AskScene(service, cli, wires, worker_url)
+    finally:
+        cli.close()
+
+
 @pytest.fixture
 async def scene(urls: RoleUrls, redis_tcp_url: str, tmp_path: Path, wires: Wires) -> AsyncIterator[AskScene]:
-    project = tmp_path / "project"
-    project.mkdir()
     async with Deployment(urls.orchestrator, redis_tcp_url, tmp_path, has_own_owner=False) as service:
-        servers = {"SOONG_DATABASE_URL": urls.orchestrator, "SOONG_REDIS_URL": redis_tcp_url}
-        cli = CliHarness(service.settings.home, project, servers)
-        try:
-            yield AskScene(service, cli, wires, urls)
-        finally:
-            cli.close()
+        with scene_of(service, wires, urls.worker) as one:
+            yield one
 
 
 @pytest.mark.spec("DAG-07.a", "DAG-07.b", "DAG-05.e", "DIS-01.e", "CARD-3.a", "CARD-3.b", "PER-13.a", "PER-13.c")
-async def test_an_ask_survives_the_deaths_of_a_worker_and_of_its_owner(scene: AskScene) -> None:
+async def test_an_ask_survives_the_deaths_of_a_worker_and_of_its_owner(scene: AskScene, urls: RoleUrls) -> None:
     scene.wires.will(*SCRIPT)
     await scene.start(owners=2, workers=3)
     asking = scene.ask("Which bug is the worst?", "--approvals", "inbox")
@@ -203,7 +211,7 @@ async def test_an_ask_survives_the_deaths_of_a_worker_and_of_its_owner(scene: As
     await assert_lineage(scene, question, ask, task)
     await assert_nothing_was_done_twice(scene, task)
     assert "permission denied" not in scene.service.logs(all_of_it=True)
-    assert audit(scene.urls.admin, at_rest=True).broken == []
+    assert audit(urls.admin, at_rest=True).broken == []
 
 
 async def assert_lineage(scene: AskScene, question: dict[str, Any], ask: Task, task: Task) -> None:
@@ -263,3 +271,54 @@ async def test_the_agent_of_an_ask_touches_no_file_where_the_signing_key_is(scen
     assert len(results) == len(forged)
     assert all("tool_not_available" in result for result in results), results
     assert not (project / "notes.txt").exists()
+
+
+DEATHS = [
+    f"{method}:{moment}"
+    for method in ("take_up", "send_command", "update_task", "create_task", "end_task", "end_ask")
+    for moment in ("before", "after")
+]
+"""Where the owner of an ask is killed, in the order in which its agent comes there: before it commits, and after."""
+ONE_STEP = {"title": "join", "steps": [{"id": "join", "instructions": "Join.", "model": f"openai-chat:{JOINER}"}]}
+
+
+@pytest.mark.spec("DAG-07.b", "DIS-01.e")
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ["take_up:after", "update_task:after", "create_task:after", "end_ask:before"],
+        pytest.param(DEATHS, marks=pytest.mark.chaos),
+    ],
+    ids=["some borders", "every border"],
+)
+async def test_owners_killed_at_one_border_after_another_start_no_child_twice(
+    no_owner: Deployment, wires: Wires, deaths: list[str]
+) -> None:
+    wires.will(
+        says(PLANNER, ToolCall("agent__dispatch_worker", {"instructions": "Read.", "model": f"openai-chat:{READER}"})),
+        says(READER, text="there are three"),
+        says(PLANNER, ToolCall("agent__task_create", ONE_STEP)),
+        says(JOINER, text="joined"),
+        says(PLANNER, ToolCall("agent__dispatch_worker", {})),
+        says(PLANNER, ToolCall("agent__task_complete", {})),
+        Reply(text="done", times=None, match=Match(model=PLANNER)),
+    )
+    async with no_owner as service:
+        with scene_of(service, wires, no_owner.database_url) as scene:
+            await service.start_workers(1, **wires.environment)
+            asking = scene.ask("Join them.")
+            for death in deaths:
+                await service.start_owners(1, **wires.environment, FAULT_DIE=death)
+                assert await asyncio.to_thread(service.owners[-1].wait, 20) == -signal.SIGKILL, death
+            await scene.start(owners=1, workers=0)
+
+            ended = await scene.answer_of(asking)
+            tasks = await service.store.tasks.list_tasks(limit=10)
+            steps = [step.status for task in tasks for step in (await service.steps(task)).values()]
+
+    assert (ended.get("status"), ended.get("answer")) == ("completed", "done"), ended
+    assert steps == [StepStatus.COMPLETED] * 2
+    turns = Counter(one.body["model"] for one in wires.requests)
+    # Only the last answer died with who had asked for it: it is written together with the end.
+    assert turns == {PLANNER: 6, READER: 1, JOINER: 1}
+    assert audit(no_owner.database_url, at_rest=True).broken == []

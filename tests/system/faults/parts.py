@@ -3,6 +3,7 @@
 from typing import Final
 
 from soong.shared.storage.sql.store import (
+    SqlAskStore,
     SqlClaimStore,
     SqlConsentStore,
     SqlRunStore,
@@ -10,7 +11,7 @@ from soong.shared.storage.sql.store import (
     SqlTaskStore,
 )
 
-PARTS: Final = (SqlSessionStore, SqlTaskStore, SqlClaimStore, SqlRunStore, SqlConsentStore)
+PARTS: Final = (SqlSessionStore, SqlTaskStore, SqlAskStore, SqlClaimStore, SqlRunStore, SqlConsentStore)
 
 
 def part_with(method: str) -> type | None:

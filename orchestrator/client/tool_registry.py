@@ -35,7 +35,12 @@ def run_sources() -> tuple[ToolAdapter, ...]:
 
 
 def owner_registry(
-    environment: ToolEnvironment, service: TaskService, clock: Clock, definitions: AgentDefinitionRegistry
+    environment: ToolEnvironment,
+    service: TaskService,
+    clock: Clock,
+    definitions: AgentDefinitionRegistry,
+    *,
+    patience_s: float = 60.0,
 ) -> ToolRegistry:
     """Return the registry of an owner, in whose loop main and orchestrator agents run: they plan through the service.
 
@@ -43,7 +48,7 @@ def owner_registry(
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
     own = TaskTools(service.store, lambda: "", clock)
-    starting = StartingTools(service, definitions.models)
+    starting = StartingTools(service, definitions.models, patience_s)
     looking = LookingTools(service.store, definitions)
     sources = (PlanTemplates(service.planner.known), own, PlanningTools(service), starting, looking)
     return make_registry(environment, sources)

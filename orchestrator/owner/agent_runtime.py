@@ -56,7 +56,7 @@ def owner_agents(
         clock=service.clock,
         settings=settings,
         config=config,
-        registry=owner_registry(environment, service, service.clock, definitions),
+        registry=owner_registry(environment, service, service.clock, definitions, patience_s=settings.no_worker_s),
         hooks=all_hooks(environment, clean, settings.home),
         redactor=clean,
         source=OWNER_SOURCE,

@@ -309,3 +309,25 @@ def test_cancelling_an_ask_ends_its_agent_and_its_children_at_once(cli: CliHarne
         runs = cli.json("runs", "list", "--task", ended["id"])
         assert {run["status"] for run in runs} == {"cancelled"}
         assert len(wires.requests) <= 2
+
+
+@pytest.mark.spec("DIS-06", "DIS-04")
+def test_an_agent_hears_that_no_worker_can_take_a_step_and_decides(cli: CliHarness) -> None:
+    step = {"id": "draw", "instructions": "Draw.", "model": WORKER, "pool": "gpu"}
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= {**wires.environment, "SOONG_NO_WORKER_S": "1"}
+        wires.will(
+            planner(ToolCall("agent__task_create", {"title": "draw", "steps": [step]})),
+            planner(ToolCall("agent__dispatch_worker", {})),
+            planner(ToolCall("agent__task_cancel", {"reason": "nobody draws"})),
+            planner(text="nobody can draw"),
+        )
+
+        ended = cli.json("ask", "Draw.", "--model", PLANNER)
+
+        assert (ended["status"], ended["answer"]) == ("completed", "nobody can draw")
+        assert [one["status"] for one in ended["steps"]] == ["cancelled"]
+        told = str(wires.requests[2].body["messages"][-1])
+        assert "no capable worker: needs the pool" in told
+        assert "gpu" in told

@@ -21,7 +21,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.toolsets.agents.waiting import is_at_rest, moves_by_itself, wait_until
+from soong.shared.toolsets.agents.waiting import Patience, is_at_rest, moves_by_itself, wait_until
 from soong.shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
     STEP_ID,
@@ -78,6 +78,8 @@ class StartingTools:
     service: TaskService
     models: Mapping[str, str] = field(default_factory=dict)
     """The models of agent definitions that name one."""
+    patience_s: float = 60.0
+    """How long a step that no living worker can take is waited for."""
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (self._sub_agent_tool(), self._fork_tool(), self._dispatch_tool())
@@ -217,14 +219,17 @@ class StartingTools:
         return await self._outcome_of(context, step.key)
 
     async def _outcome_of(self, context: ToolContext, key: str) -> HandlerOutput:
-        store = self.service.store.tasks
+        store, patience = self.service.store.tasks, self._patience()
+        lacks: dict[str, str] = {}
 
         async def ended() -> Step | None:
             step = await store.step(key)
-            return step if step.status.is_terminal and not moves_by_itself(step) else None
+            lacks.update(await patience.lacks([step]))
+            return step if lacks or (step.status.is_terminal and not moves_by_itself(step)) else None
 
         step = await wait_until(self.service.subscriber, context.identity.session_id, ended)
-        return {"run_id": step.run_id, **step_facts(step, {}), **result_facts(await store.result(key))}
+        result = {} if lacks else result_facts(await store.result(key))
+        return {"run_id": step.run_id, **step_facts(step, {}), **result, **_lack(lacks, key)}
 
     # -- tasks
     async def _pull(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
@@ -243,25 +248,39 @@ class StartingTools:
 
     async def _rest_of(self, context: ToolContext, task: Task) -> HandlerOutput:
         """Wait until a task has ended or waits for a decision; return what its steps came to."""
-        store = self.service.store.tasks
+        store, patience = self.service.store.tasks, self._patience()
+        lacks: dict[str, str] = {}
 
         async def resting() -> list[Step] | None:
             is_over = (await store.task(task.id)).status.is_terminal
             steps = list(await store.steps(task.id))
-            return steps if is_over or is_at_rest(steps) else None
+            lacks.update(await patience.lacks(steps))
+            return steps if lacks or is_over or is_at_rest(steps) else None
 
         steps = await wait_until(self.service.subscriber, context.identity.session_id, resting)
         ids = {step.key: step.step_id for step in steps}
         own = [step for step in steps if not step.map_key][:MAX_SHOWN_STEPS]
         outcomes: list[Json] = [
-            {**step_facts(step, ids), **(result_facts(await store.result(step.key)) if step.status.is_terminal else {})}
+            {
+                **step_facts(step, ids),
+                **(result_facts(await store.result(step.key)) if step.status.is_terminal else {}),
+                **_lack(lacks, step.key),
+            }
             for step in own
         ]
         facts = task_facts(await store.task(task.id), await store.counts(task.id))
         return {"task": facts, "steps": outcomes, "steps_left_out": max(0, len(steps) - len(own))}
 
+    def _patience(self) -> Patience:
+        return Patience(self.service.store.sessions, self.patience_s)
+
     async def _task(self, context: ToolContext, call_input: JsonObject) -> Task:
         return await task_named(self.service.store.tasks, context, call_input)
+
+
+def _lack(lacks: Mapping[str, str], key: str) -> dict[str, Json]:
+    """Return what an agent gets about a step that no worker can take; it waits on, and may be cancelled."""
+    return {"waits_because": lacks[key]} if key in lacks else {}
 
 
 def _short(context: ToolContext) -> str:

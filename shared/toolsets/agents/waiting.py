@@ -1,10 +1,13 @@
 """Waiting for what an agent started: until nothing of it can continue by itself (DIS-06)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.kinds import ClaimMode
+from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from soong.shared.engine.wire.notifier import Subscriber
@@ -43,6 +46,33 @@ def moves_by_itself(step: Step) -> bool:
             return step.error is not None and step.error.retryable and step.attempt < step.max_attempts
         case status:
             return status in _UNDER_WAY
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long steps that no living worker can take are waited for. One for each wait.
+
+    A worker that starts in time ends the impatience; what is given up on stays where it is, and may run later.
+    """
+
+    sessions: SessionStore
+    limit_s: float
+    _since_s: float | None = None
+
+    async def lacks(self, steps: Sequence[Step]) -> Mapping[str, str]:
+        """Return by step key why no worker takes what alone keeps these steps moving, once the time is over."""
+        moving = [step for step in steps if moves_by_itself(step)]
+        if not moving or any(step.status is not StepStatus.READY for step in moving):
+            self._since_s = None
+            return {}
+        workers = await self.sessions.workers()
+        found = {step.key: words for step in moving if (words := lacking(step.pool, step.needs, workers))}
+        if len(found) < len(moving):
+            self._since_s = None
+            return {}
+        now_s = asyncio.get_running_loop().time()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        return found if now_s - self._since_s >= self.limit_s else {}
 
 
 def is_at_rest(steps: Sequence[Step]) -> bool:

@@ -99,7 +99,8 @@ class AskScene:
     worker_url: str
 
     async def start(self, owners: int, workers: int) -> None:
-        await self.service.start_owners(owners, **self.wires.environment)
+        if owners:
+            await self.service.start_owners(owners, **self.wires.environment)
         mine = {**self.wires.environment, "SOONG_DATABASE_URL": self.worker_url}
         if workers:
             await self.service.start_workers(workers, slots=1, **mine)
@@ -128,7 +129,7 @@ class AskScene:
         async def are() -> bool:
             return {one.step_id: one.status for one in (await self.service.steps(task)).values()} == wanted
 
-        await self.service.until(are, within_s=HELD_S)
+        await self.service.until(are)
         return await self.service.steps(task)
 
     async def until_turns_are(self, ask: Task, number: int) -> None:
@@ -138,7 +139,15 @@ class AskScene:
             nodes = await self.service.store.runs.nodes(ask.root_run_id)
             return sum(node.kind is NodeKind.ASSISTANT for node in nodes) == number
 
-        await self.service.until(are, within_s=HELD_S)
+        await self.service.until(are)
+
+    async def until_one_is_held(self) -> None:
+        """Wait until the slow model has been asked: its step runs before its worker asks."""
+
+        async def is_held() -> bool:
+            return not any(isinstance(one, Delay) for one in self.wires.server.state.scenarios.pending())
+
+        await self.service.until(is_held)
 
     async def question(self) -> dict[str, Any]:
         """Return the one question that waits, as the inbox shows it."""
@@ -148,7 +157,7 @@ class AskScene:
             found[:] = await asyncio.to_thread(self.cli.json, "approvals", "list")
             return bool(found)
 
-        await self.service.until(waits, within_s=HELD_S)
+        await self.service.until(waits)
         (question,) = found
         return question
 
@@ -195,6 +204,7 @@ async def test_an_ask_survives_the_deaths_of_a_worker_and_of_its_owner(scene: As
     ask, task = await scene.task(TaskKind.ASK), await scene.task(TaskKind.PLAN)
     before = await scene.until_steps_are(task, UNDER_WAY)
     await scene.until_turns_are(ask, 2)
+    await scene.until_one_is_held()
     question = await scene.question()
 
     (await scene.service.worker_of(before["slow"])).kill()
@@ -305,7 +315,7 @@ async def test_owners_killed_at_one_border_after_another_start_no_child_twice(
     )
     async with no_owner as service:
         with scene_of(service, wires, no_owner.database_url) as scene:
-            await service.start_workers(1, **wires.environment)
+            await scene.start(owners=0, workers=1)
             asking = scene.ask("Join them.")
             for death in deaths:
                 await service.start_owners(1, **wires.environment, FAULT_DIE=death)

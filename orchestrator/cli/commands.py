@@ -56,6 +56,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "List, show and follow the runs of agents.",
             ("soong runs list --task 53d24b3", "soong runs tail TASK/STEP --follow"),
         ),
+        "usage": CommandEntry(
+            "usage",
+            "Show what agents have used, in requests, tokens and money.",
+            ("soong usage --by model --since 30d", "soong usage --by task --json"),
+        ),
     },
     "Answer and allow": {
         "approvals": CommandEntry(

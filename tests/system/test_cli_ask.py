@@ -331,3 +331,25 @@ def test_an_agent_hears_that_no_worker_can_take_a_step_and_decides(cli: CliHarne
         told = str(wires.requests[2].body["messages"][-1])
         assert "no capable worker: needs the pool" in told
         assert "gpu" in told
+
+
+@pytest.mark.spec("DIS-11")
+def test_usage_adds_up_what_an_agent_and_its_children_have_used(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            planner(ToolCall("agent__dispatch_worker", {"instructions": "Look.", "model": WORKER})),
+            worker(text="seen"),
+            planner(text="done"),
+        )
+        ended = cli.json("ask", "Look.", "--model", PLANNER)
+
+        by_model = {one["key"]: one for one in cli.json("usage", "--by", "model")}
+        (by_task,) = cli.json("usage", "--by", "task", "--since", "1h")
+        shown = cli.run("usage").stdout
+
+        assert (by_model[PLANNER]["requests"], by_model[WORKER]["requests"]) == (2, 1)
+        assert (by_task["key"], by_task["requests"], by_task["runs"]) == (ended["id"], 3, 2)
+        assert float(by_task["cost_usd"]) > 0
+        assert "input tokens" in shown

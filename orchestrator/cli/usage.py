@@ -1,0 +1,50 @@
+"""``soong usage``: what agents have used, in requests, tokens and money."""
+
+import asyncio
+import time
+
+import typer
+
+from soong.orchestrator.cli.console import emit, output, table
+from soong.orchestrator.cli.ids import opened_store
+from soong.orchestrator.client.usage import UsageBy, UsageTotal, usage_totals
+from soong.orchestrator.retention.amounts import read_age
+from soong.orchestrator.schemas.usage import UsageSum
+from soong.shared.core.settings import load_settings
+
+
+def command(
+    *,
+    by: UsageBy = typer.Option(UsageBy.DAY, "--by", help="What to add up by: day, session, task, agent or model."),
+    since: str = typer.Option("", "--since", metavar="AGE", help="Only runs made in this time: 12h, 30d."),
+    session: str = typer.Option("", "--session", metavar="ID", help="Only the runs of this session."),
+    is_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+) -> None:
+    """Show what the runs of agents that have ended have used."""
+    since_us = time.time_ns() // 1000 - read_age(since, "--since") * 1_000_000 if since else 0
+    totals = asyncio.run(_totals(by, since_us, session))
+    if is_json:
+        emit([UsageSum.of(total).model_dump() for total in totals])
+        return
+    if not totals:
+        output("no agent has used a model yet")
+        return
+    heads = (str(by), "runs", "requests", "input tokens", "output tokens", "tool calls", "cost")
+    output(table(heads, [_row(total) for total in totals]))
+
+
+async def _totals(by: UsageBy, since_us: int, session: str) -> list[UsageTotal]:
+    async with opened_store(load_settings()) as store:
+        return await usage_totals(store.runs, by, since_us=since_us, session_id=session)
+
+
+def _row(total: UsageTotal) -> tuple[str, ...]:
+    counts = (total.runs, total.requests, total.input_tokens, total.output_tokens, total.tool_calls)
+    return (total.key, *(f"{count:,}" for count in counts), _cost(total))
+
+
+def _cost(total: UsageTotal) -> str:
+    """Return the cost; runs without a known price are named, because unknown is not zero."""
+    known = f"${total.cost_usd:.4f}" if total.unpriced < total.runs else ""
+    unknown = f"{total.unpriced} runs without a known price" if total.unpriced else ""
+    return ", ".join(filter(None, (known, unknown)))

@@ -1,0 +1,32 @@
+"""Sums of what agents have used, as programs see them (DIS-11)."""
+
+from pydantic import Field
+
+from soong.orchestrator.client.usage import UsageTotal
+from soong.orchestrator.schemas.base import Schema
+
+
+class UsageSum(Schema):
+    """What the runs of one day, session, task, agent or model have used."""
+
+    key: str = Field(description="The day (UTC), or the id or name of the session, task, agent or model.")
+    runs: int
+    requests: int = Field(description="Requests to models that were answered.")
+    input_tokens: int
+    output_tokens: int
+    tool_calls: int
+    cost_usd: str = Field(description="Cost of the runs whose price is known, a decimal number.")
+    unpriced_runs: int = Field(description="Runs whose price is not known; they are not part of `cost_usd`.")
+
+    @classmethod
+    def of(cls, total: UsageTotal) -> "UsageSum":
+        return cls(
+            key=total.key,
+            runs=total.runs,
+            requests=total.requests,
+            input_tokens=total.input_tokens,
+            output_tokens=total.output_tokens,
+            tool_calls=total.tool_calls,
+            cost_usd=str(total.cost_usd),
+            unpriced_runs=total.unpriced,
+        )

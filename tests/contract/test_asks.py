@@ -17,9 +17,10 @@ from soong.shared.engine.tasks.expansion import new_ask
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Claim
+from soong.shared.engine.tasks.step import Claim, NewStep
 from tests.contract.scene import ContractHarness, completed
-from tests.contract.test_growth import added, update
+from tests.contract.test_growth import added, grow, update
+from tests.contract.test_taint import agent, read, tainted
 from tests.model.builders import make_owner, make_step
 
 SURFACE: Final[JsonObject] = {"v": 1, "decisions": [["agent.task_create", True, "definition"]], "unknown": []}
@@ -221,3 +222,48 @@ async def test_ask_is_ended_by_its_agent_only_while_it_is_open(scene: ContractHa
 
     with pytest.raises(InvalidTransitionError):
         await scene.store.tasks.cancel_task(scene.own, task_id, reason="late", now_us=scene.now_us)
+
+
+# -- taint
+async def asked_with_children(scene: ContractHarness, *steps: NewStep) -> Claim:
+    """Take an ask up, and give it these steps as children of its run; return the agent's claim."""
+    task_id = await ask(scene)
+    claim = await take_up(scene, task_id)
+    await grow(scene, task_id, *steps)
+    return claim
+
+
+@pytest.mark.spec("PER-21")
+async def test_the_children_of_a_tainted_agent_are_tainted(scene: ContractHarness) -> None:
+    asker = await asked_with_children(scene, agent("a"))
+    a = await scene.claim_one()
+    before = await tainted(scene.store, a)
+
+    await read(scene, asker)
+
+    assert (before, await tainted(scene.store, a)) == (False, True)
+
+
+@pytest.mark.spec("PER-21")
+async def test_an_agent_passes_on_what_its_children_gave_back(scene: ContractHarness) -> None:
+    asker = await asked_with_children(scene, agent("a"), agent("b"))
+    a, b = await scene.claim(2)
+    await read(scene, a)
+    while_a_runs = await tainted(scene.store, b)
+
+    await scene.complete(a, "what it read")
+
+    assert not while_a_runs
+    assert await tainted(scene.store, b)
+    assert await tainted(scene.store, asker)
+
+
+@pytest.mark.spec("PER-21")
+async def test_an_agent_that_has_a_function_called_has_read_what_nobody_knows(scene: ContractHarness) -> None:
+    asker = await asked_with_children(scene, make_step("fetch", kind=StepKind.PYTHON))
+    fetch = await scene.claim_one()
+    before = await tainted(scene.store, asker)
+
+    await scene.complete(fetch, "a page")
+
+    assert (before, await tainted(scene.store, asker)) == (False, True)

@@ -9,8 +9,6 @@ from soong.shared.engine.tasks.step import Claim, NewStep
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness, outdated
-from tests.contract.test_asks import ask, take_up
-from tests.contract.test_growth import grow
 from tests.model.builders import make_map, make_step
 
 
@@ -136,43 +134,3 @@ async def test_what_a_function_gives_is_not_trusted(scene: ContractHarness) -> N
 async def test_the_taint_of_no_run_is_not_asked_for(scene: ContractHarness) -> None:
     with pytest.raises(NotFoundError):
         await scene.store.runs.is_tainted("run_none")
-
-
-async def asked_with_children(scene: ContractHarness, *steps: NewStep) -> Claim:
-    """Take an ask up, and give it these steps as children of its run; return the agent's claim."""
-    task_id = await ask(scene)
-    claim = await take_up(scene, task_id)
-    await grow(scene, task_id, *steps)
-    return claim
-
-
-@pytest.mark.spec("PER-21")
-async def test_the_children_of_a_tainted_agent_are_tainted(scene: ContractHarness) -> None:
-    asker = await asked_with_children(scene, agent("a"))
-    a = await scene.claim_one()
-    before = await tainted(scene.store, a)
-
-    await read(scene, asker)
-
-    assert (before, await tainted(scene.store, a)) == (False, True)
-
-
-@pytest.mark.spec("PER-21")
-async def test_an_agent_passes_on_what_its_children_gave_back(scene: ContractHarness) -> None:
-    asker = await asked_with_children(scene, agent("a"), agent("b"))
-    a, b = await scene.claim(2)
-    await read(scene, a)
-    while_a_runs = await tainted(scene.store, b)
-
-    await scene.complete(a, "what it read")
-
-    assert not while_a_runs
-    assert await tainted(scene.store, b)
-    assert await tainted(scene.store, asker)
-
-
-@pytest.mark.spec("PER-21")
-async def test_an_agent_that_has_a_function_called_has_read_what_nobody_knows(scene: ContractHarness) -> None:
-    asker = await asked_with_children(scene, make_step("fetch", kind=StepKind.PYTHON))
-
-    assert await tainted(scene.store, asker)

@@ -155,7 +155,8 @@ class MemoryRuns:
 
     def _is_source(self, run: Run, asker: str) -> bool:
         key = run.identity.step_key
-        is_function = run.id != asker and key != "" and self.rows.step(key).kind is StepKind.PYTHON
+        is_read = run.id != asker and run.end_reason is not None
+        is_function = is_read and key != "" and self.rows.step(key).kind is StepKind.PYTHON
         return run.is_tainted or is_function
 
     def _feeding(self, step_key: str) -> list[Step]:

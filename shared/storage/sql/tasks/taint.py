@@ -84,8 +84,9 @@ def is_tainted(tx: Transaction, run_id: str) -> bool:
 
 def _is_source(row: Row, asker: str) -> bool:
     """Say whether a run of ``BELOW`` has read untrusted content, or is a function's whose result the asker reads."""
-    run_id, _, _, tainted, kind = row
-    return bool(tainted) or (run_id != asker and kind is not None and StepKind(kind).traits.is_untrusted)
+    run_id, _, is_over, tainted, kind = row
+    is_read = run_id != asker and bool(is_over)
+    return bool(tainted) or (is_read and kind is not None and StepKind(kind).traits.is_untrusted)
 
 
 def _is_fed(tx: Transaction, keys: set[str]) -> bool:

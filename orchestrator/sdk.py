@@ -156,7 +156,7 @@ class Soong:
 
         Raises:
             UsageError: the goal is empty, no model is named, or a rule is wrong; nothing was written.
-            NotFoundError: there is no such agent definition.
+            NotFoundError: the agent definition is unknown.
             UnavailableError: no worker can run what it started, and why; the task has been paused.
             StartedByRunError: a run started this program, which therefore neither answers nor allows anything.
         """

@@ -23,7 +23,7 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "ask",
             "Give an agent a goal: it plans, has workers do the work, and answers.",
             (
-                "soong ask 'Why is the test suite slow?' --model anthropic:claude-sonnet-4-5",
+                "soong ask 'Why is the test suite slow?' --model anthropic:claude-sonnet-5-5",
                 "soong ask 'Add type hints to src/' --allow code.write_file:$PWD/src",
                 "soong ask - --agent reviewer --json < question.txt",
             ),

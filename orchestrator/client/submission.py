@@ -125,7 +125,7 @@ def ask_submission(
 
     Raises:
         UsageError: the goal is empty, there is no model, the project is not a folder, or a wrong rule or model.
-        NotFoundError: there is no such agent definition.
+        NotFoundError: the agent definition is unknown.
     """
     _check_goal(goal)
     definition = catalogue.definitions.get(agent)
@@ -166,7 +166,7 @@ def follow_up(
 
     Raises:
         UsageError: the goal is empty, or the former run did not complete.
-        NotFoundError: there is no such agent definition.
+        NotFoundError: the agent definition is unknown.
     """
     _check_goal(goal)
     if former.status is not RunStatus.COMPLETED:

@@ -221,7 +221,7 @@ def prepared_ask(
     Raises:
         ProblemError: the project or a rule is wrong, or the project may not be used.
         UsageError: the goal is empty, or there is no model.
-        NotFoundError: there is no such agent definition.
+        NotFoundError: the agent definition is unknown.
     """
     project, errors = _project(body.project, settings.http_projects)
     errors += _rule_errors(body.allow, catalogue)

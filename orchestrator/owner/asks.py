@@ -134,7 +134,10 @@ class AskRunner:
                 await self._put_down(ownership, claim)
         except (LeaseLostError, NotOwnerError) as error:
             log.info("ask_left", task=task_id, reason=str(error))
-        except Exception:  # a fault in one agent must not end the loop that all sessions live by
+        except UnavailableError as error:
+            log.warning("ask_unanswered", task=task_id, error=str(error))
+            await asyncio.sleep(AGAIN_S)  # then the next look takes it up again, as a successor would
+        except Exception:  # nobody awaits this task: a fault is logged here, and the next look tries again
             log.exception("ask_failed", task=task_id)
             await asyncio.sleep(AGAIN_S)
 
@@ -161,9 +164,9 @@ class AskRunner:
             return claim.failed("invalid_input", str(error))
         except ForgedError as error:
             return claim.failed(error.what, str(error))
-        except (LeaseLostError, NotOwnerError, asyncio.CancelledError):
+        except (LeaseLostError, NotOwnerError, UnavailableError, asyncio.CancelledError):
             raise
-        except BaseException as error:  # a fault of one agent's is its own end
+        except BaseException as error:  # SystemExit of a tool, too: it must not end the owner and its other agents
             log.exception("ask_crashed", task=claim.identity.task_id)
             return claim.failed("execution_failed", f"the agent crashed: {contained(error)}")
 

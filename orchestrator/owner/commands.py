@@ -87,7 +87,7 @@ class Commands:
         if command.kind is CommandKind.PAUSE:
             await self._wake(await self.tasks.pause_task(ownership, task_id, reason=reason, now_us=now_us))
         elif command.kind is CommandKind.RESUME:
-            # Nothing is dispatched by it: the runs that go on stay those of whoever had them made.
+            # Nothing is dispatched by it: runs keep the principal that had them made.
             await self.tasks.resume_task(ownership, task_id, now_us=now_us)
         else:
             cancelled = self.tasks.cancel_task(ownership, task_id, reason=reason, now_us=now_us, command_id=command.id)
@@ -160,7 +160,7 @@ class Commands:
 
     async def _forked(self, change: TaskChange, parent_run_id: str, command: Command) -> TaskChange:
         """Return the change with the parent's context for its one new run."""
-        from soong.shared.agents.forking import fork_nodes  # the model library; an owner of plans needs it not
+        from soong.shared.agents.forking import fork_nodes  # the model library, which only an owner of asks imports
 
         (step,) = change.steps
         assert step.run is not None

@@ -6,7 +6,6 @@ asks for nothing twice: its effect id names the step and the command, so one tha
 owner waits for the same runs (DIS-08).
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -14,11 +13,12 @@ from typing import Final, Literal
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.failure_report import is_unclean
+from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.agents.waiting import Patience, is_at_rest, moves_by_itself, wait_until
@@ -32,7 +32,7 @@ from soong.shared.toolsets.tasks.showing import (
     task_facts,
     task_named,
 )
-from soong.shared.toolsets.tasks.speaking import as_principal, command_id, refused_as_error
+from soong.shared.toolsets.tasks.speaking import as_principal, command_id, digest_of_call, refused_as_error
 
 _TEXT: Final[JsonObject] = {"type": "string", "minLength": 1}
 _AGENT: Final[JsonObject] = {**_TEXT, "description": "Id of its definition (agent.list_agent_definitions)."}
@@ -181,11 +181,7 @@ class StartingTools:
         if ask.kind is not TaskKind.ASK:
             raise ToolError(ErrorType.TOOL_NOT_AVAILABLE, "only an agent with a goal of its own starts agents")
         step_id = f"{role.value}-{_short(context)}"
-        step: dict[str, Json] = {
-            name: call_input[name]
-            for name in ("instructions", "title", "allowed_tools", "output")
-            if name in call_input
-        }
+        step: dict[str, Json] = {name: call_input[name] for name in ("allowed_tools", "output") if name in call_input}
         agent = str(call_input.get("agent") or DEFAULT_DEFINITION)
         step |= {
             "id": step_id,
@@ -263,13 +259,19 @@ class StartingTools:
         outcomes: list[Json] = [
             {
                 **step_facts(step, ids),
-                **(result_facts(await store.result(step.key)) if step.status.is_terminal else {}),
+                **(result_facts(await self._result(step)) if step.status.is_terminal else {}),
                 **_lack(lacks, step.key),
             }
             for step in own
         ]
         facts = task_facts(await store.task(task.id), await store.counts(task.id))
         return {"task": facts, "steps": outcomes, "steps_left_out": max(0, len(steps) - len(own))}
+
+    async def _result(self, step: Step) -> StepResult:
+        """Return a step's result; of one that ended cleanly its row has all of it."""
+        if step.kind is StepKind.MAP or is_unclean(step.status, step.outcome):
+            return await self.service.store.tasks.result(step.key)
+        return StepResult(step.step_id, step.status, step.output)
 
     def _patience(self) -> Patience:
         return Patience(self.service.store.sessions, self.patience_s)
@@ -285,8 +287,7 @@ def _lack(lacks: Mapping[str, str], key: str) -> dict[str, Json]:
 
 def _short(context: ToolContext) -> str:
     """Return what tells the children of one run apart: the same whenever the same call is made again."""
-    effect = context.effect_id or f"{context.identity.run_id}/{context.tool_call_id}"
-    return hashlib.sha256(effect.encode()).hexdigest()[:8]
+    return digest_of_call(context)[:8]
 
 
 def _first_line(text: str) -> str:

@@ -21,8 +21,13 @@ def as_principal(service: TaskService, context: ToolContext) -> TaskService:
 
 def named(kind: str, context: ToolContext) -> str:
     """Return the id of what a call makes: the same whenever the same call is made again."""
+    return f"{kind}_{digest_of_call(context)[:32]}"
+
+
+def digest_of_call(context: ToolContext) -> str:
+    """Return the SHA-256 of a call's effect id, in hexadecimal digits."""
     effect = context.effect_id or f"{context.identity.run_id}/{context.tool_call_id}"
-    return f"{kind}_{hashlib.sha256(effect.encode()).hexdigest()[:32]}"
+    return hashlib.sha256(effect.encode()).hexdigest()
 
 
 def command_id(context: ToolContext) -> str:

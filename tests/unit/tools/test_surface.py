@@ -110,7 +110,7 @@ CHANGES_TASKS = {f"agent.task_{what}" for what in ("create", "update", "complete
 LOST = {
     RunMode.DEFAULT: set[str](),
     RunMode.PLAN: WRITES | STARTS_AGENTS,
-    # The workers of a task may write: whoever only reads makes none.
+    # The workers of a task may write: a run that only reads makes none.
     RunMode.READONLY: WRITES | STARTS_AGENTS | CHANGES_TASKS,
 }
 

@@ -1,0 +1,96 @@
+"""An ask while the database is away: its agent continues, and nothing of it is reported as its failure."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.owner.agent_runtime import owner_agents
+from soong.shared.agents.definition import builtin_definitions
+from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.config import Config
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.runs.events import NewEvent, NewNode
+from soong.shared.engine.runs.store import Appended, CallRow
+from soong.shared.engine.tasks.expansion import new_ask
+from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.storage.artifacts import FolderArtifacts
+from tests.model.builders import open_session
+from tests.model.memory import MemoryStore
+from tests.model.memory.notifier import MemoryBus
+
+
+@scripted_agent("tests.asks.look")
+async def look(_inputs: JsonObject, agent: AgentHandle) -> Json:
+    await agent.call("agent.list_workers")
+    return "looked"
+
+
+class AwayStore(MemoryStore):
+    """Does not answer the first time that a run's log is appended to."""
+
+    times_away = 1
+
+    async def append(
+        self,
+        run_id: str,
+        fence: int,
+        *,
+        nodes: Sequence[NewNode] = (),
+        events: Sequence[NewEvent] = (),
+        calls: Sequence[CallRow] = (),
+        now_us: int,
+        taints: bool = False,
+    ) -> Appended:
+        if self.times_away:
+            self.times_away -= 1
+            raise UnavailableError("the database is away")
+        return await super().append(
+            run_id, fence, nodes=nodes, events=events, calls=calls, now_us=now_us, taints=taints
+        )
+
+
+@pytest.mark.spec("DIS-01", "DAG-07")
+async def test_an_agent_continues_when_the_database_is_back(tmp_path: Path) -> None:
+    store, board, clock = AwayStore(), MemoryBus(), SystemClock()
+    settings = load_settings(agent_home=tmp_path)
+    service = TaskService(store, board, board, clock)
+    inbox = DecisionInbox(store.consent, board, "")
+    artifacts = FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
+    definitions = builtin_definitions()
+    asks = owner_agents(settings, Config(), store, board, inbox, artifacts, service, definitions)
+    own = await open_session(store)
+    task = new_ask(
+        StepSpec(id="ask", kind=StepKind.AGENT, instructions="Look.", script="tests.asks.look"),
+        await store.sessions.session(own.session_id),
+        title="Look.",
+        role=Role.ORCHESTRATOR,
+        definition="orchestrator",
+        model="script",
+        surface=Catalogue().surface_of_ask(definitions.get("orchestrator"), Role.ORCHESTRATOR),
+        now_us=clock.now_us(),
+    )
+    await store.tasks.create_task(task)
+    ended = asyncio.Event()
+    asks.on_end(lambda _session, _task: ended.set())
+
+    for _life in range(2):
+        ended.clear()
+        await asks.look(own)
+        await asyncio.wait_for(ended.wait(), 20)
+
+    found = await store.tasks.task(task.id)
+    run = await store.runs.run(found.root_run_id)
+    assert (found.status, found.reason) == (TaskStatus.COMPLETED, "")
+    assert (run.fence, store.times_away) == (2, 0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from pydantic_ai.messages import ModelResponse, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestParameters
 
 from soong.shared.agents.conversation import Conversation
@@ -197,6 +197,25 @@ class _Loop:
         model = self.task.identity.model or self.model.model_name
         self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": model})
         started_s = self.clock.monotonic_s()
+        response = await self._request(self.talk.messages, parameters)
+        self.talk.add_answer(response)
+        used = usage_of(response)
+        elapsed_ms = int((self.clock.monotonic_s() - started_s) * 1000)
+        facts: dict[str, Json] = {
+            "turn": turn,
+            "duration_ms": elapsed_ms,
+            "calls": used.tool_calls,
+            "input_tokens": used.input_tokens,
+            "output_tokens": used.output_tokens,
+            "finish_reason": response.finish_reason,
+        }
+        self.talk.note(EventType.MODEL_RESPONDED, facts)
+        # The answer as it was taken in: call ids may have been made unique.
+        return self.talk.answer or response
+
+    async def _request(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> ModelResponse:
+        """Send one request of the run; what it used counts. Raises: ProviderFailedError."""
+        turn = self.talk.turns + 1
 
         def failed(attempt: int, message: str, is_retried: bool) -> None:
             data: dict[str, Json] = {
@@ -210,29 +229,17 @@ class _Loop:
         attempts = self.task.limits.model_attempts
         response = await request(
             self.model,
-            self.talk.messages,
+            messages,
             parameters,
             options=self.task.options,
             attempts=attempts,
             failed=failed,
             sleep=self.sleep,
         )
-        self.talk.add_answer(response)
         before, used = self.usage, usage_of(response)
         self.usage = add(before, used)
         self.spending = self.spending or warning(before, self.usage, self.task.limits)
-        elapsed_ms = int((self.clock.monotonic_s() - started_s) * 1000)
-        facts: dict[str, Json] = {
-            "turn": turn,
-            "duration_ms": elapsed_ms,
-            "calls": used.tool_calls,
-            "input_tokens": used.input_tokens,
-            "output_tokens": used.output_tokens,
-            "finish_reason": response.finish_reason,
-        }
-        self.talk.note(EventType.MODEL_RESPONDED, facts)
-        # The answer as it was taken in: call ids may have been made unique.
-        return self.talk.answer or response
+        return response
 
     async def _follow(self, answer: ModelAnswer, names: NameTable, cut_before: int) -> AgentEnd | None:
         """Do what an answer asks for; return the run's end when that is what it asks for."""

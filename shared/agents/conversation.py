@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ModelResponsePart, ToolCallPart
 
+from soong.shared.agents.compaction import compacted
 from soong.shared.agents.forking import inherited
 from soong.shared.agents.messages import (
     answer_parts,
@@ -50,11 +51,13 @@ class Conversation:
     answered: list[ToolResult] = field(default_factory=list)
     whole: dict[str, Json] = field(default_factory=dict)
     raw_ids: dict[str, str] = field(default_factory=dict)
-    inherited: int = 0
-    """How many answers of the history are the parent's, of a fork."""
+    turns: int = 0
+    """How many answers the run has had, without those of the parent of a fork."""
     _nodes: list[NewNode] = field(default_factory=list)
     _events: list[NewEvent] = field(default_factory=list)
     _call_ids: set[str] = field(default_factory=set)
+    _compacted_at: int = -1
+    """How many answers the run had when its history was last made shorter."""
 
     def begin(self, nodes: Sequence[NewNode]) -> None:
         """Open a new history."""
@@ -63,16 +66,23 @@ class Conversation:
 
     def restore(self, nodes: Sequence[Node]) -> list[ToolResult]:
         """Take a history up where it stopped; return all of the run's own results. Raises: SchemaVersionError."""
-        self.inherited = sum(node.kind is NodeKind.ASSISTANT and inherited(node) for node in nodes)
+        own = [node for node in nodes if not inherited(node)]
+        self.turns = sum(node.kind is NodeKind.ASSISTANT for node in own)
+        self._call_ids = {part.tool_call_id for message in messages_of(nodes) for part in calls_of(message)}
+        if any(node.kind is NodeKind.COMPACTION for node in own):
+            last = max(place for place, node in enumerate(own) if node.kind is NodeKind.COMPACTION)
+            self._compacted_at = sum(node.kind is NodeKind.ASSISTANT for node in own[:last])
+        self._show(compacted(nodes))
+        return results_of(own)
+
+    def _show(self, nodes: Sequence[Node | NewNode]) -> None:
+        """Make the messages of nodes."""
         last = max((index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT), default=-1)
         self.messages = messages_of(nodes[: last + 1] or nodes)
-        self._call_ids = {part.tool_call_id for message in self.messages for part in calls_of(message)}
-        results = results_of(node for node in nodes if not inherited(node))
         if last >= 0:
             self._restore_tail(nodes[last + 1 :])
-        return results
 
-    def _restore_tail(self, tail: Sequence[Node]) -> None:
+    def _restore_tail(self, tail: Sequence[Node | NewNode]) -> None:
         self.answered = results_of(tail)
         is_settled = {part.tool_call_id for part in self.open_calls} <= {one.tool_call_id for one in self.answered}
         if is_settled and tail:
@@ -93,14 +103,16 @@ class Conversation:
         return calls_of(self.answer)
 
     @property
-    def turns(self) -> int:
-        return len(self.answers)
+    def is_compacted(self) -> bool:
+        """Say whether the history was made shorter after the last answer."""
+        return self._compacted_at == self.turns
 
-    @property
-    def answers(self) -> list[ModelResponse]:
-        """Return the run's own answers, without those of the parent of a fork."""
-        found = [message for message in self.messages if isinstance(message, ModelResponse)]
-        return found[self.inherited :]
+    async def compact(self, node: NewNode) -> None:
+        """Show a shorter history from here on, as a compaction says. Raises: LeaseLostError."""
+        self._nodes.append(node)
+        await self.flush()
+        self._compacted_at = self.turns
+        self._show(compacted(await self.transcript.nodes()))
 
     def cut_answers(self) -> list[ModelResponse]:
         """Return the answers right before the last one that were cut at the limit of output tokens, oldest first.
@@ -125,6 +137,7 @@ class Conversation:
         if any(new is not old for new, old in zip(parts, response.parts, strict=True)):
             response = replace(response, parts=parts)
         self.messages.append(response)
+        self.turns += 1
         self._nodes.append(assistant_node(response))
 
     def _with_own_id(self, part: ModelResponsePart) -> ModelResponsePart:

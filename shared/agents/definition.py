@@ -7,6 +7,7 @@ worker needs no file of its own, and a file that changes later changes nothing o
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Final, cast
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
@@ -53,6 +54,27 @@ class ModelOptions:
     def as_json(self) -> dict[str, Any]:
         """Return what is set."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class CompactionStrategy(StrEnum):
+    """How a history is made shorter. ``drop_results`` asks no model: older results of tools are left out."""
+
+    SUMMARISE = "summarise"
+    DROP_RESULTS = "drop_results"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """When and how a run's history is made shorter (DIS-12). ``at`` is a share of ``window``.
+
+    ``window`` is how many tokens the model reads at most; 0 takes what the model library knows. Where neither is known,
+    the provider's refusal is waited for.
+    """
+
+    strategy: CompactionStrategy = CompactionStrategy.SUMMARISE
+    at: float = 0.8
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

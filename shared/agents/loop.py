@@ -6,6 +6,7 @@ records the end of calls under way. A lost lease passes through: the new holder 
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
@@ -13,9 +14,20 @@ from typing import Any, Final
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestParameters
 
+from soong.shared.agents.compaction import (
+    Cut,
+    cut_of,
+    drop_node,
+    due,
+    own_answers,
+    room_of,
+    summary_node,
+    summary_request,
+)
 from soong.shared.agents.conversation import Conversation
+from soong.shared.agents.definition import CompactionStrategy
 from soong.shared.agents.hook_stop import StopAfterHook, stop_of
-from soong.shared.agents.messages import VERSION, opening_nodes
+from soong.shared.agents.messages import VERSION, opening_nodes, text_of
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep, request
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
@@ -138,7 +150,7 @@ class _Loop:
         if reached := limit_reached(self.usage, self.task.limits, model):
             return self._failed(reached[0], reached[1])
         try:
-            return await self._ask(parameters)
+            return await self._ask_with_room(parameters)
         except ContextFullError as error:
             return self._failed(EndReason.TOKEN_LIMIT, f"the model's context is full: {error}")
         except ProviderFailedError as error:
@@ -157,7 +169,7 @@ class _Loop:
         tools = {str(node.payload.get("tool_call_id")): str(node.payload.get("tool", "")) for node in nodes}
         for result in self.talk.restore(nodes):
             self._account(result, tools.get(result.tool_call_id, ""))
-        for answer in self.talk.answers:
+        for answer in own_answers(nodes):
             self.usage = add(self.usage, usage_of(answer))
         await self._settle_unfinished(transcript, names)
 
@@ -192,6 +204,38 @@ class _Loop:
             self.talk.answered.append(result)
 
     # -- one turn
+    async def _ask_with_room(self, parameters: ModelRequestParameters) -> ModelResponse:
+        """Ask the model; make the history shorter where it is too long for it. Raises: ProviderFailedError."""
+        cut = None if self.talk.is_compacted else due(self.talk.messages, self.task.compaction)
+        if cut is not None:
+            await self._compact(cut)
+        rooms = iter((1, 0) if self.task.compaction.strategy is not CompactionStrategy.OFF else ())
+        while True:
+            try:
+                return await self._ask(parameters)
+            except ContextFullError:
+                cut = next((found for kept in rooms if (found := cut_of(self.talk.messages, kept))), None)
+                if cut is None:
+                    raise
+                await self._compact(cut)
+
+    async def _compact(self, cut: Cut) -> None:
+        """Make the history shorter: by a summary, or without one where the model gives none."""
+        summary = None
+        if self.task.compaction.strategy is CompactionStrategy.SUMMARISE:
+            window = room_of(self.talk.messages, self.task.compaction)
+            # A failure is in the log; leaving results out needs nobody.
+            with suppress(ProviderFailedError):
+                summary = await self._request(summary_request(cut.dropped, window), ModelRequestParameters())
+        node = summary_node(cut, summary) if summary is not None and text_of(summary).strip() else drop_node(cut)
+        facts: dict[str, Json] = {
+            "turn": self.talk.turns + 1,
+            "strategy": node.payload["strategy"],
+            "kept_answers": cut.kept_answers,
+        }
+        self.talk.note(EventType.CONTEXT_COMPACTED, facts)
+        await self.talk.compact(node)
+
     async def _ask(self, parameters: ModelRequestParameters) -> ModelResponse:
         turn = self.talk.turns + 1
         model = self.task.identity.model or self.model.model_name

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from soong.shared.agents.definition import AgentLimits, ModelOptions
+from soong.shared.agents.definition import AgentLimits, Compaction, ModelOptions
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node
@@ -32,6 +32,7 @@ class AgentTask:
     output_schema: JsonObject | None = None
     limits: AgentLimits = field(default_factory=AgentLimits)
     options: ModelOptions = field(default_factory=ModelOptions)
+    compaction: Compaction = field(default_factory=Compaction)
     is_resumed: bool = False
 
 
@@ -39,7 +40,7 @@ class RunTranscript(Protocol):
     """The run's context tree and log, under its fence."""
 
     async def nodes(self) -> Sequence[Node]:
-        """Return the run's nodes in order. Asked once, of a resumed run."""
+        """Return the run's nodes in order. Read when a run is resumed, and when a history is made shorter."""
         ...
 
     async def calls(self) -> Sequence[CallRow]:

@@ -155,6 +155,24 @@ class InstructionsConfig(_Section):
     )
 
 
+class ContextConfig(_Section):
+    """``[context]``: what happens when a run's history becomes too long for its model (DIS-12)."""
+
+    compaction: Literal["summarise", "drop_results", "off"] = Field(
+        default="summarise",
+        description="`summarise` has the model sum up what is older; `drop_results` leaves older results of tools out; "
+        "`off` ends the run with `token_limit`.",
+    )
+    compact_at: float = Field(
+        default=0.8, ge=0.1, le=1, strict=False, description="The share of the model's context at which it happens."
+    )
+    windows: dict[Text, Annotated[int, Field(ge=256)]] = Field(
+        default_factory=dict,
+        description="How many tokens a model reads at most, by its name or a glob, such as `ollama:*`, for models that "
+        "the model library does not know. The first that matches holds.",
+    )
+
+
 class Config(_Section):
     """All sections. Frozen: a process works under the configuration it started with."""
 
@@ -166,6 +184,7 @@ class Config(_Section):
     hooks: HooksConfig = HooksConfig()
     skills: SkillsConfig = SkillsConfig()
     instructions: InstructionsConfig = InstructionsConfig()
+    context: ContextConfig = ContextConfig()
 
 
 def load_config(home: Path) -> Config:

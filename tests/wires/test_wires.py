@@ -1,6 +1,8 @@
 """The loop on every wire, through the providers' own clients; the server breaks the wire and judges the client."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 from llmock.scenarios import Fail, Reply, StreamFault, ToolCall, ToolFault
@@ -10,6 +12,9 @@ from soong.shared.agents.ports import AgentEnd
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.step import Outcome
+from soong.shared.tools.ports import CallRecord
+from soong.shared.tools.ports import ToolCall as Call
+from soong.shared.tools.result import ToolResult
 from tests.unit.agents.parts import Notebook, make_task
 from tests.wires.wire import MODELS, Wires
 
@@ -20,6 +25,30 @@ STREAMED = pytest.mark.parametrize("wire", ["anthropic"])
 
 async def no_pause(_seconds: float) -> None:
     return
+
+
+def context_full(wire: str) -> Fail:
+    """Return the refusal of a request that is too long, as the provider says it."""
+    words = {
+        "anthropic": "prompt is too long: 210000 tokens > 200000 maximum",
+        "google": "The input token count (2000000) exceeds the maximum number of tokens allowed (1048576).",
+    }.get(wire, "This model's maximum context length is 2048 tokens.")
+    codes = {"anthropic": "invalid_request_error", "google": "INVALID_ARGUMENT"}
+    return Fail(400, message=words, code=codes.get(wire, "context_length_exceeded"))
+
+
+@dataclass
+class Overfull(Notebook):
+    """Says when the second result is there: from then on the history is too long."""
+
+    is_full: Callable[[], None] = lambda: None
+
+    async def finished(
+        self, call: Call, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
+    ) -> None:
+        await super().finished(call, result, duration_ms=duration_ms, record=record)
+        if sum(node.kind == "tool_result" for node in self.written) == 2:
+            self.is_full()
 
 
 def failures(end: AgentEnd) -> list[str]:
@@ -128,12 +157,7 @@ async def test_an_answer_that_is_cut_every_time_ends_as_token_limit(wires: Wires
 @pytest.mark.spec("DIS-12.c")
 @EVERY_WIRE
 async def test_a_full_context_ends_as_token_limit(wires: Wires, wire: str) -> None:
-    words = {
-        "anthropic": "prompt is too long: 210000 tokens > 200000 maximum",
-        "google": "The input token count (2000000) exceeds the maximum number of tokens allowed (1048576).",
-    }.get(wire, "This model's maximum context length is 2048 tokens.")
-    codes = {"anthropic": "invalid_request_error", "google": "INVALID_ARGUMENT"}
-    wires.will(Fail(400, message=words, code=codes.get(wire, "context_length_exceeded")))
+    wires.will(context_full(wire))
 
     end = await wires.run(wire)
 
@@ -141,6 +165,25 @@ async def test_a_full_context_ends_as_token_limit(wires: Wires, wire: str) -> No
     assert end.error is not None
     assert not end.error.retryable
     assert len(wires.requests) == 1
+
+
+@pytest.mark.spec("DIS-12.c")
+@EVERY_WIRE
+async def test_a_history_that_is_refused_is_summed_up(wires: Wires, wire: str) -> None:
+    look = ToolCall("code__list_dir", {"path": "a"})
+    wires.will(Reply(tool_calls=(look,)), Reply(tool_calls=(look,)))
+    wires.will(Reply(text="there is one file in a"), Reply(text="done"))
+    notebook = Overfull(is_full=lambda: wires.will(context_full(wire)))
+
+    end = await wires.run(wire, notebook=notebook)
+
+    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "done")
+    assert end.usage.requests == 4
+    summing, last = wires.requests[-2:]
+    assert "code__list_dir" in str(summing.body)
+    assert not summing.body.get("tools")
+    assert "there is one file in a" in str(last.body)
+    wires.verdict.assert_ok()
 
 
 @pytest.mark.parametrize("kind", ["malformed_arguments", "unknown_tool"])

@@ -10,11 +10,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soong.shared.agents.definition import DEFINITION, AgentDefinition, AgentLimits
+from soong.shared.agents.definition import (
+    DEFINITION,
+    AgentDefinition,
+    AgentLimits,
+    Compaction,
+    CompactionStrategy,
+)
 from soong.shared.agents.model import is_warm, resolve_model, warm_up
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.agents.runtime.call_log import RunCallLog
@@ -227,8 +234,14 @@ class AgentRuntime:
             output_schema=claim.spec.output,
             limits=AgentLimits(**limits),
             options=definition.options,
+            compaction=self._compaction(claim.identity.model or self.settings.model),
             is_resumed=claim.is_resumed,
         )
+
+    def _compaction(self, model: str) -> Compaction:
+        context = self.config.context
+        window = next((size for name, size in context.windows.items() if fnmatchcase(model, name)), 0)
+        return Compaction(CompactionStrategy(context.compaction), context.compact_at, window)
 
     def _run_dirs(self, claim: Claim, policy: Policy) -> RunDirs:
         run_dir = self.settings.runs / claim.identity.run_id

@@ -42,6 +42,8 @@ class EventType(StrEnum):
     MODEL_REQUESTED = "model_requested"
     MODEL_RESPONDED = "model_responded"
     MODEL_FAILED = "model_failed"
+    CONTEXT_COMPACTED = "context_compacted"
+    """The history was made shorter for the model; all of it is kept."""
     # tool calls (EXE-06, EXE-11)
     TOOL_QUEUED = "tool_queued"
     TOOL_STARTED = "tool_started"
@@ -112,6 +114,8 @@ class NodeKind(StrEnum):
     """The run's final output."""
     MEMORY_CONTEXT = "memory_context"
     SKILL = "skill"
+    COMPACTION = "compaction"
+    """How the answers before it are shown to the model from here on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from soong.shared.agents.definition import CompactionStrategy
 from soong.shared.agents.hook_stop import StopAfterHook, stop_of
 from soong.shared.agents.messages import VERSION, opening_nodes, text_of
 from soong.shared.agents.model import SCRIPT
+from soong.shared.agents.model_answers import AnswerSource
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep, request
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
@@ -112,10 +113,14 @@ class _Loop:
     spending: str = ""
     """A note about its limits that the agent has not got yet."""
     reasks: int = 0
+    source: AnswerSource = field(init=False)
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
     steps_done: int = 0
     """How many additional steps the run has ended: each gives it the turns of one step more (DIS-07)."""
+
+    def __post_init__(self) -> None:
+        self.source = AnswerSource(self.model, self.task.is_streamed)
 
     @property
     def max_turns(self) -> int:
@@ -272,7 +277,7 @@ class _Loop:
 
         attempts = self.task.limits.model_attempts
         response = await request(
-            self.model,
+            self.source,
             messages,
             parameters,
             options=self.task.options,

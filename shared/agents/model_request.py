@@ -25,6 +25,7 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings, ThinkingLevel
 
 from soong.shared.agents.definition import ModelOptions
+from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, BrokenAnswerError
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import without_password
 
@@ -33,8 +34,6 @@ BACKOFF_LIMIT_S: Final = 30.0
 
 _PASSING: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError)
 _PASSING_CODES: Final = frozenset({408, 425, 429})
-_STREAMED: Final = frozenset({"anthropic"})
-"""Providers whose answers arrive as a stream within one request: without the final mark of the stream one was cut."""
 _CONTEXT_FULL: Final = ("exceed_context_size", "exceeds the available context size")
 """How llama.cpp says it; the words of the providers are known to the model library."""
 
@@ -55,12 +54,8 @@ class ContextFullError(ProviderFailedError):
     """The history is longer than what the model can read."""
 
 
-class BrokenAnswerError(AgentRunError):
-    """What arrived is not complete: the stream was cut, or the provider broke the answer off."""
-
-
 async def request(
-    model: Model[Any],
+    source: AnswerSource,
     messages: list[ModelMessage],
     parameters: ModelRequestParameters,
     *,
@@ -68,8 +63,11 @@ async def request(
     attempts: int,
     failed: Callable[[int, str, bool], None],
     sleep: Sleep = asyncio.sleep,
+    follower: AnswerFollower = NO_FOLLOWER,
 ) -> ModelResponse:
     """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` gets each failure.
+
+    ``follower`` sees the answer while it arrives, of each attempt.
 
     Raises:
         ContextFullError: the model cannot read so much.
@@ -78,13 +76,13 @@ async def request(
     settings = settings_of(options)
     for attempt in range(1, attempts + 1):
         try:
-            return _checked(await model.request(messages, settings, parameters))
+            return await source.next(messages, settings, parameters, follower)
         except (AgentRunError, UserError) as error:
             may_pass = _may_pass(error)
             is_retried = may_pass and attempt < attempts
             failed(attempt, str(error), is_retried)
             if not is_retried:
-                raise _failure(error, attempt, model, is_retryable=may_pass) from error
+                raise _failure(error, attempt, source.model, is_retryable=may_pass) from error
             await sleep(_pause_s(error, attempt))
     raise ProviderFailedError("no attempt was allowed", is_retryable=False)
 
@@ -103,19 +101,6 @@ def settings_of(options: ModelOptions) -> ModelSettings:
     if options.thinking is not None:
         settings["thinking"] = _THINKING[options.thinking]
     return settings
-
-
-def _checked(response: ModelResponse) -> ModelResponse:
-    """Return a complete answer. Raises: BrokenAnswerError.
-
-    The library's ``finish_reason`` proves nothing: it makes one up for a stream that was cut. The provider's own is
-    kept in the details.
-    """
-    if response.finish_reason == "error":
-        raise BrokenAnswerError("the provider broke its answer off")
-    if response.provider_name in _STREAMED and not (response.provider_details or {}).get("finish_reason"):
-        raise BrokenAnswerError("the answer ended before the provider's final mark")
-    return response
 
 
 def _failure(error: Exception, attempt: int, model: Model[Any], *, is_retryable: bool) -> ProviderFailedError:

@@ -33,6 +33,8 @@ class AgentTask:
     limits: AgentLimits = field(default_factory=AgentLimits)
     options: ModelOptions = field(default_factory=ModelOptions)
     compaction: Compaction = field(default_factory=Compaction)
+    is_streamed: bool = True
+    """Answers arrive piece by piece where the model can; False asks for them in one piece."""
     is_resumed: bool = False
 
 

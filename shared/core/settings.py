@@ -166,6 +166,9 @@ class Settings(BaseSettings):
     max_result_chars: int = Field(
         default=12_000, ge=100, description="Longer tool output becomes an artifact with a preview."
     )
+    stream: bool = Field(
+        default=True, description="Answers of models arrive piece by piece where they can; off: in one piece."
+    )
     parallel_reads: int = Field(
         default=10, ge=1, le=100, description="Neighbouring reading calls of one model turn that run at once."
     )

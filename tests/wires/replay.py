@@ -1,14 +1,14 @@
 """A server that plays a recording, and the model that asks it: through the provider's own client."""
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from pydantic_ai.messages import ModelMessage, ModelResponse
-from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
@@ -86,14 +86,29 @@ class RecordedModel(WrapperModel):
         self, messages: list[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
     ) -> ModelResponse:
         exchange = self.recording.next
-        if exchange is None or not exchange.is_stream:
-            response = await self.wrapped.request(messages, settings, parameters)
+        response = await self.wrapped.request(messages, settings, parameters)
+        self._keep(exchange, response, messages)
+        return response
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        settings: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        run_context: Any = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        exchange = self.recording.next
+        if exchange is not None and exchange.is_stream:
+            async with self.wrapped.request_stream(messages, settings, parameters, run_context) as stream:
+                yield stream
         else:
-            async with self.wrapped.request_stream(messages, settings, parameters) as stream:
-                async for _event in stream:
-                    pass
-                response = stream.get()
+            whole = await self.wrapped.request(messages, settings, parameters)
+            stream = CompletedStreamedResponse(whole, model_request_parameters=parameters)
+            yield stream
+        self._keep(exchange, stream.get(), messages)
+
+    def _keep(self, exchange: Exchange | None, response: ModelResponse, messages: list[ModelMessage]) -> None:
         assert exchange is not None
         self.heard.append((exchange, response))
         self.told.append(list(messages))
-        return response

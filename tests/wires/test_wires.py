@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from llmock.scenarios import Fail, Reply, StreamFault, ToolCall, ToolFault
 
-from soong.shared.agents.definition import AgentLimits
+from soong.shared.agents.definition import AgentLimits, ModelOptions
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason
@@ -19,8 +19,8 @@ from tests.unit.agents.parts import Notebook, make_task
 from tests.wires.wire import MODELS, Wires
 
 EVERY_WIRE = pytest.mark.parametrize("wire", MODELS)
-STREAMED = pytest.mark.parametrize("wire", ["anthropic"])
-"""Wires whose answers arrive as streams today."""
+CHUNKS_OF_A_CALL = {"openai-chat": 3, "openai-responses": 6, "anthropic": 5, "ollama": 3}
+"""After so many chunks of an answer of two calls the first call has begun. On Google's wire they are one chunk."""
 
 
 async def no_pause(_seconds: float) -> None:
@@ -201,14 +201,54 @@ async def test_a_call_that_cannot_be_made_is_answered_and_the_run_goes_on(wires:
     assert result["is_error"] is True
 
 
-@STREAMED
 @pytest.mark.spec("DIS-12.a")
 @pytest.mark.parametrize("kind", ["truncate", "disconnect", "malformed"])
+@EVERY_WIRE
 async def test_a_stream_that_breaks_is_asked_for_again(wires: Wires, wire: str, kind: str) -> None:
-    wires.will(StreamFault(kind, after_chunks=4), Reply(text="one two three four", times=2))  # type: ignore[arg-type]  # a literal
+    after = 2 if wire == "google" else 4
+    wires.will(StreamFault(kind, after_chunks=after), Reply(text="one two three four", times=2))  # type: ignore[arg-type]  # a literal
 
     end = await wires.run(wire, sleep=no_pause)
 
     assert (end.end_reason, end.output) == (EndReason.COMPLETED, "one two three four")
     assert len(failures(end)) == 1
     wires.verdict.assert_ok()
+
+
+@pytest.mark.spec("DIS-12.a")
+@EVERY_WIRE
+async def test_a_stream_that_stands_still_is_given_up(wires: Wires, wire: str) -> None:
+    wires.will(StreamFault("stall", after_chunks=3, stall_seconds=20.0), Reply(text="one two three four", times=2))
+    task = make_task(options=ModelOptions(timeout_s=1.0))
+
+    end = await wires.run(wire, task, sleep=no_pause)
+
+    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "one two three four")
+    assert len(failures(end)) == 1
+    wires.verdict.assert_ok()
+
+
+@pytest.mark.spec("DIS-12.a")
+@pytest.mark.parametrize("wire", CHUNKS_OF_A_CALL)
+async def test_calls_of_a_stream_that_was_cut_are_not_made(wires: Wires, wire: str) -> None:
+    calls = (ToolCall("code__list_dir", {"path": "a"}), ToolCall("code__list_dir", {"path": "b"}))
+    wires.will(StreamFault("truncate", after_chunks=CHUNKS_OF_A_CALL[wire]), Reply(tool_calls=calls, times=2))
+    wires.will(Reply(text="done"))
+    notebook = Notebook()
+
+    end = await wires.run(wire, notebook=notebook, sleep=no_pause)
+
+    assert end.output == "done"
+    assert len([node for node in notebook.written if node.kind == "tool_result"]) == 2
+    assert notebook.events.count(EventType.MODEL_FAILED) == 1
+    wires.verdict.assert_ok()
+
+
+@EVERY_WIRE
+async def test_whole_answers_are_asked_for_where_streaming_is_off(wires: Wires, wire: str) -> None:
+    wires.will(Reply(text="one"))
+
+    end = await wires.run(wire, make_task(is_streamed=False))
+
+    (asked,) = wires.requests
+    assert (end.output, asked.stream) == ("one", wire == "anthropic")  # whose client streams by itself

@@ -235,6 +235,7 @@ class AgentRuntime:
             limits=AgentLimits(**limits),
             options=definition.options,
             compaction=self._compaction(claim.identity.model or self.settings.model),
+            is_streamed=self.settings.stream,
             is_resumed=claim.is_resumed,
         )
 

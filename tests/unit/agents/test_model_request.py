@@ -9,6 +9,7 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 
 from soong.shared.agents.definition import ModelOptions
+from soong.shared.agents.model_answers import AnswerSource
 from soong.shared.agents.model_request import ProviderFailedError, request
 
 
@@ -62,7 +63,7 @@ async def ask(
         pauses.append(seconds)
 
     response = await request(
-        provider,
+        AnswerSource(provider),
         [ModelRequest(parts=[UserPromptPart("hi")])],
         ModelRequestParameters(),
         options=options,

@@ -1,0 +1,150 @@
+"""Answers of one run's model: streamed where it can, and complete in the end or not at all (DIS-12).
+
+Owns the judgement of an answer's end. It is made on the wire: the provider's own final mark, without which a stream was
+cut, whatever the library made of it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from pydantic_ai.exceptions import AgentRunError, UnexpectedModelBehavior
+from pydantic_ai.messages import ModelMessage, ModelResponse, ModelResponseStreamEvent
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.settings import ModelSettings
+
+_STREAMED: Final = frozenset({"anthropic"})
+"""Providers whose answers arrive as a stream within one request, also when they are asked for complete ones."""
+
+UNMARKED_STREAMS: Final = 2
+"""Streams in a row without a final mark, after which an answer is asked for in one piece."""
+
+_UNMARKED: Final[set[tuple[str, str]]] = set()
+"""Models whose answers have no final mark, streamed or not, as this process has seen: by address and name."""
+
+
+class BrokenAnswerError(AgentRunError):
+    """What arrived is not complete: the stream was cut, or the provider broke the answer off."""
+
+
+class UnmarkedAnswerError(BrokenAnswerError):
+    """The stream ended in order, but without the provider's final mark."""
+
+
+class AnswerFollower(Protocol):
+    """Sees an answer while it arrives."""
+
+    def take(self, event: ModelResponseStreamEvent) -> None:
+        """Take the next piece, at once: the stream waits."""
+        ...
+
+    async def discard(self) -> None:
+        """Forget what has arrived of an answer: it broke off, or nobody waits for it any more."""
+        ...
+
+
+class NoFollower:
+    """Sees nothing."""
+
+    def take(self, event: ModelResponseStreamEvent) -> None: ...
+
+    async def discard(self) -> None: ...
+
+
+NO_FOLLOWER: Final = NoFollower()
+
+
+@dataclass(slots=True)
+class AnswerSource:
+    """The model of one run. Its answers are streamed where ``is_streamed`` and the model can.
+
+    An endpoint whose streams never have a final mark (some that are like OpenAI's) is asked for answers in one piece:
+    after two such streams for the next, and when that has no mark either, for all later ones of this process.
+    """
+
+    model: Model[Any]
+    is_streamed: bool = False
+    _unmarked: int = 0
+    """How many streams in a row ended without a mark."""
+
+    def __post_init__(self) -> None:
+        self.is_streamed = self.is_streamed and _key(self.model) not in _UNMARKED and can_stream(self.model)
+
+    async def next(
+        self,
+        messages: list[ModelMessage],
+        settings: ModelSettings,
+        parameters: ModelRequestParameters,
+        follower: AnswerFollower = NO_FOLLOWER,
+    ) -> ModelResponse:
+        """Return a complete answer. Raises: AgentRunError, UserError; what was streamed has been discarded."""
+        if not self.is_streamed:
+            return _checked(await self.model.request(messages, settings, parameters), is_streamed=False)
+        if self._unmarked >= UNMARKED_STREAMS:
+            self._unmarked = 0
+            response = _checked(await self.model.request(messages, settings, parameters), is_streamed=False)
+            if not _has_mark(response):
+                self.is_streamed = False
+                _UNMARKED.add(_key(self.model))
+            return response
+        is_whole = False
+        try:
+            response = _checked(await self._streamed(messages, settings, parameters, follower), is_streamed=True)
+            is_whole, self._unmarked = True, 0
+        except UnmarkedAnswerError:
+            self._unmarked += 1
+            raise
+        finally:
+            if not is_whole:
+                await follower.discard()
+        return response
+
+    async def _streamed(
+        self,
+        messages: list[ModelMessage],
+        settings: ModelSettings,
+        parameters: ModelRequestParameters,
+        follower: AnswerFollower,
+    ) -> ModelResponse:
+        try:
+            async with self.model.request_stream(messages, settings, parameters) as stream:
+                async for event in stream:
+                    follower.take(event)
+                return stream.get()
+        except UnexpectedModelBehavior as error:
+            if type(error) is UnexpectedModelBehavior:  # the stream was empty, or not one
+                raise BrokenAnswerError(str(error)) from error
+            raise
+
+
+def can_stream(model: Model[Any]) -> bool:
+    """Say whether a model has a streamed form of its request."""
+    if isinstance(model, WrapperModel):
+        return can_stream(model.wrapped)
+    if isinstance(model, FunctionModel):
+        return model.stream_function is not None
+    return type(model).request_stream is not Model.request_stream
+
+
+def _key(model: Model[Any]) -> tuple[str, str]:
+    return model.base_url or "", model.model_name
+
+
+def _checked(response: ModelResponse, *, is_streamed: bool) -> ModelResponse:
+    """Return a complete answer. Raises: BrokenAnswerError.
+
+    The library's ``finish_reason`` proves nothing: it makes one up for a stream that was cut. The provider's own is
+    kept in the details. A model without a provider has no wire.
+    """
+    if response.finish_reason == "error":
+        raise BrokenAnswerError("the provider broke its answer off")
+    was_streamed = is_streamed or response.provider_name in _STREAMED
+    if was_streamed and response.provider_name and not _has_mark(response):
+        raise UnmarkedAnswerError("the answer ended before the provider's final mark")
+    return response
+
+
+def _has_mark(response: ModelResponse) -> bool:
+    # Of an answer that the provider filtered, the library replaces the mark by its own reason.
+    return bool((response.provider_details or {}).get("finish_reason")) or response.finish_reason == "content_filter"

@@ -1,0 +1,144 @@
+"""Streamed answers: what their follower sees, when they count, and endpoints whose streams have no end."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pydantic_ai.exceptions import UnexpectedModelBehavior
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ModelResponseStreamEvent, UserPromptPart
+from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.settings import ModelSettings
+
+from soong.shared.agents.model_answers import (
+    NO_FOLLOWER,
+    AnswerFollower,
+    AnswerSource,
+    BrokenAnswerError,
+    UnmarkedAnswerError,
+    can_stream,
+)
+from soong.shared.agents.scripted_model import ScriptedModel
+from soong.shared.engine.tasks.scripted import resolve_script
+from tests.unit.agents.test_model_request import Provider, answer
+
+WHOLE = answer("stop", "stop", provider="openai")
+CUT = answer("stop", provider="openai")
+
+
+class Streaming(Provider):
+    """A provider whose answers come as streams; ``asked`` says how each was asked for."""
+
+    def __init__(self, *answers: ModelResponse | Exception) -> None:
+        super().__init__(*answers)
+        self.asked: list[str] = []
+
+    @property
+    def model_name(self) -> str:
+        return f"m{id(self)}"  # what a process has seen of one is no business of another test's
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        self.asked.append("whole")
+        return await super().request(messages, model_settings, model_request_parameters)
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: Any = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        self.asked.append("stream")
+        whole = await super().request(messages, model_settings, model_request_parameters)
+        yield CompletedStreamedResponse(whole, model_request_parameters=model_request_parameters, replay_events=True)
+
+
+@dataclass
+class Follower:
+    seen: list[str] = field(default_factory=list)
+
+    def take(self, event: ModelResponseStreamEvent) -> None:
+        self.seen.append(event.event_kind)
+
+    async def discard(self) -> None:
+        self.seen.append("discarded")
+
+
+async def ask(source: AnswerSource, follower: AnswerFollower = NO_FOLLOWER) -> ModelResponse:
+    messages: list[ModelMessage] = [ModelRequest(parts=[UserPromptPart("hi")])]
+    return await source.next(messages, ModelSettings(), ModelRequestParameters(), follower)
+
+
+async def test_a_follower_sees_an_answer_while_it_arrives() -> None:
+    follower = Follower()
+
+    response = await ask(AnswerSource(Streaming(WHOLE), True), follower)
+
+    assert response.parts == WHOLE.parts
+    assert follower.seen[0] == "part_start"
+    assert "discarded" not in follower.seen
+
+
+@pytest.mark.spec("DIS-12.a")
+async def test_what_was_seen_of_a_stream_without_its_mark_is_discarded() -> None:
+    follower = Follower()
+
+    with pytest.raises(UnmarkedAnswerError):
+        await ask(AnswerSource(Streaming(CUT), True), follower)
+
+    assert follower.seen[-1] == "discarded"
+
+
+async def test_an_empty_stream_is_a_broken_answer() -> None:
+    empty = UnexpectedModelBehavior("Streamed response ended without content or tool calls")
+
+    with pytest.raises(BrokenAnswerError):
+        await ask(AnswerSource(Streaming(empty), True))
+
+
+async def test_an_endpoint_whose_answers_never_have_a_mark_is_asked_for_whole_ones() -> None:
+    model = Streaming(CUT, CUT, CUT, CUT, CUT)
+    source = AnswerSource(model, True)
+
+    for _ in range(2):
+        with pytest.raises(UnmarkedAnswerError):
+            await ask(source)
+    for _ in range(2):
+        await ask(source)
+    await ask(AnswerSource(model, True))  # another run of this process
+
+    assert model.asked == ["stream", "stream", "whole", "whole", "whole"]
+
+
+async def test_streams_that_were_cut_do_not_end_streaming() -> None:
+    model = Streaming(CUT, CUT, WHOLE, WHOLE)
+    source = AnswerSource(model, True)
+
+    for _ in range(2):
+        with pytest.raises(UnmarkedAnswerError):
+            await ask(source)
+    for _ in range(2):
+        await ask(source)
+
+    assert model.asked == ["stream", "stream", "whole", "stream"]
+
+
+async def test_models_without_streams_are_asked_for_whole_answers() -> None:
+    async def streamed(_messages: list[ModelMessage], _info: AgentInfo) -> AsyncGenerator[str]:
+        yield "a"
+
+    def whole(_messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
+        return WHOLE
+
+    models: list[Model[Any]] = [ScriptedModel(resolve_script("builtin.echo")), FunctionModel(whole), Provider()]
+
+    assert [can_stream(model) for model in models] == [False] * 3
+    assert can_stream(FunctionModel(whole, stream_function=streamed))

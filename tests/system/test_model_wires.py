@@ -6,6 +6,7 @@ import pytest
 from llmock.scenarios import Reply, ToolCall
 from llmock.testing import LLMockServer
 
+from soong.shared.agents.compaction import LEFT_OUT
 from tests.system.cli_scene import CliHarness, scene
 from tests.wires.wire import MODELS, Wires
 
@@ -77,3 +78,26 @@ def test_a_users_definition_says_what_the_agent_is_and_how_its_model_is_asked(cl
         assert [tool["function"]["name"] for tool in body["tools"]] == ["code__list_dir"]
         run = cli.json("runs", "list", "--task", first["id"])[0]
         assert (run["definition"], run["model"]) == ("looker", PLAIN)
+
+
+@pytest.mark.spec("DIS-12.c")
+def test_the_configuration_says_how_much_a_model_reads_and_what_is_left_out(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        look = ToolCall("code__list_dir", {"path": "."})
+        wires.will(Reply(tool_calls=(look,)), Reply(tool_calls=(look,)), Reply(text="the same twice"))
+        cli.environment |= wires.environment
+        cli.home.mkdir(parents=True, exist_ok=True)
+        sections = '[context]\ncompaction = "drop_results"\n[context.windows]\n"openai-chat:*" = 1500\n'
+        (cli.home / "config.toml").write_text(sections)
+        plan = cli.plan(PLAN % MODELS["openai-chat"])
+        for number in range(60):
+            (cli.folder / f"a-file-with-a-long-name-{number}.txt").touch()
+
+        ended = cli.json("run", plan)
+
+        assert ended["steps"][0]["output"] == "the same twice"
+        first, second = (message for message in wires.requests[-1].body["messages"] if message["role"] == "tool")
+        assert (first["content"], "a-file-with-a-long-name-59" in second["content"]) == (LEFT_OUT, True)
+        events = cli.run("runs", "tail", ended["steps"][0]["run"], "--json").stdout
+        assert events.count('"soong.context_compacted"') == 1

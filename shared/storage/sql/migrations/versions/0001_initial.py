@@ -416,7 +416,9 @@ def _make_runs() -> None:
         _text("payload", "{}"),
         _number("created_us", None),
         PrimaryKeyConstraint("run_id", "number"),
-        _one_of("kind", "system", "user", "assistant", "tool_result", "result", "memory_context", "skill"),
+        _one_of(
+            "kind", "system", "user", "assistant", "tool_result", "result", "memory_context", "skill", "compaction"
+        ),
         CheckConstraint("number >= 1 AND parent >= 0 AND parent < number", name="number"),
         _ranges("numbers", "number", "created_us"),
     )

@@ -34,6 +34,10 @@ class Display(Protocol):
 
     def note(self, sentence: str) -> None: ...
 
+    def speak(self, text: str) -> None:
+        """Show the text that a model is writing, in place of what it was before; empty: it has ended."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -76,6 +80,9 @@ class LineDisplay:
 
     def note(self, sentence: str) -> None:
         say(f"  {sentence}")
+
+    def speak(self, text: str) -> None:
+        """Lines are for what is complete."""
 
     def close(self) -> None:
         """Nothing stays open."""

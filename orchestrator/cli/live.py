@@ -9,7 +9,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from soong.orchestrator.cli.console import cut, one_line, visible
+from soong.orchestrator.cli.console import cut, folded, one_line, visible
 from soong.orchestrator.cli.prompt import terminal_console
 from soong.orchestrator.cli.step_words import SYMBOLS, WAITS_FOR_CONSENT, counted, pull_text, seconds_of, time_text
 from soong.orchestrator.client.client import TaskSnapshot
@@ -29,6 +29,7 @@ STYLES = {
     StepStatus.SKIPPED: "dim",
 }
 QUESTIONS_SHOWN = 3
+MAX_SPOKEN_CHARS = 4000
 OTHER_LINES = 10
 """Lines that are not steps: title, counts, workers, questions and room for the shell's prompt."""
 
@@ -41,13 +42,14 @@ class Live:
         self._began = time.monotonic()
         self._spinner = Spinner("dots", style="cyan")
         self._picture: RenderableType = Text()
+        self._spoken = ""
         self._is_held = False
         self._is_closed = False
         self._live = self._started()
 
     def show(self, view: TaskSnapshot) -> None:
         self._picture = self.picture(view)
-        self._live.update(self._picture)
+        self._draw()
 
     def hold(self, held: bool) -> None:
         if self._is_closed:
@@ -61,6 +63,22 @@ class Live:
 
     def note(self, sentence: str) -> None:
         self.console.print(Text(f"  {sentence}", style="dim"))
+
+    def speak(self, text: str) -> None:
+        self._spoken = text
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self._is_closed:
+            said = self._said()
+            self._live.update(Group(said, self._picture) if said else self._picture)
+
+    def _said(self) -> Text:
+        """Return the end of what a model is writing, as much as has room above the picture."""
+        width, height = max(20, self.console.width - 4), max(3, self.console.height // 3)
+        spoken = self._spoken[-MAX_SPOKEN_CHARS:].splitlines()
+        lines = [piece for line in spoken for piece in folded(visible(line), width)]
+        return Text("\n").join(Text(f"  {line}", style="italic") for line in lines[-height:])
 
     def close(self) -> None:
         self._is_closed = True

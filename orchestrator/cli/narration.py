@@ -1,26 +1,57 @@
 """What the agent of an ask says and does, line by line, while people watch."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, cast
 
 from soong.orchestrator.cli.console import compact, one_line, visible
 from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.live_run import follow_live
 from soong.orchestrator.client.tail import RunTail
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
+from soong.shared.engine.wire.answers import AnswerDelta
 
 MAX_SAID_CHARS: Final = 500
 MAX_INPUT_CHARS: Final = 100
+
+_ANSWER_OVER: Final = frozenset({EventType.MODEL_RESPONDED, EventType.MODEL_FAILED, EventType.TOOL_STARTED})
 
 _TELLING: Final = ("instructions", "title", "step_id", "path", "pattern", "task_id", "reason")
 """Arguments of which the first that is given says what a call is about."""
 
 
-async def narrate(client: Client, run_id: str, note: Callable[[str], None]) -> None:
-    """Tell what a run does from its beginning to its end; of its answer nothing, which is shown at the end."""
+@dataclass(slots=True)
+class GrowingAnswer:
+    """The text of the answer that arrives, and what it calls."""
+
+    turn: int = 0
+    text: str = ""
+
+    def take(self, delta: AnswerDelta) -> str:
+        """Return what can be shown now."""
+        self.text = delta.applied_to(self.text if delta.turn == self.turn else "")
+        self.turn = delta.turn
+        calls = f"→ {', '.join(delta.calls)} …" if delta.calls and not delta.is_complete else ""
+        return "\n".join(part for part in (self.text, calls) if part)
+
+
+async def narrate(
+    client: Client, run_id: str, note: Callable[[str], None], speak: Callable[[str], None] = lambda _text: None
+) -> None:
+    """Tell what a run does from its beginning to its end; of its answer nothing, which is shown at the end.
+
+    ``speak`` gets the text of each answer as far as it has arrived, and an empty one when that is over.
+    """
     tail = RunTail(client.store.runs, client.subscriber.subscribe_run)
     last_node = 0
-    async for event in tail.follow(run_id):
+    growing = GrowingAnswer()
+    async for event in follow_live(tail, client.subscriber.subscribe_answer, run_id):
+        if isinstance(event, AnswerDelta):
+            speak(growing.take(event))
+            continue
+        if event.type in _ANSWER_OVER:
+            speak("")
         if event.type == EventType.TOOL_STARTED:
             for node in await client.store.runs.node_page(run_id, after=last_node):
                 last_node = node.number

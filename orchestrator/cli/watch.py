@@ -90,7 +90,11 @@ class Watch:
         assert self._display is not None
         task = await self.client.store.tasks.task(task_id)
         is_ask = task.kind is TaskKind.ASK
-        work = narrate(self.client, task.root_run_id, self._display.note) if is_ask else asyncio.sleep(0)
+        work = (
+            narrate(self.client, task.root_run_id, self._display.note, self._display.speak)
+            if is_ask
+            else asyncio.sleep(0)
+        )
         return asyncio.create_task(work)
 
     async def _until_ended(self, task_id: str) -> TaskSnapshot | None:

@@ -29,7 +29,7 @@ from soong.shared.agents.definition import CompactionStrategy
 from soong.shared.agents.hook_stop import StopAfterHook, stop_of
 from soong.shared.agents.messages import VERSION, opening_nodes, text_of
 from soong.shared.agents.model import SCRIPT
-from soong.shared.agents.model_answers import AnswerSource
+from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, AnswerView, NoView
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep, request
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
@@ -78,10 +78,12 @@ async def run_agent(
     *,
     sleep: Sleep = asyncio.sleep,
     incidents: StepIncidents | None = None,
+    view: AnswerView | None = None,
 ) -> AgentEnd:
     """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
 
-    ``incidents`` takes denials and unknown effects as they are found, also for others than the run's end (DAG-10).
+    ``view`` shows answers while they arrive. ``incidents`` takes denials and unknown effects as they are found, also
+    for others than the run's end (DAG-10).
 
     Raises:
         LeaseLostError: the run is no longer ours.
@@ -90,7 +92,7 @@ async def run_agent(
     found = StepIncidents() if incidents is None else incidents
     repeats = RepeatedFailures(task.limits.max_repeated_failures)
     talk = Conversation(transcript, clock)
-    loop = _Loop(task, model, executor, log, clock, talk, sleep, repeats, incidents=found)
+    loop = _Loop(task, model, executor, log, clock, talk, sleep, repeats, incidents=found, view=view or NoView())
     try:
         return await loop.run(transcript)
     finally:
@@ -114,6 +116,7 @@ class _Loop:
     """A note about its limits that the agent has not got yet."""
     reasks: int = 0
     source: AnswerSource = field(init=False)
+    view: AnswerView = field(default_factory=NoView)
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
     steps_done: int = 0
@@ -246,7 +249,9 @@ class _Loop:
         model = self.task.identity.model or self.model.model_name
         self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": model})
         started_s = self.clock.monotonic_s()
-        response = await self._request(self.talk.messages, parameters)
+        self.view.begin(turn)
+        response = await self._request(self.talk.messages, parameters, self.view)
+        self.view.complete()
         self.talk.add_answer(response)
         used = usage_of(response)
         elapsed_ms = int((self.clock.monotonic_s() - started_s) * 1000)
@@ -262,7 +267,12 @@ class _Loop:
         # The answer as it was taken in: call ids may have been made unique.
         return self.talk.answer or response
 
-    async def _request(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> ModelResponse:
+    async def _request(
+        self,
+        messages: list[ModelMessage],
+        parameters: ModelRequestParameters,
+        follower: AnswerFollower = NO_FOLLOWER,
+    ) -> ModelResponse:
         """Send one request of the run; what it used counts. Raises: ProviderFailedError."""
         turn = self.talk.turns + 1
 
@@ -284,6 +294,7 @@ class _Loop:
             attempts=attempts,
             failed=failed,
             sleep=self.sleep,
+            follower=follower,
         )
         before, used = self.usage, usage_of(response)
         self.usage = add(before, used)

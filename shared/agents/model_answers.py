@@ -52,6 +52,26 @@ class NoFollower:
     async def discard(self) -> None: ...
 
 
+class AnswerView(AnswerFollower, Protocol):
+    """Shows people an answer while it arrives. It depends on nobody and nobody on it."""
+
+    def begin(self, turn: int) -> None:
+        """Take the pieces that follow as those of this turn's answer."""
+        ...
+
+    def complete(self) -> None:
+        """Show the rest: the answer has arrived."""
+        ...
+
+
+class NoView(NoFollower):
+    """Shows nobody anything."""
+
+    def begin(self, turn: int) -> None: ...
+
+    def complete(self) -> None: ...
+
+
 NO_FOLLOWER: Final = NoFollower()
 
 

@@ -118,6 +118,11 @@ class StreamRedactor:
         self._hold = max([_LONGEST_TOKEN, *(len(value) for value in redactor.values)])
         self._pending = ""
 
+    @property
+    def pending(self) -> str:
+        """What is held back, with its secrets."""
+        return self._pending
+
     def feed(self, piece: str) -> str:
         """Take a piece and return what can be shown now; may be empty."""
         self._pending += piece

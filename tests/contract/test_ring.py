@@ -50,6 +50,11 @@ async def heard(subscription: Subscription, count: int = 1) -> set[str]:
 Listen: TypeAlias = Callable[[Subscriber], Awaitable[Subscription]]
 Say: TypeAlias = Callable[[Notifier], Awaitable[None]]
 
+
+async def _publish(notifier: Notifier, run_id: str, payload: str) -> None:
+    await notifier.publish_answer(run_id, payload)
+
+
 SUBJECTS: dict[str, tuple[Listen, Say, str]] = {
     "owners": (lambda board: board.subscribe_owner(), lambda notifier: notifier.notify_owners(["sess_1"]), "sess_1"),
     "owners, all": (lambda board: board.subscribe_owner(), lambda notifier: notifier.notify_owners(), ""),
@@ -63,6 +68,11 @@ SUBJECTS: dict[str, tuple[Listen, Say, str]] = {
         lambda board: board.subscribe_run("run_1"),
         lambda notifier: notifier.notify_runs(["run_2", "run_1"]),
         "run_1",
+    ),
+    "answer": (
+        lambda board: board.subscribe_answer("run_1"),
+        lambda notifier: _publish(notifier, "run_1", "one"),
+        "one",
     ),
     "question": (
         lambda board: board.subscribe_permissions(),
@@ -156,3 +166,18 @@ async def test_ringing_without_a_listener_is_no_error(line: Line) -> None:
     await line.notifier.notify_owners()
     await line.notifier.notify_worker("wrk_1")
     await line.notifier.permission_raised("req_1", "sess_1")
+
+
+async def test_pieces_of_answers_come_in_their_order_and_say_how_many_hear_them(line: Line) -> None:
+    assert await line.notifier.publish_answer("run_1", "lost") == 0
+    subscription = await line.board.subscribe_answer("run_1")
+
+    said = [await line.notifier.publish_answer("run_1", f"piece {number}") for number in range(3)]
+
+    assert said == [1, 1, 1]
+    heard_ids: list[str] = []
+    async with asyncio.timeout(HEARD_LIMIT_S):
+        while len(heard_ids) < 3:
+            heard_ids += await subscription.wait(HEARD_LIMIT_S)
+    assert heard_ids == ["piece 0", "piece 1", "piece 2"]
+    await subscription.close()

@@ -192,8 +192,9 @@ class _BorderNotifier(_Borders):
     async def _cross(self, name: str, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._process.check_running()
         await self._perhaps_crash(name, Fault.CRASH_AT_PUBLISH)
-        await method(*args, **kwargs)
+        result = await method(*args, **kwargs)
         await self._perhaps_crash(name, Fault.CRASH_AT_PUBLISH)
+        return result
 
 
 def border_store(inner: Store, process: Crossing) -> Store:

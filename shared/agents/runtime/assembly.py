@@ -170,17 +170,21 @@ class AgentRuntime:
             asyncio.CancelledError: it was interrupted.
         """
         from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agents pay it
+        from soong.shared.agents.runtime.broadcast import AnswerBroadcast  # as above
 
         incidents, log = agent.interruption.incidents, agent.log
+        view = AnswerBroadcast(self.notifier, self.redactor, agent.task.identity.run_id)
         calls = agent.executor if executor is None else executor
         try:
             return await run_agent(
-                agent.task, agent.model, calls, agent.transcript, log, self.clock, incidents=incidents
+                agent.task, agent.model, calls, agent.transcript, log, self.clock, incidents=incidents, view=view
             )
         except asyncio.CancelledError:
             if not agent.interruption.goes_on_elsewhere:
                 await unbroken(log.flush())  # what the aborted calls noted after their ends
             raise
+        finally:
+            await view.close()
 
     def _gate(self, claim: Claim, policy: Policy, log: RunCallLog, waiting: Waiting) -> RunGate:
         return RunGate(

@@ -23,6 +23,10 @@ class Notifier(Protocol):
         """Notify the followers of these runs that their logs have grown."""
         ...
 
+    async def publish_answer(self, run_id: str, payload: str) -> int:
+        """Send a piece of an answer at once and return how many hear it; 0 also where it could not be sent."""
+        ...
+
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         """Tell owners that a question was raised, answered or withdrawn: its session's broker is to look."""
         ...
@@ -79,4 +83,10 @@ class Subscriber(Protocol):
 
     async def subscribe_run(self, run_id: str) -> Subscription:
         """Hear that a run's log has grown: its id."""
+        ...
+
+    async def subscribe_answer(self, run_id: str) -> Subscription:
+        """Hear a run's answers while they arrive: the pieces' payloads, the newest of them; an empty one after an
+        outage.
+        """
         ...

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
+from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
 
@@ -54,6 +55,12 @@ class RedisNotifier:
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
             self._put("publish", run_channel(run_id), run_id)
+
+    async def publish_answer(self, run_id: str, payload: str) -> int:
+        try:
+            return int(await self._client.publish(answer_channel(run_id), payload))
+        except (RedisError, OSError, TimeoutError):
+            return 0  # nobody depends on it
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         self._put("stream", REQUESTS, request_id, session_id)

@@ -2,10 +2,14 @@
 
 from redis.asyncio import Redis
 
+from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
 from soong.shared.storage.redis.subscriptions import ChannelSource, RedisSubscription, StreamSource, sessions_of
+
+ANSWER_PIECES_KEPT = 200
+"""Of a reader that does not keep up; older pieces are lost to it."""
 
 
 class RedisSubscriber:
@@ -34,6 +38,10 @@ class RedisSubscriber:
 
     async def subscribe_run(self, run_id: str) -> Subscription:
         return await self._subject_ear(run_channel(run_id), run_id)
+
+    async def subscribe_answer(self, run_id: str) -> Subscription:
+        source = ChannelSource(self._client, answer_channel(run_id), lambda payload: (payload,))
+        return await RedisSubscription.listen(source, keep=ANSWER_PIECES_KEPT)
 
     async def _subject_ear(self, channel: str, subject: str) -> Subscription:
         return await RedisSubscription.listen(

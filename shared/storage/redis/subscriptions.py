@@ -43,8 +43,9 @@ class SubscriptionSource(Protocol):
 class RedisSubscription:
     """Implements ``soong.shared.engine.wire.notifier.Ear`` over a source. Made by :meth:`listen`."""
 
-    def __init__(self, source: SubscriptionSource, *, returned: str) -> None:
+    def __init__(self, source: SubscriptionSource, *, returned: str, keep: int = 0) -> None:
         self._source = source
+        self._keep = keep
         self._returned = returned
         self._heard: dict[str, None] = {}
         self._rung = asyncio.Event()
@@ -52,12 +53,14 @@ class RedisSubscription:
         self._task = asyncio.get_running_loop().create_task(self._listen())
 
     @classmethod
-    async def listen(cls, source: SubscriptionSource, *, returned: str = "") -> "RedisSubscription":
+    async def listen(cls, source: SubscriptionSource, *, returned: str = "", keep: int = 0) -> "RedisSubscription":
         """Start to listen; ``returned`` is reported after an outage.
+
+        Of what is heard between two waits the newest ``keep`` are reported; 0: all.
 
         Returns once it listens, or after a short while with Redis away: it then reports its start as a return.
         """
-        subscription = cls(source, returned=returned)
+        subscription = cls(source, returned=returned, keep=keep)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_OPEN_LIMIT_S):
@@ -85,6 +88,8 @@ class RedisSubscription:
 
     def _note(self, id: str) -> None:
         self._heard[id] = None
+        if self._keep and len(self._heard) > self._keep:
+            del self._heard[next(iter(self._heard))]
         self._rung.set()
 
     async def _listen(self) -> None:

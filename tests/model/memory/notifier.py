@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
+from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import REQUESTS, decisions_of
@@ -59,6 +60,10 @@ class MemoryBus:
         for run_id in run_ids:
             self._ring(run_channel(run_id), (run_id,))
 
+    async def publish_answer(self, run_id: str, payload: str) -> int:
+        self._ring(answer_channel(run_id), (payload,))
+        return len(self._ears.get(answer_channel(run_id), ()))
+
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         del request_id  # an owner looks at all that waits in the session
         self._ring(REQUESTS, (session_id,))
@@ -84,6 +89,9 @@ class MemoryBus:
 
     async def subscribe_run(self, run_id: str) -> Subscription:
         return self._listen(run_channel(run_id))
+
+    async def subscribe_answer(self, run_id: str) -> Subscription:
+        return self._listen(answer_channel(run_id))
 
     def forget(self, subject: str, subscription: MemorySubscription) -> None:
         """Stop ringing a subscription that was closed; a second time does nothing."""

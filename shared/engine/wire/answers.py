@@ -1,0 +1,77 @@
+"""What people see of a model's answer while it arrives: pieces on a channel, kept nowhere.
+
+A piece says where its text belongs, so a reader that missed some, or came late, is right again with the next one that
+starts at 0, and at the latest with the node that the run writes of the complete answer. Payloads are JSON with ``v``;
+unknown fields are ignored, so N reads N-1.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.wire.jobs import KEY_PREFIX
+
+MAX_PIECE_CHARS: Final = 300_000
+MAX_CALLS: Final = 100
+MAX_NAME_CHARS: Final = 200
+GAP: Final = "… "
+"""Stands for what a reader has missed."""
+
+
+def answer_channel(run_id: str) -> str:
+    """Return the channel with the answers of a run while they arrive."""
+    return f"{KEY_PREFIX}wake:run:{run_id}:answer"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """A piece of an answer, without secrets. From its position ``at`` on, ``text`` replaces what was there.
+
+    An answer that broke off and is asked for again starts at 0 again. ``calls`` are the tools that it calls so far.
+    ``is_complete``: this is its last piece; the run continues with it.
+    """
+
+    turn: int
+    at: int
+    text: str
+    calls: tuple[str, ...] = ()
+    is_complete: bool = False
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "turn": self.turn,
+            "at": self.at,
+            "text": self.text,
+            "calls": list(self.calls),
+            "is_complete": self.is_complete,
+        }
+
+    def payload(self) -> str:
+        """Return the form on the wire."""
+        return json.dumps({"v": 1, **self.as_json()}, separators=(",", ":"))
+
+    def applied_to(self, shown: str) -> str:
+        """Return the answer's text so far for a reader who has shown this much of the same turn."""
+        return (shown[: self.at] if self.at <= len(shown) else GAP) + self.text
+
+
+def delta_of(payload: str) -> AnswerDelta | None:
+    """Read the form on the wire; None when it is not one: anybody with a worker's rights may publish."""
+    try:
+        found = json.loads(payload) if len(payload) <= 2 * MAX_PIECE_CHARS else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, Mapping):
+        return None
+    turn, at = _count(found.get("turn")), _count(found.get("at"))
+    text, calls = found.get("text"), found.get("calls", [])
+    if turn is None or at is None or not isinstance(text, str) or not isinstance(calls, list):
+        return None
+    names = tuple(str(name)[:MAX_NAME_CHARS] for name in calls[:MAX_CALLS])
+    return AnswerDelta(turn, at, text[:MAX_PIECE_CHARS], names, found.get("is_complete") is True)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -102,7 +102,7 @@ class Soong:
         Raises:
             UsageError: the plan, an input or a rule is wrong.
         """
-        return self._preview(self._read(plan), inputs or {}, allow, project)
+        return self._preview(self._read(plan, project), inputs or {}, allow, project)
 
     async def run(
         self,
@@ -309,7 +309,7 @@ class Soong:
         project: str | Path,
         model: str,
     ) -> Submission:
-        read = self._read(plan)
+        read = self._read(plan, project)
         named = [grant for grant in step_grants if isinstance(grant, str)]
         shown = [grant for grant in step_grants if isinstance(grant, StepGrant)]
         if named:
@@ -334,13 +334,13 @@ class Soong:
             inputs,
             project=Path(project),
             allow=allow,
-            catalogue=self._catalogue,
+            catalogue=self._catalogue.at(Path(project)),
             settings=self._settings,
             cwd=program_folder(Path(project)),
         )
 
-    def _read(self, plan: PlanSource) -> Plan:
-        known = replace(self._catalogue.known(), load_module=deployed_modules(self._settings))
+    def _read(self, plan: PlanSource, project: str | Path) -> Plan:
+        known = replace(self._catalogue.at(Path(project)).known(), load_module=deployed_modules(self._settings))
         return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
 
 

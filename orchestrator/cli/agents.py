@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from soong.orchestrator.cli.console import complain, emit, output, say, table
+from soong.shared.core.config import load_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from soong.shared.agents.definition import AgentDefinition
+    from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
+    from soong.shared.agents.definition_files import DefinitionFile
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _JSON = typer.Option(False, "--json", help="Print one JSON document.")
+_PROJECT = typer.Option(Path(), "--project", help="Folder whose own definitions count, too.")
 _ID = typer.Argument(..., metavar="ID", help="The definition's id.")
 
 _TEMPLATE: Final = """\
@@ -44,30 +47,27 @@ def agents() -> None:
 
 
 @app.command("list")
-def list_agents(*, is_json: bool = _JSON) -> None:
-    """List the definitions: the built-in ones and those of this home."""
+def list_agents(project: Path = _PROJECT, *, is_json: bool = _JSON) -> None:
+    """List the definitions: the built-in ones, those of this home and those of a project."""
     from soong.orchestrator.schemas.agent import AgentSchema
-    from soong.shared.agents.definition_files import definition_files, known_definitions
 
-    home = load_settings().home
-    known = sorted(known_definitions(home), key=lambda one: one.id)
+    known = sorted(_known(project), key=lambda one: one.id)
     if is_json:
         emit([AgentSchema.of(one).model_dump(mode="json") for one in known])
         return
     rows = [(one.id, one.mode.value, one.model or "-", _source(one), one.description) for one in known]
     output(table(("agent", "mode", "model", "source", "what it is for"), rows))
-    if broken := [file for file in definition_files(home) if file.definition is None]:
+    if broken := [file for file in _all_files(project) if file.definition is None]:
         say(f"{_files(len(broken))} cannot be used; soong agents validate shows why")
 
 
 @app.command()
-def show(definition_id: str = _ID, *, is_json: bool = _JSON) -> None:
+def show(definition_id: str = _ID, project: Path = _PROJECT, *, is_json: bool = _JSON) -> None:
     """Show a definition: its model, tools, limits and instructions."""
     from soong.orchestrator.schemas.agent import AgentSchema
-    from soong.shared.agents.definition_files import known_definitions
     from soong.shared.engine.tasks.problems import Unknown
 
-    known = known_definitions(load_settings().home)
+    known = _known(project)
     if definition_id not in known.ids:
         hint = Unknown(definition_id, known.ids, names_all=True).text()
         raise UsageError(f"there is no agent definition {definition_id!r}; {hint}")
@@ -76,6 +76,9 @@ def show(definition_id: str = _ID, *, is_json: bool = _JSON) -> None:
         emit(AgentSchema.of(definition).model_dump(mode="json"))
     else:
         output(_text(definition))
+    for file in _all_files(project):
+        if file.definition is not None and file.definition.id == definition_id:
+            _say_notes(file)
 
 
 @app.command()
@@ -101,24 +104,51 @@ def new(definition_id: str = _ID) -> None:
 
 @app.command()
 def validate(
-    files: list[Path] = typer.Argument(None, metavar="[FILE]...", help="Files [all of this home]."),
+    files: list[Path] = typer.Argument(None, metavar="[FILE]...", help="Files [all of this home and of the project]."),
+    project: Path = _PROJECT,
     *,
     is_json: bool = _JSON,
 ) -> None:
     """Check the files of definitions and list every problem with its line."""
     from soong.orchestrator.schemas.agent import AgentFileSchema
-    from soong.shared.agents.definition_files import definition_file, definition_files
+    from soong.shared.agents.definition_files import definition_file
+    from soong.shared.agents.project_definitions import claude_file
 
-    found = [definition_file(path) for path in files] if files else definition_files(load_settings().home)
+    readers = {True: claude_file, False: definition_file}
+    found = [readers[".claude" in path.resolve().parts](path) for path in files or ()] or _all_files(project)
     problems = [str(problem) for file in found for problem in file.problems]
     if is_json:
         emit([AgentFileSchema.of(file).model_dump(mode="json") for file in found])
     for problem in () if is_json else problems:
         complain(problem)
+    for file in () if is_json else found:
+        _say_notes(file)
     if problems:
         raise typer.Exit(2)
     if not is_json:
         output(f"{_files(len(found))}, no problem" if found else "there are no files; soong agents new ID writes one")
+
+
+def _known(project: Path) -> "AgentDefinitionRegistry":
+    """Return what may be named in a project."""
+    from soong.shared.agents.definition_files import known_definitions
+    from soong.shared.agents.project_definitions import with_project
+
+    home = load_settings().home
+    return with_project(known_definitions(home), project, load_config(home).agents)
+
+
+def _all_files(project: Path) -> "list[DefinitionFile]":
+    from soong.shared.agents.definition_files import definition_files
+    from soong.shared.agents.project_definitions import project_definition_files
+
+    home = load_settings().home
+    return [*definition_files(home), *project_definition_files(project, load_config(home).agents)]
+
+
+def _say_notes(file: "DefinitionFile") -> None:
+    for note in file.notes:
+        say(f"{file.path}: {note}")
 
 
 def _files(count: int) -> str:

@@ -63,7 +63,7 @@ def command(
     settings = load_settings(
         model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_concurrent
     )
-    catalogue = Catalogue.of(settings)
+    catalogue = Catalogue.of(settings).at(project)
     inputs, modules = read_inputs(given), PlanModules(settings, catalogue, plan)
     settings = modules.added_to_settings(read := read_plan(plan, modules.names()))
     mode = approval_mode(approvals, is_detached=detach, allows=bool(allow or allowed_steps))

@@ -4,7 +4,8 @@ The tools are those that workers with the same settings register, under the user
 are known where they run.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
 
 from soong.orchestrator.client.tool_registry import registry_of
@@ -15,6 +16,7 @@ from soong.shared.agents.definition import (
     builtin_definitions,
 )
 from soong.shared.agents.definition_files import known_definitions
+from soong.shared.agents.project_definitions import with_project
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import Role
@@ -75,6 +77,15 @@ class Catalogue:
         definitions = known_definitions(settings.home)
         return cls(tools_of(environment), definitions, environment.config, needs_project=not settings.is_embedded)
 
+    def at(self, project: Path) -> "Catalogue":
+        """Return the catalogue with the agent definitions that a project has, read now."""
+        found = self.definitions_of(project)
+        return self if found is self.definitions else replace(self, definitions=found)
+
+    def definitions_of(self, project: Path) -> AgentDefinitionRegistry:
+        """Return the definitions that may be named in a project."""
+        return with_project(self.definitions, project, self.config.agents)
+
     @property
     def names(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools)
@@ -94,6 +105,14 @@ class Catalogue:
     def planner(self, default_model: str, max_children: int = 0) -> Planner:
         """Return what makes rows of plans in this process."""
         return Planner(self.known(), self.surface_of, default_model, max_children)
+
+    def planner_of_projects(self, default_model: str, max_children: int = 0) -> Planner:
+        """Return a planner that knows the agent definitions of each project, too."""
+
+        def of_project(project: str) -> Planner:
+            return self.at(Path(project)).planner(default_model, max_children)
+
+        return replace(self.planner(default_model, max_children), of_project=of_project)
 
     def surface_of(self, step: PlanStep) -> JsonObject:
         """Return the stored surface of a step's run; a step that runs no agent has no tools."""

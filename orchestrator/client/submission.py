@@ -73,6 +73,7 @@ def submission(
         UsageError: the project is not a folder, a wrong input, rule or model, a step without model and script.
     """
     require_text("the model", model)
+    catalogue = catalogue.at(project)
     ids = ids or Ids(new_id("sess"), new_id("task"))
     now_us, task_id, home = clock.now_us(), ids.task, str(Path.home())
     granted = [
@@ -128,6 +129,7 @@ def ask_submission(
         NotFoundError: the agent definition is unknown.
     """
     _check_goal(goal)
+    catalogue = catalogue.at(project)
     definition = catalogue.definitions.get(agent)
     name = definition.model or model
     if name in ("", SCRIPT):
@@ -176,6 +178,7 @@ def follow_up(
         )
     name = model or former.identity.model
     check_name(name)
+    catalogue = catalogue.at(Path(session.project))
     definition = catalogue.definitions.get(agent or former.identity.definition)
     return Submission(session, _ask(goal, session, definition, name, catalogue, clock.now_us(), follows=former.id))
 

@@ -9,7 +9,7 @@ from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.service import Ledger, TaskService
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.toolsets.agents import LookingTools, StartingTools
+from soong.shared.toolsets.agents import DefinitionsOf, LookingTools, StartingTools
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
 
@@ -39,6 +39,7 @@ def owner_registry(
     service: TaskService,
     clock: Clock,
     definitions: AgentDefinitionRegistry,
+    definitions_of: DefinitionsOf,
     *,
     patience_s: float = 60.0,
 ) -> ToolRegistry:
@@ -49,6 +50,6 @@ def owner_registry(
     """
     own = TaskTools(service.store, lambda: "", clock)
     starting = StartingTools(service, definitions.models, patience_s)
-    looking = LookingTools(service.store, definitions)
+    looking = LookingTools(service.store, definitions_of)
     sources = (PlanTemplates(service.planner.known), own, PlanningTools(service), starting, looking)
     return make_registry(environment, sources)

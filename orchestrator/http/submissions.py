@@ -130,6 +130,8 @@ class _CheckedPlan:
 
     plan: Plan
     project: Path
+    catalogue: Catalogue
+    """With the agent definitions of the project."""
 
 
 def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _CheckedPlan:
@@ -139,6 +141,7 @@ def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _Ch
     """
     project, errors = _project(body.project, settings.http_projects)
     has_other = bool(errors)
+    catalogue = catalogue if errors else catalogue.at(project)
     plan: Plan | None = None
     try:
         plan = read_plan(body.plan, catalogue)
@@ -152,7 +155,7 @@ def _checked(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> _Ch
         code = ProblemCode.INVALID_INPUT if has_other else ProblemCode.INVALID_PLAN
         detail = f"the submission has {len(errors)} problems; `errors` names each"
         raise ProblemError(code, detail, {"errors": errors[:MAX_ERRORS]})
-    return _CheckedPlan(plan, project)
+    return _CheckedPlan(plan, project, catalogue)
 
 
 def _error(place: str, problem: str, hint: str) -> Json:
@@ -161,7 +164,7 @@ def _error(place: str, problem: str, hint: str) -> Json:
 
 def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
     """Look at what a plan will ask for; nothing is written. Raises: ProblemError."""
-    return _look(_checked(body, catalogue, settings), body, catalogue, settings)
+    return _look(_checked(body, catalogue, settings), body, settings)
 
 
 def ids_of(key: str, principal: str, body: SubmissionBody | AskBody) -> Ids:
@@ -195,7 +198,7 @@ def prepared(
     checked = _checked(body, catalogue, settings)
     grants: Sequence[StepGrant] = ()
     if body.step_grants:
-        grants = _consented(_look(checked, body, catalogue, settings), body.step_grants)
+        grants = _consented(_look(checked, body, settings), body.step_grants)
     return submission(
         checked.plan,
         body.inputs,
@@ -267,13 +270,13 @@ def preview_document(preview: Preview) -> Mapping[str, Any]:
     return {**preview.as_json(), "steps": steps}
 
 
-def _look(checked: _CheckedPlan, body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Preview:
+def _look(checked: _CheckedPlan, body: PreviewBody, settings: Settings) -> Preview:
     return preview_of(
         checked.plan,
         body.inputs,
         project=checked.project,
         allow=body.allow,
-        catalogue=catalogue,
+        catalogue=checked.catalogue,
         settings=settings,
         cwd=checked.project,
     )

@@ -21,6 +21,7 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.ports import ArtifactStore
+from soong.shared.toolsets.agents import DefinitionsOf
 from soong.shared.toolsets.hooks import all_hooks
 from soong.shared.toolsets.sources import ToolEnvironment
 
@@ -38,8 +39,11 @@ def owner_agents(
     artifacts: ArtifactStore,
     service: TaskService,
     definitions: AgentDefinitionRegistry,
+    definitions_of: DefinitionsOf | None = None,
 ) -> AskRunner:
     """Return what runs the agents of asks in this process.
+
+    ``definitions_of`` adds the definitions of a project to ``definitions``.
 
     Raises:
         InvalidConfigError, InvalidToolError: the configuration of the home or a module of tools cannot be used.
@@ -56,7 +60,14 @@ def owner_agents(
         clock=service.clock,
         settings=settings,
         config=config,
-        registry=owner_registry(environment, service, service.clock, definitions, patience_s=settings.no_worker_s),
+        registry=owner_registry(
+            environment,
+            service,
+            service.clock,
+            definitions,
+            definitions_of or (lambda _project: definitions),
+            patience_s=settings.no_worker_s,
+        ),
         hooks=all_hooks(environment, clean, settings.home),
         redactor=clean,
         source=OWNER_SOURCE,

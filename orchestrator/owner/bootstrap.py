@@ -12,6 +12,7 @@ from soong.orchestrator.approvals.deployment_key import open_key
 from soong.orchestrator.client.bootstrap import open_collector
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.owner.agent_runtime import owner_agents
+from soong.orchestrator.owner.asks import AskRunner
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
@@ -23,6 +24,7 @@ from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
+from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.rooted import RootedFolder
@@ -34,6 +36,7 @@ from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
+from soong.shared.storage.store import Store
 
 BROKER_TIMEOUT_S = 5.0
 SWITCH_INTERVAL_S = 0.001
@@ -65,7 +68,7 @@ async def build(settings: Settings) -> Orchestrator:
     clock = SystemClock()
     retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
     catalogue = Catalogue.of(settings)
-    planner = catalogue.planner(settings.model, settings.max_children_per_run)
+    planner = _planner(settings, catalogue)
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
     try:
@@ -86,27 +89,55 @@ async def build(settings: Settings) -> Orchestrator:
     agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
     service = TaskService(store, notifier, RedisSubscriber(agent_clients.blocking), clock, planner)
     inbox = DecisionInbox(store.consent, subscriber, "")
-    agents = owner_agents(settings, catalogue.config, store, notifier, inbox, artifacts, service, catalogue.definitions)
+    expander = Expander(store.tasks, store.runs, clock, settings.max_children_per_run, asyncio.to_thread)
     parts = Parts(
         store=store,
         notifier=notifier,
         subscriber=subscriber,
         clock=clock,
-        scheduler=Scheduler(
-            store.tasks,
-            store.runs,
-            Expander(store.tasks, store.runs, clock, settings.max_children_per_run, asyncio.to_thread),
-            clock,
-        ),
+        scheduler=Scheduler(store.tasks, store.runs, expander, clock),
         commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner),
         dispatcher=Dispatcher(store.claims, store.sessions, broker),
         broker=ApprovalBroker(
             store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
         ),
         recorder=folders,
-        agents=agents,
+        agents=_agents(settings, catalogue, store, inbox, artifacts, service),
         closers=(inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
         background=(retention.run,) if retention.wanted.is_on else (),
     )
     owner_id.orchestrator = Orchestrator(parts, settings)
     return owner_id.orchestrator
+
+
+def _planner(settings: Settings, catalogue: Catalogue) -> Planner:
+    """Return what makes the rows of an agent's plans."""
+    make = catalogue.planner_of_projects if _opens_projects(settings) else catalogue.planner
+    return make(settings.model, settings.max_children_per_run)
+
+
+def _agents(
+    settings: Settings,
+    catalogue: Catalogue,
+    store: Store,
+    inbox: DecisionInbox,
+    artifacts: FolderArtifacts,
+    service: TaskService,
+) -> AskRunner:
+    definitions_of = catalogue.definitions_of if _opens_projects(settings) else None
+    return owner_agents(
+        settings,
+        catalogue.config,
+        store,
+        service.notifier,
+        inbox,
+        artifacts,
+        service,
+        catalogue.definitions,
+        definitions_of,
+    )
+
+
+def _opens_projects(settings: Settings) -> bool:
+    """Say whether this process reads files of projects. In a deployment it has the signing key (docs/security.md)."""
+    return settings.is_embedded

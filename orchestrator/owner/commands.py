@@ -125,13 +125,14 @@ class Commands:
         task = await self.tasks.task(command.subject)
         steps = await self.tasks.steps(task.id)
         session = await self.sessions.session(task.session_id)
-        update = read_update(command.detail, task, steps, self.planner.known)
+        planner = await self.planner.at(session.project)
+        update = read_update(command.detail, task, steps, planner.known)
         if update.steps or any(attempt.changes for attempt in update.attempts):
             _check_side(command, session, "adds steps to its tasks or changes them")
         tried = {attempt.step_id for attempt in update.attempts}
         last = {step.key: await self.runs.run(step.run_id) for step in steps if step.step_id in tried}
         root = (await self.runs.run(task.root_run_id)).identity
-        change = self.planner.change(
+        change = planner.change(
             update, task, steps, root, last, project=_project(session), origin=command.origin_in(session)
         )
         workers = await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
@@ -146,14 +147,15 @@ class Commands:
         _check_side(command, session, "starts agents in it")
         steps = await self.tasks.steps(ask.id)
         document: JsonObject = {"add_steps": [command.detail["step"]]}
-        update = read_update(document, ask, steps, self.planner.known)
+        planner = await self.planner.at(session.project)
+        update = read_update(document, ask, steps, planner.known)
         role = Role(str(command.detail["role"]))
         if not role.is_child:
             raise ConflictError(f"a child is no {role.value} agent")
         update = replace(update, steps=tuple(replace(step, role=role) for step in update.steps))
         root = (await self.runs.run(ask.root_run_id)).identity
         origin = command.origin_in(session)
-        change = self.planner.change(update, ask, steps, root, {}, project=_project(session), origin=origin)
+        change = planner.change(update, ask, steps, root, {}, project=_project(session), origin=origin)
         if role is Role.FORK:
             change = await self._forked(change, ask.root_run_id, command)
         await self.tasks.update_task(ownership, ask.id, change, now_us=now_us, command_id=command.id)
@@ -176,10 +178,11 @@ class Commands:
         steps = await self.tasks.steps(task.id)
         if SAYS_WHAT_TO_DO & command.detail.keys():
             _check_side(command, session, "gives pull workers tools, instructions, a script or an agent")
-        dispatch = read_dispatch(command.detail, task, self.planner.known)
+        planner = await self.planner.at(session.project)
+        dispatch = read_dispatch(command.detail, task, planner.known)
         root = (await self.runs.run(task.root_run_id)).identity
         origin = command.origin_in(session)
-        change = self.planner.pull_workers(dispatch, task, steps, root, project=_project(session), origin=origin)
+        change = planner.pull_workers(dispatch, task, steps, root, project=_project(session), origin=origin)
         await self.tasks.update_task(ownership, task.id, change, now_us=now_us, command_id=command.id)
 
     async def _end(

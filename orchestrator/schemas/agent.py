@@ -55,8 +55,10 @@ class AgentFileSchema(Schema):
     path: str
     id: str = Field(description="Empty when it cannot be used.")
     problems: list[AgentFileProblem]
+    notes: list[str] = Field(description="What of it is not taken, and why.")
 
     @classmethod
     def of(cls, file: DefinitionFile) -> "AgentFileSchema":
         definition_id = "" if file.definition is None else file.definition.id
-        return cls(path=str(file.path), id=definition_id, problems=[AgentFileProblem.of(one) for one in file.problems])
+        problems = [AgentFileProblem.of(one) for one in file.problems]
+        return cls(path=str(file.path), id=definition_id, problems=problems, notes=list(file.notes))

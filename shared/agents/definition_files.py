@@ -6,6 +6,7 @@ its problems, and the others are used.
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -87,11 +88,12 @@ _READER: Final = DocumentReader.of(DefinitionDocument)
 
 @dataclass(frozen=True, slots=True)
 class DefinitionFile:
-    """A file of the folder: its definition, or what is wrong with it."""
+    """A file of the folder: its definition, or what is wrong with it. ``notes`` say what of it is not taken."""
 
     path: Path
     definition: AgentDefinition | None
     problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def definition_files(home: Path | None) -> list[DefinitionFile]:
@@ -176,10 +178,10 @@ def _definition_of(said: DefinitionDocument, body: str, path: Path) -> AgentDefi
     )
 
 
-def definition_file(path: Path) -> DefinitionFile:
-    """Read one file."""
+def definition_file(path: Path, read: Callable[[str, Path], AgentDefinition] = read_definition) -> DefinitionFile:
+    """Read one file; ``read`` knows its form."""
     try:
-        return DefinitionFile(path, read_definition(_text_of(path), path))
+        return DefinitionFile(path, read(_text_of(path), path))
     except InvalidPlanError as error:
         return DefinitionFile(path, None, tuple(error.problems))
     except (OSError, UnicodeDecodeError, PathRefusedError) as error:

@@ -173,6 +173,19 @@ class ContextConfig(_Section):
     )
 
 
+class AgentsConfig(_Section):
+    """``[agents]``: agent definitions that a project brings with it (DIS-02)."""
+
+    project: bool = Field(
+        default=True, description="Offer the definitions in `.soong/agents` and `.claude/agents` of the project, too."
+    )
+    project_models: tuple[Text, ...] = Field(
+        default=(),
+        strict=False,
+        description="Globs of models that such a definition may choose; else the task's holds.",
+    )
+
+
 class Config(_Section):
     """All sections. Frozen: a process works under the configuration it started with."""
 
@@ -185,6 +198,7 @@ class Config(_Section):
     skills: SkillsConfig = SkillsConfig()
     instructions: InstructionsConfig = InstructionsConfig()
     context: ContextConfig = ContextConfig()
+    agents: AgentsConfig = AgentsConfig()
 
 
 def load_config(home: Path) -> Config:

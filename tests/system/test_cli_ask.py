@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -353,3 +354,36 @@ def test_usage_adds_up_what_an_agent_and_its_children_have_used(cli: CliHarness)
         assert (by_task["key"], by_task["requests"], by_task["runs"]) == (ended["id"], 3, 2)
         assert float(by_task["cost_usd"]) > 0
         assert "input tokens" in shown
+
+
+@pytest.mark.spec("DIS-02.b")
+def test_agents_of_the_project_do_work_with_the_model_of_the_task(cli: CliHarness) -> None:
+    for folder in (".soong", ".claude"):
+        (cli.folder / folder / "agents").mkdir(parents=True)
+    own = "---\ndescription: Finds bugs.\nmodel: openai-chat:dear\n---\nYou find bugs."
+    (cli.folder / ".soong/agents/finder.md").write_text(own)
+    (cli.folder / ".claude/agents/judge.md").write_text("---\nname: judge\ndescription: Judges.\n---\nYou judge.")
+    dispatch = {"instructions": "Find a bug.", "agent": "project.finder", "model": WORKER}
+    step = {"id": "judge", "instructions": "Judge it.", "agent": "claude.judge", "model": WORKER}
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            planner(ToolCall("agent__list_agent_definitions", {})),
+            planner(ToolCall("agent__dispatch_worker", dispatch)),
+            planner(ToolCall("agent__task_create", {"title": "judge", "steps": [step]})),
+            planner(ToolCall("agent__dispatch_worker", {})),
+            planner(text="one bug"),
+            worker(text="a bug"),
+            worker(text="a real bug"),
+        )
+
+        ended = cli.json("ask", "Find a bug.", "--model", PLANNER)
+
+        assert (ended["answer"], [one["status"] for one in ended["steps"]]) == ("one bug", ["completed", "completed"])
+        asked = [one.body for one in wires.requests]
+        assert {"project.finder", "claude.judge"} <= set(re.findall(r"[a-z]+\.[a-z]+", str(asked[1]["messages"][-1])))
+        told = [str(body["messages"][0]) for body in asked if body["model"] == "gpt-5-mini"]
+        assert ["You find bugs." in words for words in told] == [True, False]
+        assert ["You judge." in words for words in told] == [False, True]
+        assert "dear" not in str(asked)

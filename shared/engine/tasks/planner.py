@@ -1,6 +1,7 @@
 """What a process must know to make rows of plans: tools, agent definitions, functions, surfaces, the default model."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,6 +32,12 @@ class Planner:
     default_model: str = ""
     max_children: int = 0
     """Most children of one run, 0 for any number (:mod:`soong.shared.engine.tasks.totals`)."""
+    of_project: "Callable[[str], Planner] | None" = None
+    """Makes the planner of a project that may have agent definitions of its own; reads files."""
+
+    async def at(self, project: str) -> "Planner":
+        """Return the planner for a project."""
+        return self if self.of_project is None else await asyncio.to_thread(self.of_project, project)
 
     def pull_workers(
         self,

@@ -80,17 +80,19 @@ class TaskService:
             LimitExceededError: it has more steps than a run may have children.
             NotFoundError: there is no such session.
         """
+        session = await self.store.sessions.session(session_id)
+        planner = await self.planner.at(session.project)
         new = new_task(
             plan,
             bind_inputs(plan, inputs),
-            await self.store.sessions.session(session_id),
-            surface_of=self.planner.surface_of,
-            default_model=model or self.planner.default_model,
+            session,
+            surface_of=planner.surface_of,
+            default_model=model or planner.default_model,
             now_us=self.clock.now_us(),
             task_id=task_id,
             agent=agent,
         )
-        check_total(0, len(new.steps), self.planner.max_children)
+        check_total(0, len(new.steps), planner.max_children)
         if not await self._stands(new.id):
             await self.store.tasks.create_task(replace(new, session_id=session_id))
         await self.notifier.notify_owners([session_id])

@@ -1,8 +1,10 @@
 """Looking at agents: which there may be, which workers live, and how a run that was started is doing (DIS-02)."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from soong.shared.agents.definition import AgentDefinition
 from soong.shared.core.errors import NotFoundError
@@ -18,12 +20,20 @@ from soong.shared.toolsets.tasks.showing import TAGS, result_facts, step_facts
 LAST_EVENTS: Final = 10
 
 
+DefinitionsOf: TypeAlias = Callable[[Path], Iterable[AgentDefinition]]
+"""Returns the agent definitions that may be named in a project."""
+
+
+def no_definitions(_project: Path) -> Iterable[AgentDefinition]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class LookingTools:
     """A :class:`soong.shared.tools.definition.ToolAdapter` over rows and agent definitions."""
 
     store: Ledger
-    definitions: Iterable[AgentDefinition] = ()
+    definitions: DefinitionsOf = no_definitions
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (
@@ -56,8 +66,9 @@ class LookingTools:
             ),
         )
 
-    async def _list_definitions(self, _context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        return {"agents": [_definition_facts(one) for one in self.definitions]}
+    async def _list_definitions(self, context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        known = await asyncio.to_thread(self.definitions, context.run_dirs.project)
+        return {"agents": [_definition_facts(one) for one in known]}
 
     async def _list_workers(self, _context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         workers = await self.store.sessions.workers()

@@ -129,7 +129,8 @@ class PlanningTools:
         }
 
         async def create() -> Task:
-            plan = plan_from_json(document, "task", self.service.planner.known)
+            planner = await self.service.planner.at(str(context.run_dirs.project))
+            plan = plan_from_json(document, "task", planner.known)
             return await self.service.create(
                 context.identity.session_id,
                 plan,

@@ -57,7 +57,8 @@ class Planning:
         most = self.service.settings.max_children_per_run
         planner = Planner(PlanNames(functions=frozenset(known_functions())), max_children=most)
         tasks = TaskService(self.service.store, self.service.board, self.service.board, SystemClock(), planner)
-        registry = owner_registry(ToolEnvironment(), tasks, SystemClock(), builtin_definitions())
+        known = builtin_definitions()
+        registry = owner_registry(ToolEnvironment(), tasks, SystemClock(), known, lambda _project: known)
         self.tools = registry.select(compute_surface(registry.definitions(), SurfaceRequest(self.identity.role)).tools)
 
     async def try_to(self, tool: str, *, call_id: str = "", **arguments: Any) -> ToolResult:

@@ -1,9 +1,10 @@
 """The service from a program: the same client as ``soong run``, with a function in place of the terminal."""
 
+import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -11,6 +12,7 @@ from typing import TypeAlias
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.client.catalog import Catalogue, deployed_modules
 from soong.orchestrator.client.client import Client, TaskSnapshot
+from soong.orchestrator.client.live_run import listen_to_answers
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.preview import preview_of
 from soong.orchestrator.client.stall_reasons import StallReasons
@@ -29,6 +31,7 @@ from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
+from soong.shared.engine.wire.answers import AnswerDelta
 from soong.shared.permissions.consent import Preview, StepGrant
 from soong.shared.permissions.request import PermissionCallback
 
@@ -147,12 +150,14 @@ class Soong:
         allow: Sequence[str] = (),
         project: str | Path = ".",
         max_workers: int = 0,
+        on_answer: Callable[[AnswerDelta], object] | None = None,
     ) -> TaskResult:
         """Give an agent a goal and wait for its end; ``answer`` of the result is what it answers.
 
         ``agent`` is the id of its definition, ``model`` that of agents whose definitions name none. At most
-        ``max_workers`` agents of it run on workers at once; 0 takes the settings' limit, if there is one. Everything
-        else is as for :meth:`run`.
+        ``max_workers`` agents of it run on workers at once; 0 takes the settings' limit, if there is one. ``on_answer``
+        gets what the agent's model writes while it writes it; some pieces may be missing, and a new turn or an answer
+        that broke off starts at 0 (:meth:`AnswerDelta.applied_to`). Everything else is as for :meth:`run`.
 
         Raises:
             UsageError: the goal is empty, no model is named, or a rule is wrong; nothing was written.
@@ -174,20 +179,29 @@ class Soong:
             principal=self._settings.principal,
             cwd=program_folder(Path(project)),
         )
-        return await self._followed(prepared, permission_callback, max_workers)
+        return await self._followed(prepared, permission_callback, max_workers, on_answer)
 
     async def _followed(
-        self, prepared: Submission, callback: PermissionCallback | None, max_concurrent: int
+        self,
+        prepared: Submission,
+        callback: PermissionCallback | None,
+        max_concurrent: int,
+        on_answer: Callable[[AnswerDelta], object] | None = None,
     ) -> TaskResult:
         """Write a submission and follow it to its end, answering its questions by the callback."""
         session, task = prepared.session, prepared.task
         await self._client.submit(session, task, max_concurrent=max_concurrent)
-        responder = self._client.attach(session, callback, channel="sdk") if callback else None
+        helpers: list[asyncio.Task[None]] = []
+        if callback:
+            helpers.append(self._client.attach(session, callback, channel="sdk"))
+        if on_answer:
+            run_id = task.root_run.identity.run_id
+            helpers.append(asyncio.create_task(listen_to_answers(self._client.subscriber, run_id, on_answer)))
         try:
             view = await self._last_view(task.id)
         finally:
-            if responder is not None:
-                responder.cancel()
+            for helper in helpers:
+                helper.cancel()
         if view.task.status is TaskStatus.COMPLETED:
             with contextlib.suppress(UnavailableError):  # asked for, and then done by the next owner
                 await self._client.command(CommandKind.CLOSE, view.task, limit_s=2.0)

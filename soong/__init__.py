@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from soong.shared.engine.tasks.functions import StepContext, step_function
     from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
     from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+    from soong.shared.engine.wire.answers import AnswerDelta
     from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
     from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
     from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits
@@ -49,6 +50,7 @@ _HOMES = {
     "soong.shared.core.jsontext": ("Json", "JsonObject"),
     "soong.shared.permissions.consent": ("CheckedPermission", "Preview", "StepGrant", "StepPreview"),
     "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
+    "soong.shared.engine.wire.answers": ("AnswerDelta",),
     "soong.shared.engine.tasks.functions": ("StepContext", "step_function"),
     "soong.shared.engine.tasks.scripted": ("AgentHandle", "scripted_agent"),
     "soong.shared.engine.tasks.status": ("StepStatus", "TaskStatus"),
@@ -63,6 +65,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AgentHandle",
+    "AnswerDelta",
     "CheckedPermission",
     "Choice",
     "ConflictError",

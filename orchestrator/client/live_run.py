@@ -4,13 +4,17 @@ The log is the truth and is read from rows; pieces of answers come between its e
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Final, TypeAlias
 
 from soong.orchestrator.client.tail import Listen, RunTail
+from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.wire.answers import AnswerDelta, delta_of
+from soong.shared.engine.wire.notifier import Subscriber
+
+log = get_logger(__name__)
 
 WAITING: Final = 100
 """Events and pieces that wait for a slow reader; events then wait for their turn, and pieces are left out."""
@@ -49,12 +53,27 @@ async def _read(tail: RunTail, run_id: str, from_seq: int, queue: "asyncio.Queue
 
 
 async def _hear(listen: Listen, run_id: str, queue: "asyncio.Queue[_Item]") -> None:
+    async for delta in _deltas(listen, run_id):
+        with suppress(asyncio.QueueFull):
+            queue.put_nowait(delta)
+
+
+async def listen_to_answers(subscriber: Subscriber, run_id: str, take: Callable[[AnswerDelta], object]) -> None:
+    """Pass on the pieces of a run's answers until it is cancelled, or until ``take`` raises, which is logged."""
+    async for delta in _deltas(subscriber.subscribe_answer, run_id):
+        try:
+            take(delta)
+        except Exception as error:  # noqa: BLE001  # a caller's own code, on which the run does not depend
+            log.warning("answers_not_taken", run=run_id, error=f"{type(error).__name__}: {error}")
+            return
+
+
+async def _deltas(listen: Listen, run_id: str) -> AsyncGenerator[AnswerDelta]:
     subscription = await listen(run_id)
     try:
         while True:
             for payload in await subscription.wait(LISTEN_S):
                 if (delta := delta_of(payload)) is not None:
-                    with suppress(asyncio.QueueFull):
-                        queue.put_nowait(delta)
+                    yield delta
     finally:
         await subscription.close()

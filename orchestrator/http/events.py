@@ -19,6 +19,7 @@ from soong.orchestrator.http.schemas import json_bytes
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.wire.answers import AnswerDelta
 
 POLL_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
@@ -36,10 +37,13 @@ def frame(data: Json, *, id: str = "", event: str = "") -> str:
     return "\n".join([*lines, f"data: {json_bytes(data).decode()}", "", ""])
 
 
-async def run_frames(events: AsyncIterator[Event]) -> AsyncGenerator[str]:
-    """Yield a log as frames, and its end."""
+async def run_frames(events: AsyncIterator[Event | AnswerDelta]) -> AsyncGenerator[str]:
+    """Yield a log as frames, and its end; pieces of answers have no id, as nobody can ask for them again."""
     async for event in events:
-        yield frame(event.envelope(), id=str(event.seq))
+        if isinstance(event, AnswerDelta):
+            yield frame(event.as_json(), event="delta")
+        else:
+            yield frame(event.envelope(), id=str(event.seq))
     yield END
 
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from soong.orchestrator.client.live_run import follow_live
 from soong.orchestrator.client.tail import RunTail
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of
@@ -64,7 +65,10 @@ async def list_events(request: Request, run_id: RunId, after: After = 0, limit: 
     "/v1/runs/{run_id}/stream",
     response_class=Response,
     responses={
-        200: {"content": {"text/event-stream": {}}, "description": "CloudEvents, then an event `end`."},
+        200: {
+            "content": {"text/event-stream": {}},
+            "description": "CloudEvents, events `delta` between them, then an event `end`.",
+        },
         204: {"description": "The run has ended and the reader has seen all of its log: do not connect again."},
     },
 )
@@ -79,6 +83,9 @@ async def stream_events(
 
     Each event has its number as `id`; a reader that connects again sends the last one it saw as `Last-Event-ID` (or
     `after`). A comment every 15 seconds keeps the connection. The end of the run is an event `end`.
+
+    While a model answers, events `delta` without an `id` say what it has written so far: from position `at` on, `text`
+    replaces what was there. They are not stored; the complete answer is a node of the run.
     """
     api = api_of(request)
     run = await api.client.store.runs.run(run_id)
@@ -89,4 +96,5 @@ async def stream_events(
     if run.status.is_terminal and seen == run.last_seq:
         return Response(status_code=204)
     tail = RunTail(api.client.store.runs, api.subscriptions.subscribe_run)
-    return EventStream(run_frames(tail.follow(run_id, from_seq=seen + 1)), api, caller)
+    live = follow_live(tail, api.subscriptions.subscribe_answer, run_id, from_seq=seen + 1)
+    return EventStream(run_frames(live), api, caller)

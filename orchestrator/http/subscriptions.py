@@ -5,6 +5,7 @@ second, and rows alone decide what is sent.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,6 +15,9 @@ from soong.shared.engine.wire.notifier import NullSubscription, Subscriber, Subs
 POLL_EVERY_S: Final = 1.0
 MOST_SUBJECTS: Final = 40
 """Subscriptions with their own connection, at most 64 in each process; later ones poll every second."""
+
+KEPT: Final = 200
+"""What a listener gets of all that was heard since it waited last."""
 
 
 @dataclass(slots=True)
@@ -26,9 +30,9 @@ class _Subject:
 
     async def listen(self) -> None:
         while True:
-            if await self.subscription.wait(60.0):
+            if heard := await self.subscription.wait(60.0):
                 for listener in self.listeners:
-                    listener.rung.set()
+                    listener.take(heard)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +41,11 @@ class SharedSubscription:
 
     leave: Callable[["SharedSubscription"], Awaitable[None]]
     rung: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def take(self, heard: Sequence[str]) -> None:
+        self.heard.extend(heard)
+        self.rung.set()
 
     async def wait(self, timeout_s: float) -> Sequence[str]:
         try:
@@ -45,7 +54,9 @@ class SharedSubscription:
         except TimeoutError:
             return ()
         self.rung.clear()
-        return ("",)
+        heard = tuple(self.heard)
+        self.heard.clear()
+        return heard
 
     async def close(self) -> None:
         await self.leave(self)
@@ -61,6 +72,11 @@ class SubscriptionPool:
 
     async def subscribe_run(self, run_id: str) -> Subscription:
         return await self._ear(run_id, lambda: self.subscriber.subscribe_run(run_id))
+
+    async def subscribe_answer(self, run_id: str) -> Subscription:
+        if len(self._subjects) >= MOST_SUBJECTS // 2:
+            return NullSubscription()  # the rest of the connections is for logs, which nothing else replaces
+        return await self._ear(f"{run_id} answer", lambda: self.subscriber.subscribe_answer(run_id))
 
     async def subscribe_session(self, session_id: str) -> Subscription:
         return await self._ear(session_id, lambda: self.subscriber.subscribe_session(session_id))

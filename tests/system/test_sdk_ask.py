@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from llmock.scenarios import ToolCall
+from llmock.scenarios import StreamFault, ToolCall
 from llmock.testing import LLMockServer
 
-from soong import Choice, PermissionDecision, PermissionRequest, Soong, TaskStatus
+from soong import AnswerDelta, Choice, PermissionDecision, PermissionRequest, Soong, TaskStatus
 from soong.shared.core.errors import UsageError
 from tests.system.test_cli_ask import PLANNER, WORKER, planner, worker
 from tests.wires.wire import Wires
@@ -61,3 +61,43 @@ async def test_a_goal_without_a_model_writes_nothing(folder: Path) -> None:
     async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
         with pytest.raises(UsageError, match="has no model"):
             await soong.ask("Do it.", project=folder)
+
+
+async def test_a_program_gets_an_answer_while_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[AnswerDelta, bool]] = []
+    with LLMockServer() as server:
+        wires = Wires(server)
+        for name, value in wires.environment.items():
+            monkeypatch.setenv(name, value)
+        wires.will(
+            StreamFault("stall", after_chunks=6, stall_seconds=4.0), planner(text="It is all as it was before, says I.")
+        )
+
+        def take(delta: AnswerDelta) -> None:
+            seen.append((delta, bool(server.state.journal.records())))
+
+        async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
+            ended = await soong.ask("Look.", model=PLANNER, project=folder, on_answer=take)
+
+    assert ended.answer == "It is all as it was before, says I."
+    early = [delta for delta, has_ended in seen if not has_ended]
+    assert any(delta.text.startswith("It is all") for delta in early)
+    assert not any("says I" in delta.text for delta in early)
+
+
+async def test_a_callback_that_fails_changes_nothing_of_the_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        for name, value in wires.environment.items():
+            monkeypatch.setenv(name, value)
+        wires.will(StreamFault("stall", after_chunks=2, stall_seconds=2.0), planner(text="All is well here."))
+
+        def take(delta: AnswerDelta) -> None:
+            raise ValueError(delta.text)
+
+        async with Soong.embedded(agent_home=folder / "home", workers=1) as soong:
+            ended = await soong.ask("Look.", model=PLANNER, project=folder, on_answer=take)
+
+    assert ended.answer == "All is well here."

@@ -26,6 +26,9 @@ from soong.shared.tools.naming import unmangle
 
 EVERY_S: Final = 0.05
 UNHEARD_EVERY_S: Final = 1.0
+FULL_EVERY_S: Final = 2.0
+"""So often a piece starts at 0: for listeners that came late or missed one."""
+MAX_FULL_CHARS: Final = 20_000
 MAX_SHOWN_CHARS: Final = 100_000
 """Of an answer that is longer, the rest is shown when it is complete, from its node."""
 
@@ -49,6 +52,7 @@ class AnswerBroadcast:
     """The turn that listeners know, and what they have of its text."""
     _listeners: int = 0
     _sent_s: float = float("-inf")
+    _full_s: float = float("-inf")
     _sending: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -114,7 +118,10 @@ class AnswerBroadcast:
     def _next(self) -> AnswerDelta:
         shown = self._text.shown(is_complete=self._is_complete)
         turn, before = self._told
-        at = _shared_chars(before, shown) if turn == self._turn else 0
+        now_s = asyncio.get_running_loop().time()
+        is_full = turn != self._turn or (now_s - self._full_s >= FULL_EVERY_S and len(shown) <= MAX_FULL_CHARS)
+        at = 0 if is_full else _shared_chars(before, shown)
+        self._full_s = now_s if at == 0 else self._full_s
         self._told = (self._turn, shown)
         return AnswerDelta(self._turn, at, shown[at:], tuple(self._calls), self._is_complete)
 

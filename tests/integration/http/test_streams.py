@@ -11,6 +11,7 @@ import pytest
 from soong.orchestrator.http.limits import Limits
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.tasks.step import Claim
+from soong.shared.engine.wire.answers import AnswerDelta
 from tests.contract.scene import completed
 from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
@@ -259,3 +260,23 @@ async def test_what_is_not_there_is_said_so(scene: HttpHarness, what: str) -> No
 
     assert code_of(missing) == "not_found"
     assert code_of(no_id) == "not_found"
+
+
+async def test_pieces_of_answers_come_between_the_events_without_an_id(scene: HttpHarness) -> None:
+    claim = await scene.run_with(3)
+    seen: list[Sent] = []
+    reading = asyncio.create_task(read_until_end(scene.caller, stream_of(claim), seen))
+    piece = AnswerDelta(1, 0, "Hello ", ("code.read_file",))
+
+    async with asyncio.timeout(LIMIT_S):
+        while not any(sent.event == "delta" for sent in seen):  # the subscription opens behind the first events
+            await scene.bench.notifier.publish_answer(claim.identity.run_id, piece.payload())
+            await asyncio.sleep(0.05)
+    await scene.bench.notifier.publish_answer(claim.identity.run_id, "no piece")
+    await end(scene, claim)
+    await reading
+
+    (delta, *_) = [sent for sent in seen if sent.event == "delta"]
+    assert (delta.id, delta.data) == ("", piece.as_json())
+    run = await scene.bench.store.runs.run(claim.identity.run_id)
+    check_gapless([sent for sent in seen if sent.event != "delta"], 1, run.last_seq)

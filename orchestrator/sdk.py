@@ -25,8 +25,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
-from soong.shared.engine.tasks.expansion import ORCHESTRATOR
-from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import TaskStatus

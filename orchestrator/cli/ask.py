@@ -13,7 +13,7 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.expansion import ORCHESTRATOR
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 
 
 def command(

@@ -21,10 +21,10 @@ from soong.shared.core.texts import require_text
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.expansion import ORCHESTRATOR, models_of, new_ask, new_task
+from soong.shared.engine.tasks.expansion import models_of, new_ask, new_task
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
-from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import NewTask
 from soong.shared.permissions.consent import StepGrant

@@ -27,9 +27,8 @@ from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.tasks.expansion import ORCHESTRATOR
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
-from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
 from soong.shared.permissions.consent import Preview, StepGrant
 from soong.shared.permissions.policy import Policy

@@ -25,7 +25,8 @@ class AgentLimits:
 
     max_turns: int = 50
     max_repeated_failures: int = 6
-    """How many turns in a row may make the same call that fails in the same way; 0: any number."""
+    """How many turns in a row may make the same call that fails in the same way, and in how many turns calls of one
+    tool may be denied without one that is permitted; 0: any number."""
     max_reasks: int = 3
     """How often an answer that breaks the output schema is asked for again."""
     max_continuations: int = 2

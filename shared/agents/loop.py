@@ -26,8 +26,9 @@ from soong.shared.agents.compaction import (
 )
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import CompactionStrategy
+from soong.shared.agents.forking import inherited
 from soong.shared.agents.hook_stop import StopAfterHook, stop_of
-from soong.shared.agents.messages import VERSION, opening_nodes, text_of
+from soong.shared.agents.messages import VERSION, opening_nodes, results_by_turn, text_of
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, AnswerView, NoView
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep, request
@@ -177,6 +178,8 @@ class _Loop:
         tools = {str(node.payload.get("tool_call_id")): str(node.payload.get("tool", "")) for node in nodes}
         for result in self.talk.restore(nodes):
             self._account(result, tools.get(result.tool_call_id, ""))
+        turns = results_by_turn(node for node in nodes if not inherited(node))
+        self.repeats.restore(turns[:-1] if self.talk.answer else turns)  # the last one is still under way
         for answer in own_answers(nodes):
             self.usage = add(self.usage, usage_of(answer))
         await self._settle_unfinished(transcript, names)

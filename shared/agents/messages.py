@@ -112,6 +112,17 @@ def results_of(nodes: Iterable[Node | NewNode]) -> list[ToolResult]:
     return list(results.values())
 
 
+def results_by_turn(nodes: Iterable[Node | NewNode]) -> list[list[tuple[str, ToolResult]]]:
+    """Return the results of each answer's calls, each with its tool, in the order of the answers."""
+    turns: list[list[tuple[str, ToolResult]]] = []
+    for node in nodes:
+        if node.kind is NodeKind.ASSISTANT:
+            turns.append([])
+        elif node.kind is NodeKind.TOOL_RESULT and turns:
+            turns[-1].append((str(node.payload.get("tool")), codec.from_json(node.payload)))
+    return turns
+
+
 def answer_parts(asked: ModelMessage | None, results: Iterable[ToolResult]) -> list[ModelRequestPart]:
     """Return what a model is given after its calls: their results in its order, then what they added (RES-01)."""
     by_id: dict[str, ToolResult] = {}

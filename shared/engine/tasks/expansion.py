@@ -21,7 +21,7 @@ from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, 
 from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, Budget
 from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import rendered
-from soong.shared.engine.tasks.plan.plan import Plan, PlanStep, spec_of
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan, PlanStep, spec_of
 from soong.shared.engine.tasks.plan.template import Scope, head_of, json_head, render, render_head
 from soong.shared.engine.tasks.problems import Problems
 from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
@@ -41,7 +41,6 @@ SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
 
 Of a step it looks at its kind, its agent definition and its allowed tools; nobody changes what it returns."""
 
-ORCHESTRATOR = "orchestrator"
 MAX_KEY_CHARS = 120
 _READ_KEY_CHARS = 1_000
 """Of what a key is made: white space at its start does not count."""

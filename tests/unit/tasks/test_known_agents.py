@@ -118,3 +118,13 @@ def test_where_definitions_are_not_known_none_is_refused() -> None:
     plan = plan_from_json({"title": "t", "steps": [step("anybody")]}, "plan", PlanNames())
 
     assert plan.steps[0].agent == "anybody"
+
+
+@pytest.mark.spec("ETS-06")
+def test_a_step_is_no_orchestrator() -> None:
+    plan: JsonObject = {"title": "t", "steps": [step("orchestrator")]}
+
+    with pytest.raises(InvalidPlanError, match=r"starts no other agents.*`soong ask`") as raised:
+        plan_from_json(plan, "plan", Catalogue().known())
+
+    assert str(raised.value.problems[0].place) == "plan steps[0].agent"

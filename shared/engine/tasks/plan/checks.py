@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.graph import find_cycle
-from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanNames, PlanStep, Report
+from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, ORCHESTRATOR, Plan, PlanNames, PlanStep, Report
 from soong.shared.engine.tasks.plan.template import Reference, references
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Hint, JoinedNames, Unknown
 from soong.shared.engine.tasks.scripted import WHERE, known_scripts
@@ -138,6 +138,9 @@ def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNa
     if known.definitions is not None and step.agent not in known.definitions:
         hint = Unknown(step.agent, known.definitions, names_all=True)
         report((*path, "agent"), f"there is no agent definition {step.agent!r}", hint)
+    if step.agent == ORCHESTRATOR:
+        words = f"{ORCHESTRATOR!r} plans and delegates, and the agent of a step starts no other agents"
+        report((*path, "agent"), words, "give the goal with `soong ask`, or write what it would plan as steps")
     if known.tools is not None:
         _check_tools(step, known.tools, names.patterns, path, report)
     if step.script:

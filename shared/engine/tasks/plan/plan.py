@@ -22,6 +22,8 @@ InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
 INPUT_TYPES: tuple[InputType, ...] = ("string", "integer", "number", "boolean", "array", "object")
 
 DEFAULT_DEFINITION = "default_worker_agent"
+ORCHESTRATOR = "orchestrator"
+"""The definition of agents that plan and delegate."""
 MAX_MAP_ITEMS = 10_000
 DEFAULT_RETRIES = 3
 """More attempts of a step whose ``on_failure`` is ``retry`` and that says no number (DAG-05)."""

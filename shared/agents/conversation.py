@@ -5,7 +5,7 @@ before tools run, and what is left when the run ends goes into the step's end. S
 nothing of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -154,6 +154,16 @@ class Conversation:
             self.whole[own] = arguments
             part = replace(part, args=cast(Any, kept))  # the marker of what was left out, an object
         return part
+
+    def early_call(self, part: ToolCallPart, tool: str, before: Collection[str]) -> ToolCall:
+        """Return the call of a part of an answer that still arrives; ``before`` are the ids of the calls before it."""
+        own = own_id(part.tool_call_id, self._call_ids | set(before))
+        raw = {"name": part.tool_name, "id": part.tool_call_id[:MAX_RAW_ID_CHARS]}
+        return ToolCall(own, tool, arguments_of(part), raw)
+
+    def spend(self, ids: Collection[str]) -> None:
+        """Give no later call one of these ids."""
+        self._call_ids.update(ids)
 
     def call_of(self, part: ToolCallPart, tool: str) -> ToolCall:
         """Return a call as the pipeline takes it; the provider's own words are kept with it (REG-03)."""

@@ -5,7 +5,7 @@ records the end of calls under way. A lost lease passes through: the new holder 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -26,6 +26,7 @@ from soong.shared.agents.compaction import (
 )
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import CompactionStrategy
+from soong.shared.agents.early_reads import EarlyReads
 from soong.shared.agents.forking import inherited
 from soong.shared.agents.hook_stop import StopAfterHook, stop_of
 from soong.shared.agents.messages import VERSION, opening_nodes, results_by_turn, text_of
@@ -97,6 +98,7 @@ async def run_agent(
     try:
         return await loop.run(transcript)
     finally:
+        await loop.early.close()
         if isinstance(model, ScriptedModel):
             model.close()
 
@@ -117,6 +119,8 @@ class _Loop:
     """A note about its limits that the agent has not got yet."""
     reasks: int = 0
     source: AnswerSource = field(init=False)
+    early: EarlyReads = field(init=False)
+    names: NameTable = field(init=False)
     view: AnswerView = field(default_factory=NoView)
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
@@ -125,6 +129,8 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self.source = AnswerSource(self.model, self.task.is_streamed)
+        limit = self.task.limits.parallel_reads
+        self.early = EarlyReads(self.executor, self._early_call, self.talk.spend, limit, self.view)
 
     @property
     def max_turns(self) -> int:
@@ -132,7 +138,7 @@ class _Loop:
 
     async def run(self, transcript: RunTranscript) -> AgentEnd:
         try:
-            names = names_for(self.model, self.task.tools)
+            self.names = names = names_for(self.model, self.task.tools)
             parameters = parameters_of(self.task.tools, names, self.task.output_schema)
             check_offer(self.model, parameters, names)
         except SchemaUnsupportedError as error:
@@ -253,7 +259,7 @@ class _Loop:
         self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": model})
         started_s = self.clock.monotonic_s()
         self.view.begin(turn)
-        response = await self._request(self.talk.messages, parameters, self.view)
+        response = await self._request(self.talk.messages, parameters, self.early)
         self.view.complete()
         self.talk.add_answer(response)
         used = usage_of(response)
@@ -333,7 +339,8 @@ class _Loop:
         calls = [self._call(part, names) for part in parts if part.tool_call_id not in done]
         # From here on things happen outside: what led to them is written first.
         await self.talk.flush(calls)
-        executor = StopAfterHook(self.executor, self.stop)
+        await self.early.keep(calls)
+        executor = StopAfterHook(self.early, self.stop)
         limit = self.task.limits.parallel_reads
         results = await run_turn(calls, executor, note=self.log.note, parallel_limit=limit) if calls else []
         for call, result in zip(calls, results, strict=True):
@@ -372,12 +379,18 @@ class _Loop:
             self.incidents.unknown_effects.append({**entry, **result.error.details})
 
     def _call(self, part: ToolCallPart, names: NameTable) -> ToolCall:
-        """Return a call under its canonical name (REG-04, REG-10)."""
+        return self.talk.call_of(part, self._tool_name(part, names))
+
+    def _early_call(self, part: ToolCallPart, before: Collection[str]) -> ToolCall:
+        return self.talk.early_call(part, self._tool_name(part, self.names), before)
+
+    def _tool_name(self, part: ToolCallPart, names: NameTable) -> str:
+        """Return the canonical name of a call's tool (REG-04, REG-10)."""
         canonical = names.to_canonical(part.tool_name)
         if canonical == part.tool_name and "__" in canonical:
             canonical = unmangle(canonical)  # a tool that is not of this run, by the name that it would have
         definition = self.executor.resolve(canonical)
-        return self.talk.call_of(part, canonical if definition is None else definition.name)
+        return canonical if definition is None else definition.name
 
     # -- ends
     def _completed(self, output: Json) -> AgentEnd:

@@ -19,6 +19,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import parsed, validated
 from soong.shared.tools.definition import HandlerOutput, RunDirs, ToolContext, ToolDefinition
+from soong.shared.tools.early import answer_kept
 from soong.shared.tools.execution import (
     CallProgress,
     CallState,
@@ -153,7 +154,7 @@ class ToolPipeline:
         return await unbroken(self._end(call_state, definition, result))
 
     async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
-        """Record a terminal result for a call that is not made: ``not_run``, ``aborted``, ``stream_discarded``."""
+        """Record a terminal result for a call that is not made: ``not_run`` or ``aborted``."""
         call, definition = self._looked_up(call)
         metadata: dict[str, Json] = {}
         if type is ErrorType.ABORTED:
@@ -358,6 +359,9 @@ class ToolPipeline:
             call_state.call if arguments is call_state.call.arguments else replace(call_state.call, arguments=arguments)
         )
         elapsed_s = 0.0 if call_state.started_s is None else self._clock.monotonic_s() - call_state.started_s
+        if not await answer_kept():
+            failure = ToolFailure(ErrorType.STREAM_DISCARDED, "the answer that made this call broke off")
+            kept = replace(refusal(call.id, failure), evidence=call_state.evidence)
         await self._log.finished(call, kept, duration_ms=int(elapsed_s * 1000), record=record)
         if definition is not None and call_state.is_withheld and result.ok:
             whole = replace(result, evidence=call_state.evidence)

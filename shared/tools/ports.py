@@ -197,7 +197,8 @@ class CallLog(Protocol):
     ) -> None:
         """Write result, context nodes and tool_completed, tool_failed or tool_denied in one transaction (EXE-06).
 
-        ``record`` None: the call never reached the pipeline.
+        A call that ends as ``stream_discarded`` is an event only: it belongs to no answer (EXE-10). ``record`` None:
+        the call never reached the pipeline.
         """
         ...
 

@@ -99,7 +99,6 @@ _DENIALS = frozenset(
 
 RESERVED: Mapping[ErrorType, str] = {
     ErrorType.ALREADY_DECIDED: "an answer to a question that has one (PER-15); people get it as an error of their own",
-    ErrorType.STREAM_DISCARDED: "calls that a cut stream had started (EXE-10)",
     ErrorType.CANCELLED: "a call whose task is cancelled while it waits for others",
     ErrorType.LEASE_LOST: "a step of another lease, named by a task tool; a run that loses its own just ends",
     ErrorType.WORKER_INCOMPATIBLE: "a child whose worker lacks what it needs",

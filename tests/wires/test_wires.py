@@ -1,13 +1,16 @@
 """The loop on every wire, through the providers' own clients; the server breaks the wire and judges the client."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from llmock.scenarios import Fail, Reply, StreamFault, ToolCall, ToolFault
+from pydantic_ai.messages import ModelResponseStreamEvent
 
 from soong.shared.agents.definition import AgentLimits, ModelOptions
+from soong.shared.agents.model_answers import NoView
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason
@@ -21,6 +24,9 @@ from tests.wires.wire import MODELS, Wires
 EVERY_WIRE = pytest.mark.parametrize("wire", MODELS)
 CHUNKS_OF_A_CALL = {"openai-chat": 3, "openai-responses": 6, "anthropic": 5, "ollama": 3}
 """After so many chunks of an answer of two calls the first call has begun. On Google's wire they are one chunk."""
+
+BEFORE_THE_END = {"openai-chat": 6, "openai-responses": 9, "anthropic": 8, "ollama": 6}
+"""After so many chunks of an answer of two calls the first call is complete, and the second has begun."""
 
 
 async def no_pause(_seconds: float) -> None:
@@ -252,3 +258,51 @@ async def test_whole_answers_are_asked_for_where_streaming_is_off(wires: Wires, 
 
     (asked,) = wires.requests
     assert (end.output, asked.stream) == ("one", wire == "anthropic")  # whose client streams by itself
+
+
+@pytest.mark.spec("EXE-10.b")
+@pytest.mark.parametrize("wire", CHUNKS_OF_A_CALL)
+async def test_a_read_that_began_in_a_stream_which_stands_still_is_discarded(wires: Wires, wire: str) -> None:
+    calls = (ToolCall("code__list_dir", {"path": "a"}), ToolCall("code__list_dir", {"path": "b"}))
+    wires.will(StreamFault("stall", after_chunks=BEFORE_THE_END[wire], stall_seconds=20.0))
+    wires.will(Reply(tool_calls=calls, times=2), Reply(text="done"))
+    notebook = Notebook()
+
+    end = await wires.run(wire, make_task(options=ModelOptions(timeout_s=1.0)), notebook=notebook, sleep=no_pause)
+
+    assert end.output == "done"
+    assert len(notebook.discarded) == 1
+    results = [node.payload["tool_call_id"] for node in notebook.written if node.kind == "tool_result"]
+    assert len(results) == 2
+    assert not set(results) & set(notebook.discarded)
+    wires.verdict.assert_ok()
+
+
+@EVERY_WIRE
+async def test_cancelling_a_run_ends_its_open_request_and_its_reads(wires: Wires, wire: str) -> None:
+    calls = (ToolCall("code__list_dir", {"path": "a"}), ToolCall("code__list_dir", {"path": "b"}))
+    reply = Reply(text="one two three four") if wire == "google" else Reply(tool_calls=calls)
+    wires.will(StreamFault("stall", after_chunks=BEFORE_THE_END.get(wire, 2), stall_seconds=20.0), reply)
+    arrived, notebook = asyncio.Event(), Notebook()
+    running = asyncio.create_task(wires.run(wire, notebook=notebook, view=Watcher(arrived)))
+    async with asyncio.timeout(10):
+        await arrived.wait()
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    (request,) = await asyncio.to_thread(lambda: wires.requests)  # waits until none is open
+    assert not request.completed
+    assert request.ended_at - request.started_at < 5
+    assert [node for node in notebook.written if node.kind == "tool_result"] == []
+
+
+class Watcher(NoView):
+    """Says when a piece of an answer has arrived."""
+
+    def __init__(self, arrived: asyncio.Event) -> None:
+        self.arrived = arrived
+
+    def take(self, event: ModelResponseStreamEvent) -> None:
+        self.arrived.set()

@@ -13,6 +13,7 @@ from llmock.verdict import Verdict, judge
 
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model import resolve_model
+from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
@@ -68,6 +69,7 @@ class Wires:
         *,
         notebook: Notebook | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        view: AnswerView | None = None,
     ) -> AgentEnd:
         """Run an agent over a wire, with one tool."""
         task = replace(task or make_task(), tools=(LOOK,))
@@ -76,4 +78,4 @@ class Wires:
         pipeline = ToolPipeline(task.tools, scope, RuleGate(), notebook)
         model = resolve_model(MODELS[wire])
         async with model:  # its connections are of this test's loop
-            return await run_agent(task, model, pipeline, notebook, notebook, SystemClock(), sleep=sleep)
+            return await run_agent(task, model, pipeline, notebook, notebook, SystemClock(), sleep=sleep, view=view)

@@ -72,13 +72,14 @@ class RunCallLog:
     async def finished(
         self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
     ) -> None:
+        is_discarded = result.error is not None and result.error.type is ErrorType.STREAM_DISCARDED
         if _is_aborted(result):
             if self.interruption.goes_on_elsewhere:
                 return
             self.interruption.aborted_calls += 1
-        elif result.error is not None and self.on_error is not None:
+        elif result.error is not None and self.on_error is not None and not is_discarded:
             self.on_error(call.tool, result.error.type.value)
-        self.calls += 1
+        self.calls += not is_discarded
         event = await ended_event(
             call,
             result,
@@ -88,6 +89,8 @@ class RunCallLog:
             redactor=self.redactor,
         )
         self._keep(event)
+        if is_discarded:
+            return
         events = await self.take()
         await self.runs.end_call(
             self.run_id,

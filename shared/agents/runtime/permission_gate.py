@@ -30,6 +30,7 @@ from soong.shared.permissions.rules import CallFacts, Effect
 from soong.shared.permissions.signing import verify
 from soong.shared.permissions.store import ClosedQuestion, ConsentStore
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.early import answer_kept
 from soong.shared.tools.ports import GateCall, Verdict
 
 log = get_logger(__name__)
@@ -195,6 +196,8 @@ class RunGate:
             if self.note is not None:
                 await self.note(EventType.PERMISSION_DECIDED, call_facts.settled(call, verdict, self.redactor))
             return verdict_of_policy(verdict)
+        if not await answer_kept():
+            return withdrawn("the answer that made this call broke off")
         answered = await self._asked(call, verdict)
         # One that a former life of the run was given and did not use in time; the next is as fresh as can be.
         return answered or await self._asked(call, verdict) or stale("the permission given has expired; call again")

@@ -14,7 +14,7 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.call_events import result_nodes
-from soong.shared.engine.runs.events import NewEvent, NewNode, Node
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode, Session
@@ -50,6 +50,7 @@ class Notebook:
     calls_: list[CallRow] = field(default_factory=list)
     appends: int = 0
     started_calls: list[str] = field(default_factory=list)
+    discarded: list[str] = field(default_factory=list)
 
     async def nodes(self) -> Sequence[Node]:
         return [Node("run_1", n, n - 1, node.kind, node.payload, 0) for n, node in enumerate(self.written, 1)]
@@ -70,6 +71,10 @@ class Notebook:
     async def finished(
         self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
     ) -> None:
+        if result.error is not None and result.error.type is ErrorType.STREAM_DISCARDED:
+            self.events.append(EventType.TOOL_FAILED)
+            self.discarded.append(call.id)
+            return
         self.written += result_nodes(call.tool, result)
 
     async def note(self, type: str, data: JsonObject) -> None:

@@ -154,6 +154,7 @@ async def test_a_call_that_was_refused_is_denied_in_the_log_and_any_other_error_
     result = ToolResult("c1", error=ToolFailure(error, "no"))
 
     await bench.log.finished(ToolCall("c1", "test.echo", {}), result, duration_ms=1)
+    await bench.log.flush()
 
     assert await bench.types() == ["tool_denied" if error.value in DENIALS else "tool_failed"]
 
@@ -326,3 +327,18 @@ async def test_events_that_could_not_be_shown_are_written_later_or_say_that_the_
 
 async def _is_kept_again(bench: CallLogHarness) -> bool:
     return bench.store.writes > 0 and bool(bench.log._kept)
+
+
+@pytest.mark.spec("EXE-10.b")
+async def test_a_call_that_was_discarded_with_its_answer_is_an_event_and_nothing_else() -> None:
+    bench = await make_bench()
+    result = ToolResult("c1", error=ToolFailure(ErrorType.STREAM_DISCARDED, "the answer broke off"))
+
+    await bench.log.finished(ToolCall("c1", "test.echo", {}), result, duration_ms=1)
+
+    assert bench.store.writes == 0
+    assert bench.log.calls == 0
+    await bench.log.flush()
+    assert [(name, data["error"]) for name, data in await bench.events()] == [("tool_failed", "stream_discarded")]
+    assert not await bench.store.runs.nodes(bench.run_id)
+    assert not await bench.store.runs.calls(bench.run_id)

@@ -1,0 +1,122 @@
+"""Reads that start while the rest of the model's answer arrives (EXE-10).
+
+A call starts early when all of it is there and valid, its tool only reads, may run at the same time as others and can
+be cut off, and every call before it in the answer is such a read. So the order of the turn stays what it would be
+(EXE-03).
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pydantic_ai.messages import ModelResponseStreamEvent, PartEndEvent, ToolCallPart
+
+from soong.shared.agents.model_answers import AnswerFollower
+from soong.shared.tools.arguments import parsed, validated
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.early import EarlyCall
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
+from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.schedule import Executor, GroupKind, plan_groups
+
+CallOf = Callable[[ToolCallPart, Collection[str]], ToolCall]
+"""Makes the call of a part; the ids are those of the answer's calls before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlyRead:
+    call: ToolCall
+    early: EarlyCall
+    task: "asyncio.Task[ToolResult]"
+
+
+@dataclass(slots=True)
+class EarlyReads:
+    """Follows the answers of one run, and executes their turns: a call that has started early is not made again.
+
+    ``spend`` gets the ids of calls that were discarded: no later call of the run has one of them.
+    """
+
+    executor: Executor
+    call_of: CallOf
+    spend: Callable[[Collection[str]], None]
+    limit: int
+    view: AnswerFollower
+    _reads: dict[str, _EarlyRead] = field(default_factory=dict)
+    _is_open: bool = True
+    """Whether the next call of the answer may start early."""
+
+    # -- following an answer
+    def take(self, event: ModelResponseStreamEvent) -> None:
+        self.view.take(event)
+        if isinstance(event, PartEndEvent) and isinstance(event.part, ToolCallPart) and self._is_open:
+            self._start(event.part)
+
+    async def discard(self) -> None:
+        await self.close()
+        await self.view.discard()
+
+    async def close(self) -> None:
+        """End what has started and no turn has taken over."""
+        reads, self._reads, self._is_open = self._reads, {}, True
+        await self._end(reads)
+        self.spend(reads.keys())
+
+    def _start(self, part: ToolCallPart) -> None:
+        call = self.call_of(part, self._reads.keys())
+        self._is_open = len(self._reads) < self.limit and self._may_start(call)
+        if self._is_open:
+            early = EarlyCall()
+            self._reads[call.id] = _EarlyRead(call, early, early.start(self.executor.execute(call)))
+
+    def _may_start(self, call: ToolCall) -> bool:
+        definition = self.executor.resolve(call.tool)
+        if definition is None or definition.interrupt != "cancel":
+            return False
+        (group,) = plan_groups([call], self.executor.resolve)
+        return group.kind is GroupKind.READS and _is_valid(definition, call)
+
+    # -- the end of an answer
+    async def keep(self, calls: Sequence[ToolCall]) -> None:
+        """Let the early calls end: the answer that makes ``calls`` is written. One that is not as it began is ended."""
+        final = {call.id: (call.tool, call.arguments) for call in calls}
+        reads, self._reads = self._reads, {}
+        for name, read in reads.items():
+            if final.get(name) == (read.call.tool, read.call.arguments):
+                self._reads[name] = read
+                read.early.keep()
+        await self._end({name: read for name, read in reads.items() if name not in self._reads})
+        self._is_open = True
+
+    async def _end(self, reads: Mapping[str, _EarlyRead]) -> None:
+        for read in reads.values():
+            read.early.discard()
+            read.task.cancel("the model's answer broke off")
+        await asyncio.gather(*(read.task for read in reads.values()), return_exceptions=True)
+
+    # -- executing a turn
+    def resolve(self, name: str) -> ToolDefinition | None:
+        return self.executor.resolve(name)
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        read = self._reads.pop(call.id, None)
+        return await (self.executor.execute(call) if read is None else read.task)
+
+    async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
+        read = self._reads.pop(call.id, None)
+        if read is None:
+            return await self.executor.refuse(call, type, message)
+        read.task.cancel(message)
+        with suppress(asyncio.CancelledError):
+            return await read.task
+        return refusal(call.id, ToolFailure(type, message))
+
+
+def _is_valid(definition: ToolDefinition, call: ToolCall) -> bool:
+    try:
+        validated(definition, parsed(call.arguments))
+    except ToolError:
+        return False
+    return True

@@ -34,8 +34,13 @@ class Display(Protocol):
 
     def note(self, sentence: str) -> None: ...
 
-    def speak(self, text: str) -> None:
-        """Show the text that a model is writing, in place of what it was before; empty: it has ended."""
+    @property
+    def shows_answers(self) -> bool:
+        """Whether :meth:`speak` shows anything."""
+        ...
+
+    def speak(self, run_id: str, text: str) -> None:
+        """Show the text that a run's model is writing, in place of what it was before; empty: it has ended."""
         ...
 
     def close(self) -> None: ...
@@ -43,6 +48,8 @@ class Display(Protocol):
 
 class LineDisplay:
     """One line on standard error for each change: for pipes, logs and ``--json``."""
+
+    shows_answers = False
 
     def __init__(self) -> None:
         self._seen: dict[str, StepStatus] = {}
@@ -81,7 +88,7 @@ class LineDisplay:
     def note(self, sentence: str) -> None:
         say(f"  {sentence}")
 
-    def speak(self, text: str) -> None:
+    def speak(self, run_id: str, text: str) -> None:
         """Lines are for what is complete."""
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The live picture of a task on a terminal: steps by state, what runs, workers and their slots, waiting questions."""
 
 import time
+from collections.abc import Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live as RichLive
@@ -30,6 +31,7 @@ STYLES = {
 }
 QUESTIONS_SHOWN = 3
 MAX_SPOKEN_CHARS = 4000
+ROW_CHARS = 60
 OTHER_LINES = 10
 """Lines that are not steps: title, counts, workers, questions and room for the shell's prompt."""
 
@@ -37,19 +39,21 @@ OTHER_LINES = 10
 class Live:
     """Draws below what was written before, and leaves nothing behind: the summary replaces it."""
 
+    shows_answers = True
+
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or terminal_console()
         self._began = time.monotonic()
         self._spinner = Spinner("dots", style="cyan")
-        self._picture: RenderableType = Text()
-        self._spoken = ""
+        self._view: TaskSnapshot | None = None
+        self._voices: dict[str, str] = {}
+        """By run: what its model is writing."""
         self._is_held = False
         self._is_closed = False
         self._live = self._started()
 
     def show(self, view: TaskSnapshot) -> None:
-        self._picture = self.picture(view)
-        self._draw()
+        self._view = view
 
     def hold(self, held: bool) -> None:
         if self._is_closed:
@@ -64,19 +68,21 @@ class Live:
     def note(self, sentence: str) -> None:
         self.console.print(Text(f"  {sentence}", style="dim"))
 
-    def speak(self, text: str) -> None:
-        self._spoken = text
-        self._draw()
+    def speak(self, run_id: str, text: str) -> None:
+        self._voices.pop(run_id, None)
+        if text:
+            self._voices[run_id] = text
 
-    def _draw(self) -> None:
-        if not self._is_closed:
-            said = self._said()
-            self._live.update(Group(said, self._picture) if said else self._picture)
+    def _drawn(self) -> RenderableType:
+        if self._view is None:
+            return Text()
+        said = self._said(self._view)
+        return Group(said, self.picture(self._view)) if said else self.picture(self._view)
 
-    def _said(self) -> Text:
-        """Return the end of what a model is writing, as much as has room above the picture."""
+    def _said(self, view: TaskSnapshot) -> Text:
+        """Return the end of what the agent of an ask is writing, as much as has room above the picture."""
         width, height = max(20, self.console.width - 4), max(3, self.console.height // 3)
-        spoken = self._spoken[-MAX_SPOKEN_CHARS:].splitlines()
+        spoken = self._voices.get(view.task.root_run_id, "")[-MAX_SPOKEN_CHARS:].splitlines()
         lines = [piece for line in spoken for piece in folded(visible(line), width)]
         return Text("\n").join(Text(f"  {line}", style="italic") for line in lines[-height:])
 
@@ -85,14 +91,19 @@ class Live:
         self._live.stop()
 
     def _started(self) -> RichLive:
-        live = RichLive(self._picture, console=self.console, transient=True, refresh_per_second=8)
+        live = RichLive(get_renderable=self._drawn, console=self.console, transient=True, refresh_per_second=8)
         live.start()
         return live
 
     def picture(self, view: TaskSnapshot) -> RenderableType:
         """Return the picture of a view."""
         room = max(3, self.console.height - OTHER_LINES)
-        parts: list[RenderableType] = [self._title(view), self._bar(view), _steps(view, room), _workers(view)]
+        parts: list[RenderableType] = [
+            self._title(view),
+            self._bar(view),
+            _steps(view, room, self._voices),
+            _workers(view),
+        ]
         if sentence := pull_text(view):
             parts.append(Text(f"  {sentence}", style="yellow"))
         parts += [
@@ -124,7 +135,7 @@ class Live:
         return line
 
 
-def _steps(view: TaskSnapshot, room: int) -> RenderableType:
+def _steps(view: TaskSnapshot, room: int, voices: Mapping[str, str]) -> RenderableType:
     """Return the steps as they were planned when they fit, else those that something can be said about now."""
     steps = [step for step in view.steps if not step.map_key or step.status is not StepStatus.COMPLETED]
     if len(steps) > room:
@@ -132,15 +143,17 @@ def _steps(view: TaskSnapshot, room: int) -> RenderableType:
         steps = [step for status in order for step in view.steps if step.status is status][: room - 1]
     table = Table.grid(padding=(0, 2))
     for step in steps:
-        table.add_row(*_row(step, view))
+        table.add_row(*_row(step, view, voices.get(step.run_id, "")))
     left = len(view.steps) - len(steps)
     return Group(table, Text(f"    … and {left} steps more", style="dim")) if left else table
 
 
-def _row(step: Step, view: TaskSnapshot) -> tuple[Text, ...]:
+def _row(step: Step, view: TaskSnapshot, voice: str) -> tuple[Text, ...]:
     style = STYLES.get(step.status, "dim")
     indent = "    " if step.map_key else "  "
     said = view.lacks.get(step.key) or step.progress or (step.error.message if step.error is not None else "")
+    if voice and step.status is StepStatus.RUNNING:
+        said = voice[-ROW_CHARS:].strip().rpartition("\n")[2]
     if step.status is StepStatus.BLOCKED:
         said = WAITS_FOR_CONSENT
     if step.status is StepStatus.WAITING:

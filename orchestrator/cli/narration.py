@@ -1,13 +1,14 @@
 """What the agent of an ask says and does, line by line, while people watch."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
 from soong.orchestrator.cli.console import compact, one_line, visible
+from soong.orchestrator.cli.display import Display
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.live_run import follow_live
-from soong.orchestrator.client.tail import RunTail
+from soong.orchestrator.client.tail import RunTail, no_subscription
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.wire.answers import AnswerDelta
@@ -15,7 +16,7 @@ from soong.shared.engine.wire.answers import AnswerDelta
 MAX_SAID_CHARS: Final = 500
 MAX_INPUT_CHARS: Final = 100
 
-_ANSWER_OVER: Final = frozenset({EventType.MODEL_RESPONDED, EventType.MODEL_FAILED, EventType.TOOL_STARTED})
+_ANSWER_OVER: Final = frozenset({EventType.MODEL_RESPONDED, EventType.MODEL_FAILED})
 
 _TELLING: Final = ("instructions", "title", "step_id", "path", "pattern", "task_id", "reason")
 """Arguments of which the first that is given says what a call is about."""
@@ -36,29 +37,25 @@ class GrowingAnswer:
         return "\n".join(part for part in (self.text, calls) if part)
 
 
-async def narrate(
-    client: Client, run_id: str, note: Callable[[str], None], speak: Callable[[str], None] = lambda _text: None
-) -> None:
-    """Tell what a run does from its beginning to its end; of its answer nothing, which is shown at the end.
-
-    ``speak`` gets the text of each answer as far as it has arrived, and an empty one when that is over.
-    """
+async def narrate(client: Client, run_id: str, display: Display) -> None:
+    """Tell what a run does from its beginning to its end; of its answer nothing, which is shown at the end."""
     tail = RunTail(client.store.runs, client.subscriber.subscribe_run)
     last_node = 0
     growing = GrowingAnswer()
-    async for event in follow_live(tail, client.subscriber.subscribe_answer, run_id):
+    listen = client.subscriber.subscribe_answer if display.shows_answers else no_subscription
+    async for event in follow_live(tail, listen, run_id):
         if isinstance(event, AnswerDelta):
-            speak(growing.take(event))
+            display.speak(run_id, growing.take(event))
             continue
         if event.type in _ANSWER_OVER:
-            speak("")
-        if event.type == EventType.TOOL_STARTED:
+            display.speak(run_id, "")
+        if event.type in (EventType.MODEL_RESPONDED, EventType.TOOL_STARTED):
             for node in await client.store.runs.node_page(run_id, after=last_node):
                 last_node = node.number
                 for sentence in _said(node):
-                    note(sentence)
+                    display.note(sentence)
         if line := _line(event):
-            note(line)
+            display.note(line)
 
 
 def _said(node: Node) -> Iterator[str]:

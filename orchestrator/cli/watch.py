@@ -10,6 +10,7 @@ from soong.orchestrator.cli.display import Display, make_display
 from soong.orchestrator.cli.losses import LostLeases
 from soong.orchestrator.cli.narration import narrate
 from soong.orchestrator.cli.summary import text_of
+from soong.orchestrator.cli.voices import StepVoices
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import ExitCode, TaskOutcome, outcome_of
 from soong.orchestrator.client.program import program
@@ -90,11 +91,7 @@ class Watch:
         assert self._display is not None
         task = await self.client.store.tasks.task(task_id)
         is_ask = task.kind is TaskKind.ASK
-        work = (
-            narrate(self.client, task.root_run_id, self._display.note, self._display.speak)
-            if is_ask
-            else asyncio.sleep(0)
-        )
+        work = narrate(self.client, task.root_run_id, self._display) if is_ask else asyncio.sleep(0)
         return asyncio.create_task(work)
 
     async def _until_ended(self, task_id: str) -> TaskSnapshot | None:
@@ -119,12 +116,17 @@ class Watch:
         last: TaskSnapshot | None = None
         losses = LostLeases()
         stall_reasons = StallReasons(self.client, lambda: self.attachment.record, self._display.note)
-        async for view in self.client.follow(task_id):
-            self._display.show(view)
-            for sentence in losses.news(view):
-                self._display.note(sentence)
-            await stall_reasons.refresh(view)
-            last = view
+        voices = StepVoices(self.client, self._display)
+        try:
+            async for view in self.client.follow(task_id):
+                self._display.show(view)
+                voices.follow(view)
+                for sentence in losses.news(view):
+                    self._display.note(sentence)
+                await stall_reasons.refresh(view)
+                last = view
+        finally:
+            await voices.close()
         assert last is not None
         return last
 

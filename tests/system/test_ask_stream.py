@@ -38,6 +38,20 @@ def test_a_terminal_shows_an_answer_while_it_arrives(cli: CliHarness) -> None:
         assert terminal.wait() == 0
 
 
+def test_a_terminal_shows_what_a_step_is_writing(cli: CliHarness) -> None:
+    plan = f"title: one\nsteps: [{{id: look, instructions: Look., model: '{WORKER}'}}]\n"
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(StreamFault("stall", after_chunks=8, stall_seconds=STALL_S), Reply(text=ANSWER))
+
+        terminal = Terminal(cli, "run", str(cli.plan(plan)))
+        terminal.expect("The folder holds")
+
+        assert not server.state.journal.records()  # the answer is still on its way
+        assert terminal.wait() == 0
+
+
 @pytest.mark.spec("EXE-07", "EXE-10")
 @pytest.mark.parametrize("who", ["gpt-5", "gpt-5-mini"], ids=["the agent", "its worker"])
 def test_cancelling_while_an_answer_arrives_closes_its_request_and_asks_nothing_more(cli: CliHarness, who: str) -> None:

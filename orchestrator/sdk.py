@@ -117,6 +117,7 @@ class Soong:
         project: str | Path = ".",
         model: str = "",
         max_concurrent: int = 0,
+        budget: str = "",
     ) -> TaskResult:
         """Run a plan to its end. A failed step is an outcome, not an exception.
 
@@ -125,7 +126,8 @@ class Soong:
         ``permission_callback`` is the one voice that grants in this session; without it only ``allow`` rules
         (``tool:scope``) do, and what would ask is denied. ``step_grants`` are steps whose ``permissions`` are allowed
         beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they are now. At most
-        ``max_concurrent`` of its steps run at once; 0 takes the settings' limit, if there is one.
+        ``max_concurrent`` of its steps run at once; 0 takes the settings' limit, if there is one. ``budget`` is what
+        its agents may use in all, such as ``2usd``, ``200ktok`` or ``2usd,200ktok``; empty: the configuration's.
 
         Cancelling it leaves the task to the service; :meth:`result` shows its state later.
 
@@ -136,7 +138,7 @@ class Soong:
         """
         if permission_callback or allow or step_grants:
             await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
-        prepared = self._prepare(plan, inputs or {}, permission_callback, allow, step_grants, project, model)
+        prepared = self._prepare(plan, inputs or {}, permission_callback, allow, step_grants, project, model, budget)
         return await self._followed(prepared, permission_callback, max_concurrent)
 
     async def ask(
@@ -149,6 +151,7 @@ class Soong:
         allow: Sequence[str] = (),
         project: str | Path = ".",
         max_workers: int = 0,
+        budget: str = "",
         on_answer: Callable[[AnswerDelta], object] | None = None,
     ) -> TaskResult:
         """Give an agent a goal and wait for its end; ``answer`` of the result is what it answers.
@@ -177,6 +180,7 @@ class Soong:
             clock=self._client.clock,
             principal=self._settings.principal,
             cwd=program_folder(Path(project)),
+            budget=(budget,),
         )
         return await self._followed(prepared, permission_callback, max_workers, on_answer)
 
@@ -189,7 +193,7 @@ class Soong:
     ) -> TaskResult:
         """Write a submission and follow it to its end, answering its questions by the callback."""
         session, task = prepared.session, prepared.task
-        await self._client.submit(session, task, max_concurrent=max_concurrent)
+        await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
         helpers: list[asyncio.Task[None]] = []
         if callback:
             helpers.append(self._client.attach(session, callback, channel="sdk"))
@@ -216,6 +220,7 @@ class Soong:
         project: str | Path = ".",
         model: str = "",
         max_concurrent: int = 0,
+        budget: str = "",
     ) -> str:
         """Start a plan and return its task's id at once; nobody is asked, what no ``allow`` rule covers is denied.
 
@@ -225,8 +230,9 @@ class Soong:
         """
         if allow or step_grants:
             await check_person(self._client.store.sessions, "allow what a plan asks for")
-        prepared = self._prepare(plan, inputs or {}, None, allow, step_grants, project, model)
-        await self._client.submit(prepared.session, prepared.task, max_concurrent=max_concurrent)
+        prepared = self._prepare(plan, inputs or {}, None, allow, step_grants, project, model, budget)
+        session, task = prepared.session, prepared.task
+        await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
         return prepared.task.id
 
     async def wait(self, task_id: str) -> TaskResult:
@@ -321,6 +327,7 @@ class Soong:
         step_grants: Sequence[StepGrant | str],
         project: str | Path,
         model: str,
+        budget: str,
     ) -> Submission:
         read = self._read(plan, project)
         named = [grant for grant in step_grants if isinstance(grant, str)]
@@ -339,6 +346,7 @@ class Soong:
             principal=self._settings.principal,
             cwd=program_folder(Path(project)),
             step_grants=shown,
+            budget=(budget,),
         )
 
     def _preview(self, plan: Plan, inputs: Mapping[str, Json], allow: Sequence[str], project: str | Path) -> Preview:

@@ -2,10 +2,12 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
+from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.run import approval_mode, check_models, run_and_follow
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import Submission, ask_submission, follow_up
@@ -32,6 +34,9 @@ def command(
         None, "--approvals", help="prompt, inbox or deny, as for `soong run` [prompt in a terminal, else deny]."
     ),
     detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
+    budget: list[str] = typer.Option(
+        [], "--budget", metavar="LIMIT", help="What it may use in all: 2usd, 200ktok, or both [the configuration's]."
+    ),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
@@ -48,7 +53,7 @@ def command(
     if session:
         if project is not None or allow or approvals is not None:
             raise UsageError("--session continues with the folder and the rules of the session; leave out the others")
-        prepared = asyncio.run(_follow_up(settings, text, session, agent=agent, model=model or ""))
+        prepared = asyncio.run(_follow_up(settings, text, session, agent=agent, model=model or "", budget=budget))
     else:
         prepared = ask_submission(
             text,
@@ -60,12 +65,15 @@ def command(
             catalogue=Catalogue.of(settings),
             clock=SystemClock(),
             principal=settings.principal,
+            budget=budget,
         )
     check_models(settings, frozenset({prepared.task.root_run.identity.model}))
     raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))
 
 
-async def _follow_up(settings: Settings, goal: str, session: str, *, agent: str, model: str) -> Submission:
+async def _follow_up(
+    settings: Settings, goal: str, session: str, *, agent: str, model: str, budget: Sequence[str]
+) -> Submission:
     """Return another goal for a session, with the conversation of its last ask."""
     from soong.orchestrator.cli.ids import last_ask, opened_store  # late: SQLAlchemy
 
@@ -73,4 +81,7 @@ async def _follow_up(settings: Settings, goal: str, session: str, *, agent: str,
         # Looked up before a service is started for it: a wrong id starts nothing.
         former = await last_ask(store, session)
         root, row = await store.runs.run(former.root_run_id), await store.sessions.session(former.session_id)
-    return follow_up(goal, row, root, agent=agent, model=model, catalogue=Catalogue.of(settings), clock=SystemClock())
+    if budget:
+        check_person_now("change a budget")
+    catalogue = Catalogue.of(settings)
+    return follow_up(goal, row, root, agent=agent, model=model, catalogue=catalogue, clock=SystemClock(), budget=budget)

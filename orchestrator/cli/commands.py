@@ -56,6 +56,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "List, show and follow the runs of agents.",
             ("soong runs list --task 53d24b3", "soong runs tail TASK/STEP --follow"),
         ),
+        "budget": CommandEntry(
+            "budget",
+            "Show what a session, or the day, may use; set it.",
+            ("soong budget", "soong budget 53d24b3 --set 5usd"),
+        ),
         "usage": CommandEntry(
             "usage",
             "Show what agents have used, in requests, tokens and money.",

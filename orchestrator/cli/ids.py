@@ -70,6 +70,21 @@ async def last_ask(store: Store, text: str) -> Task:
     return asks[0]
 
 
+async def find_session(store: Store, text: str) -> str:
+    """Return the id of a session, which is named by its own id or that of one of its tasks.
+
+    Raises:
+        NotFoundError: there is no such session.
+        UsageError: the text fits several.
+    """
+    tasks = await store.tasks.list_tasks(limit=MANY)
+    sessions = sorted({task.session_id for task in tasks if fits(task.session_id, text) or fits(task.id, text)})
+    if not sessions:
+        raise NotFoundError("session", text)
+    only(sessions, text, "sessions", "soong tasks list --json")
+    return sessions[0]
+
+
 async def newest_open_task(store: Store) -> Task:
     """Return the newest task that has not completed. Raises: UsageError when every task has."""
     for task in await store.tasks.list_tasks(limit=MANY):

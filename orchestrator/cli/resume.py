@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 import typer
 
+from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import say, visible
 from soong.orchestrator.cli.plan_modules import with_kept_modules
@@ -15,6 +16,7 @@ from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts
 from soong.orchestrator.client.client import Client
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.runs.budgets import parse_budget, session_scope
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import TaskStatus
@@ -32,6 +34,9 @@ def command(
     *,
     is_last: bool = typer.Option(False, "--last", help="The newest task that has not completed."),
     model: str = typer.Option("", "--model", help="Model of the agent steps that run again."),
+    budget: list[str] = typer.Option(
+        [], "--budget", metavar="LIMIT", help="What its session may use in all from now on: 5usd, 1mtok, or both."
+    ),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
     detach: bool = typer.Option(False, "--detach", help="Continue it and do not follow it."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
@@ -42,7 +47,13 @@ def command(
         raise UsageError(f"TASK is {task!r} and --last is {'given' if is_last else 'not given'}; name one of the two")
     settings = load_settings(workers=workers, slots=slots)
 
+    limit = parse_budget(*budget)
+    if budget:
+        check_person_now("change a budget")
+
     async def resumed(tasks: TaskService, found: Task) -> None:
+        if not limit.is_unlimited:
+            await tasks.store.budgets.set_budget(session_scope(found.session_id), limit)
         if found.status is not TaskStatus.COMPLETED:  # a completed task is only shown
             await tasks.resume(found, model=model)
 

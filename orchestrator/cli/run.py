@@ -49,20 +49,19 @@ def command(
         "deny: what no rule allows is denied [prompt in a terminal, else deny].",
     ),
     detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
+    budget: list[str] = typer.Option(
+        [], "--budget", metavar="LIMIT", help="What it may use in all: 2usd, 200ktok, or both [the configuration's]."
+    ),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
     max_concurrent: int | None = typer.Option(
-        None,
-        "--max-concurrent",
-        min=1,
-        help="Most steps of it that run at once [SOONG_MAX_CONCURRENT_CHILDREN_PER_SESSION].",
+        None, "--max-concurrent", min=1, help="Most of its steps at once [SOONG_MAX_CONCURRENT_CHILDREN_PER_SESSION]."
     ),
 ) -> None:
     """Run a plan and follow it to its end."""
-    settings = load_settings(
-        model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_concurrent
-    )
+    most = max_concurrent
+    settings = load_settings(model=model, workers=workers, slots=slots, max_concurrent_children_per_session=most)
     catalogue = Catalogue.of(settings).at(project)
     inputs, modules = read_inputs(given), PlanModules(settings, catalogue, plan)
     settings = modules.added_to_settings(read := read_plan(plan, modules.names()))
@@ -84,6 +83,7 @@ def command(
         clock=SystemClock(),
         principal=settings.principal,
         step_grants=grants,
+        budget=budget,
     )
     check_models(settings, models_of(read, settings.model))
     raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))
@@ -165,7 +165,7 @@ async def run_and_follow(settings: Settings, prepared: Submission, *, is_detache
     watch = Watch(client, attachment, interrupts, settings, is_json)
     try:
         keep_modules(settings, prepared.task)
-        await client.submit(prepared.session, prepared.task)
+        await client.submit(prepared.session, prepared.task, budget=prepared.budget)
         if is_detached:
             _tell_detached(prepared.task.id, is_json=is_json)
             return 0

@@ -14,6 +14,7 @@ from typing import Final
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
@@ -85,10 +86,13 @@ class Client:
         for close in closers:
             await close()
 
-    async def submit(self, session: Session, task: NewTask, *, max_concurrent: int = 0) -> None:
+    async def submit(
+        self, session: Session, task: NewTask, *, max_concurrent: int = 0, budget: Budget = NO_BUDGET
+    ) -> None:
         """Write a session without an owner and its task, and ask owners to adopt it.
 
-        At most ``max_concurrent`` of the session's steps run at once; 0 takes the settings' limit, if there is one.
+        At most ``max_concurrent`` of the session's steps run at once; 0 takes the settings' limit, if there is one. A
+        ``budget`` with a limit becomes that of the session.
 
         Saying it again, with the same ids, does no harm.
 
@@ -97,14 +101,17 @@ class Client:
             UnavailableError: the database does not answer; it may have been written all the same.
         """
         check_total(0, len(task.steps), self.settings.max_children_per_run)
-        await retry_until_confirmed(lambda: self._write(session, task, max_concurrent), what=f"submission of {task.id}")
+        what = f"submission of {task.id}"
+        await retry_until_confirmed(lambda: self._write(session, task, max_concurrent, budget), what=what)
         await self.notifier.notify_owners([session.id])
 
-    async def _write(self, session: Session, task: NewTask, max_concurrent: int) -> None:
+    async def _write(self, session: Session, task: NewTask, max_concurrent: int, budget: Budget) -> None:
         await self.store.sessions.open_session(session)
         limit = max_concurrent or self.settings.max_concurrent_children_per_session
         if limit:
             await self.store.claims.set_concurrency_limits([session_limit(session.id, limit)])
+        if not budget.is_unlimited:
+            await self.store.budgets.set_budget(session_scope(session.id), budget)
         await self.store.tasks.create_task(task)
 
     def attach(

@@ -13,11 +13,13 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.agents.definition import AgentDefinition
 from soong.shared.agents.model import SCRIPT, check_name
 from soong.shared.core.clock import Clock
+from soong.shared.core.config import Config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
 from soong.shared.core.texts import require_text
+from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, configured_budget, parse_budget
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
@@ -46,6 +48,8 @@ class Submission:
 
     session: Session
     task: NewTask
+    budget: Budget = NO_BUDGET
+    """Of the session; without a limit it keeps what it has."""
 
 
 def submission(
@@ -63,6 +67,7 @@ def submission(
     step_grants: Sequence[StepGrant] = (),
     ids: "Ids | None" = None,
     policy: Policy | None = None,
+    budget: Sequence[str] = (),
 ) -> Submission:
     """Bind and check everything. ``cwd`` is the folder that its caller is in, our own by default.
 
@@ -102,7 +107,17 @@ def submission(
         now_us=now_us,
         task_id=task_id,
     )
-    return Submission(session, task)
+    return Submission(session, task, budget_of_session(budget, catalogue.config))
+
+
+def budget_of_session(given: Sequence[str], config: Config) -> Budget:
+    """Return the budget of a new session: what is said, else the configuration's.
+
+    Raises:
+        UsageError: one is none.
+        InvalidConfigError: the configuration's is none.
+    """
+    return parse_budget(*given) if any(given) else configured_budget(config.budgets.session, "session")
 
 
 def ask_submission(
@@ -119,6 +134,7 @@ def ask_submission(
     cwd: Path | None = None,
     ids: "Ids | None" = None,
     policy: Policy | None = None,
+    budget: Sequence[str] = (),
 ) -> Submission:
     """Bind and check a goal for an agent. ``agent`` is the id of its definition; ``model`` is used where it names none.
 
@@ -149,7 +165,7 @@ def ask_submission(
         now_us=now_us,
     )
     task = _ask(goal, session, definition, name, catalogue, now_us, task_id=ids.task)
-    return Submission(session, task)
+    return Submission(session, task, budget_of_session(budget, catalogue.config))
 
 
 def follow_up(
@@ -161,6 +177,7 @@ def follow_up(
     model: str,
     catalogue: Catalogue,
     clock: Clock,
+    budget: Sequence[str] = (),
 ) -> Submission:
     """Bind another goal for the conversation of ``former``, the root run of a completed ask in the session.
 
@@ -180,7 +197,8 @@ def follow_up(
     check_name(name)
     catalogue = catalogue.at(Path(session.project))
     definition = catalogue.definitions.get(agent or former.identity.definition)
-    return Submission(session, _ask(goal, session, definition, name, catalogue, clock.now_us(), follows=former.id))
+    task = _ask(goal, session, definition, name, catalogue, clock.now_us(), follows=former.id)
+    return Submission(session, task, parse_budget(*budget))
 
 
 def _check_goal(goal: str) -> None:

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
+from soong.shared.core.clock import utc_date
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import RunStore
 
@@ -72,7 +72,7 @@ async def _runs(runs: RunStore, since_us: int, session_id: str) -> AsyncIterator
 
 
 def _day(run: Run) -> str:
-    return datetime.fromtimestamp(run.created_us / 1_000_000, UTC).date().isoformat()
+    return utc_date(run.created_us)
 
 
 _KEYS: Final[Mapping[UsageBy, Callable[[Run], str]]] = {

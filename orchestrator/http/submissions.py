@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, JsonValue
 from starlette.requests import Request
@@ -40,6 +40,11 @@ MAX_STEP_GRANTS = 1_000
 PlanSource = Annotated[
     dict[str, JsonValue] | str, Field(description="The plan: an object, or the text of a plan file (YAML or JSON).")
 ]
+
+
+BUDGET: Final[str] = Field(
+    default="", max_length=100, description="What its session may use in all: `2usd`, `200ktok` or `2usd,200ktok`."
+)
 
 
 class PlanBody(Body):
@@ -88,6 +93,7 @@ class AskBody(Body):
         description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody.",
     )
     model: str = Field(default="", max_length=200, description="The model of agents that name none.")
+    budget: str = BUDGET
 
 
 class StepGrantBody(Body):
@@ -105,6 +111,7 @@ class SubmissionBody(PreviewBody):
         description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody.",
     )
     model: str = Field(default="", max_length=200, description="The model of steps that name none.")
+    budget: str = BUDGET
     step_grants: list[StepGrantBody] = Field(
         default_factory=list,
         max_length=MAX_STEP_GRANTS,
@@ -212,6 +219,7 @@ def prepared(
         step_grants=grants,
         ids=ids,
         policy=_policy(catalogue, settings),
+        budget=(body.budget,),
     )
 
 
@@ -243,6 +251,7 @@ def prepared_ask(
         cwd=project,
         ids=ids,
         policy=_policy(catalogue, settings),
+        budget=(body.budget,),
     )
 
 

@@ -147,7 +147,7 @@ async def submit_ask(
 async def _written(api: Api, ready: Submission, *, is_named: bool) -> Response:
     """Write a submission. Raises: ConflictError; ProblemError when its key was used for another."""
     try:
-        await api.client.submit(ready.session, ready.task)
+        await api.client.submit(ready.session, ready.task, budget=ready.budget)
     except ConflictError as error:
         if not is_named:
             raise

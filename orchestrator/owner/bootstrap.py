@@ -24,6 +24,7 @@ from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
+from soong.shared.engine.runs.budgets import DAY, configured_budget
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.sandbox.redact import redactor
@@ -72,6 +73,7 @@ async def build(settings: Settings) -> Orchestrator:
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
     try:
+        await store.budgets.set_budget(DAY, configured_budget(catalogue.config.budgets.day, "day"))
         key = await open_key(store, settings.key_file, clock)
     except BaseException:
         await store.close()

@@ -82,11 +82,11 @@ def due(messages: Sequence[ModelMessage], settings: Compaction) -> Cut | None:
     if last is None or settings.strategy is CompactionStrategy.OFF:
         return None
     window = window_of(last, settings)
-    used = last.usage.input_tokens + last.usage.output_tokens + _tokens(messages[-1:])
+    used = last.usage.input_tokens + last.usage.output_tokens + tokens_of(messages[-1:])
     if not window or used < settings.at * window:
         return None
     cut = cut_of(messages, int(window * KEPT_SHARE))
-    return cut if cut and _tokens(cut.dropped) >= WORTHWHILE_SHARE * window else None
+    return cut if cut and tokens_of(cut.dropped) >= WORTHWHILE_SHARE * window else None
 
 
 def cut_of(messages: Sequence[ModelMessage], kept_tokens: int) -> Cut | None:
@@ -96,7 +96,7 @@ def cut_of(messages: Sequence[ModelMessage], kept_tokens: int) -> Cut | None:
     """
     answers = [place for place, message in enumerate(messages) if isinstance(message, ModelResponse)]
     kept = min(1, kept_tokens)
-    while kept_tokens and kept < len(answers) and _tokens(messages[answers[-kept - 1] :]) <= kept_tokens:
+    while kept_tokens and kept < len(answers) and tokens_of(messages[answers[-kept - 1] :]) <= kept_tokens:
         kept += 1
     if kept >= len(answers):
         return None
@@ -214,6 +214,6 @@ def _shortened(text: str, limit: int) -> str:
     return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 
-def _tokens(messages: Sequence[ModelMessage]) -> int:
+def tokens_of(messages: Sequence[ModelMessage]) -> int:
     """Estimate how many tokens messages take."""
     return sum(len(line) for message in messages for line in _told(message)) // CHARS_PER_TOKEN

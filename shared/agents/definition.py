@@ -7,6 +7,7 @@ worker needs no file of its own, and a file that changes later changes nothing o
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final, cast
 
@@ -76,6 +77,18 @@ class Compaction:
     strategy: CompactionStrategy = CompactionStrategy.SUMMARISE
     at: float = 0.8
     window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars for a million tokens, read and written."""
+
+    input: float
+    output: float
+
+    def of(self, input_tokens: int, output_tokens: int) -> Decimal:
+        """Return what so many tokens cost."""
+        return (Decimal(str(self.input)) * input_tokens + Decimal(str(self.output)) * output_tokens) / 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, Final
 
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
+from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestParameters
 
+from soong.shared.agents.charging import Spending
 from soong.shared.agents.compaction import (
     Cut,
     cut_of,
@@ -29,28 +29,27 @@ from soong.shared.agents.definition import CompactionStrategy
 from soong.shared.agents.early_reads import EarlyReads
 from soong.shared.agents.forking import inherited
 from soong.shared.agents.hook_stop import StopAfterHook, stop_of
-from soong.shared.agents.messages import VERSION, opening_nodes, results_by_turn, text_of
+from soong.shared.agents.messages import VERSION, calls_of, opening_nodes, results_by_turn, text_of
 from soong.shared.agents.model import SCRIPT
-from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, AnswerView, NoView
-from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep, request
+from soong.shared.agents.model_answers import AnswerSource, AnswerView, NoView
+from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
 from soong.shared.agents.repeats import RepeatedFailures
+from soong.shared.agents.requests import ModelRequests
 from soong.shared.agents.scripted_model import ScriptedModel
-from soong.shared.agents.spending import limit_reached, warning
+from soong.shared.agents.spending import limit_reached
 from soong.shared.agents.turn import (
     FINAL_TOOL,
     ModelAnswer,
-    add,
     judge,
     parameters_of,
-    usage_of,
 )
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ScriptFailedError
 from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.budgets import BudgetSpentError
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
-from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.failure_report import StepIncidents
@@ -67,8 +66,6 @@ STEP_REPORT: Final = "agent.task_update_step"
 
 CONTENT_FILTER: Final = "the provider's content filter stopped the answer"
 
-NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
-
 
 async def run_agent(
     task: AgentTask,
@@ -81,11 +78,12 @@ async def run_agent(
     sleep: Sleep = asyncio.sleep,
     incidents: StepIncidents | None = None,
     view: AnswerView | None = None,
+    budgets: Spending | None = None,
 ) -> AgentEnd:
     """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
 
-    ``view`` shows answers while they arrive. ``incidents`` takes denials and unknown effects as they are found, also
-    for others than the run's end (DAG-10).
+    ``view`` shows answers while they arrive, requests count against ``budgets``. ``incidents`` takes denials and
+    unknown effects as they are found, also for others than the run's end (DAG-10).
 
     Raises:
         LeaseLostError: the run is no longer ours.
@@ -94,7 +92,8 @@ async def run_agent(
     found = StepIncidents() if incidents is None else incidents
     repeats = RepeatedFailures(task.limits.max_repeated_failures)
     talk = Conversation(transcript, clock)
-    loop = _Loop(task, model, executor, log, clock, talk, sleep, repeats, incidents=found, view=view or NoView())
+    requests = ModelRequests(task, model, AnswerSource(model, task.is_streamed), talk, sleep, budgets)
+    loop = _Loop(task, model, executor, log, clock, talk, requests, repeats, incidents=found, view=view or NoView())
     try:
         return await loop.run(transcript)
     finally:
@@ -111,14 +110,10 @@ class _Loop:
     log: CallLog
     clock: Clock
     talk: Conversation
-    sleep: Sleep
+    requests: ModelRequests
     repeats: RepeatedFailures
-    usage: Usage = NOTHING_USED
     incidents: StepIncidents = field(default_factory=StepIncidents)
-    spending: str = ""
-    """A note about its limits that the agent has not got yet."""
     reasks: int = 0
-    source: AnswerSource = field(init=False)
     early: EarlyReads = field(init=False)
     names: NameTable = field(init=False)
     view: AnswerView = field(default_factory=NoView)
@@ -128,7 +123,6 @@ class _Loop:
     """How many additional steps the run has ended: each gives it the turns of one step more (DIS-07)."""
 
     def __post_init__(self) -> None:
-        self.source = AnswerSource(self.model, self.task.is_streamed)
         limit = self.task.limits.parallel_reads
         self.early = EarlyReads(self.executor, self._early_call, self.talk.spend, limit, self.view)
 
@@ -162,10 +156,13 @@ class _Loop:
         if self.talk.turns >= self.max_turns:
             return self._failed(EndReason.MAX_TURNS, f"the run had {self.max_turns} model turns", is_retryable=True)
         model = self.task.identity.model or self.model.model_name
-        if reached := limit_reached(self.usage, self.task.limits, model):
+        if reached := limit_reached(self.requests.usage, self.task.limits, model):
             return self._failed(reached[0], reached[1])
         try:
             return await self._ask_with_room(parameters)
+        except BudgetSpentError as error:
+            reason = EndReason.COST_LIMIT if error.of == "money" else EndReason.TOKEN_LIMIT
+            return self._failed(reason, str(error), type="budget_exceeded")
         except ContextFullError as error:
             return self._failed(EndReason.TOKEN_LIMIT, f"the model's context is full: {error}")
         except ProviderFailedError as error:
@@ -187,7 +184,7 @@ class _Loop:
         turns = results_by_turn(node for node in nodes if not inherited(node))
         self.repeats.restore(turns[:-1] if self.talk.answer else turns)  # the last one is still under way
         for answer in own_answers(nodes):
-            self.usage = add(self.usage, usage_of(answer))
+            self.requests.count(answer)
         await self._settle_unfinished(transcript, names)
 
     async def _settle_unfinished(self, transcript: RunTranscript, names: NameTable) -> None:
@@ -243,7 +240,7 @@ class _Loop:
             window = room_of(self.talk.messages, self.task.compaction)
             # A failure is in the log; leaving results out needs nobody.
             with suppress(ProviderFailedError):
-                summary = await self._request(summary_request(cut.dropped, window), ModelRequestParameters())
+                summary = await self.requests.send(summary_request(cut.dropped, window), ModelRequestParameters())
         node = summary_node(cut, summary) if summary is not None and text_of(summary).strip() else drop_node(cut)
         facts: dict[str, Json] = {
             "turn": self.talk.turns + 1,
@@ -259,15 +256,15 @@ class _Loop:
         self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": model})
         started_s = self.clock.monotonic_s()
         self.view.begin(turn)
-        response = await self._request(self.talk.messages, parameters, self.early)
+        response = await self.requests.send(self.talk.messages, parameters, self.early)
         self.view.complete()
         self.talk.add_answer(response)
-        used = usage_of(response)
+        used = response.usage
         elapsed_ms = int((self.clock.monotonic_s() - started_s) * 1000)
         facts: dict[str, Json] = {
             "turn": turn,
             "duration_ms": elapsed_ms,
-            "calls": used.tool_calls,
+            "calls": len(calls_of(response)),
             "input_tokens": used.input_tokens,
             "output_tokens": used.output_tokens,
             "finish_reason": response.finish_reason,
@@ -276,49 +273,14 @@ class _Loop:
         # The answer as it was taken in: call ids may have been made unique.
         return self.talk.answer or response
 
-    async def _request(
-        self,
-        messages: list[ModelMessage],
-        parameters: ModelRequestParameters,
-        follower: AnswerFollower = NO_FOLLOWER,
-    ) -> ModelResponse:
-        """Send one request of the run; what it used counts. Raises: ProviderFailedError."""
-        turn = self.talk.turns + 1
-
-        def failed(attempt: int, message: str, is_retried: bool) -> None:
-            data: dict[str, Json] = {
-                "turn": turn,
-                "attempt": attempt,
-                "message": message[:1000],
-                "is_retried": is_retried,
-            }
-            self.talk.note(EventType.MODEL_FAILED, data)
-
-        attempts = self.task.limits.model_attempts
-        response = await request(
-            self.source,
-            messages,
-            parameters,
-            options=self.task.options,
-            attempts=attempts,
-            failed=failed,
-            sleep=self.sleep,
-            follower=follower,
-        )
-        before, used = self.usage, usage_of(response)
-        self.usage = add(before, used)
-        self.spending = self.spending or warning(before, self.usage, self.task.limits)
-        return response
-
     async def _follow(self, answer: ModelAnswer, names: NameTable, cut_before: int) -> AgentEnd | None:
         """Do what an answer asks for; return the run's end when that is what it asks for."""
         if answer.calls:
             results = await self._run_calls(answer.calls, names)
             results += [self._refuse_final(part, answer.problem) for part in answer.finals]
             self.talk.add_results(results)
-            if self.spending:
-                self.talk.ask_again(self.spending)
-                self.spending = ""
+            if note := self.requests.take_note():
+                self.talk.ask_again(note)
             return self._judge_repeats()
         if not answer.problem:
             return self._completed(answer.output)
@@ -413,7 +375,7 @@ class _Loop:
         self.talk.add_node(NewNode(NodeKind.RESULT, payload))
         nodes, events = self.talk.take()
         denials, unknown = tuple(self.incidents.denials), tuple(self.incidents.unknown_effects)
-        return AgentEnd(reason, output, outcome, self.usage, denials, unknown, error, nodes, events)
+        return AgentEnd(reason, output, outcome, self.requests.usage, denials, unknown, error, nodes, events)
 
 
 def _unknown(row: CallRow) -> ToolFailure:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from soong.shared.agents.definition import AgentLimits, Compaction, ModelOptions
+from soong.shared.agents.definition import AgentLimits, Compaction, ModelOptions, Price
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node
@@ -33,6 +33,8 @@ class AgentTask:
     limits: AgentLimits = field(default_factory=AgentLimits)
     options: ModelOptions = field(default_factory=ModelOptions)
     compaction: Compaction = field(default_factory=Compaction)
+    price: Price | None = None
+    """The configuration's own for its model."""
     is_streamed: bool = True
     """Answers arrive piece by piece where the model can; False asks for them in one piece."""
     is_resumed: bool = False

@@ -11,6 +11,7 @@ from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
 
 WARN_AT: Final = 0.8
+NEARLY_SPENT: Final = "The budget of this session is nearly used up. Finish soon: report what you have."
 
 
 def limit_reached(used: Usage, limits: AgentLimits, model: str) -> tuple[EndReason, str] | None:

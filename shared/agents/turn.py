@@ -5,13 +5,14 @@ Owns the judgement of a final answer against the step's schema. What follows fro
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Final
 
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition as ToolForModel
 
+from soong.shared.agents.charging import price_of
+from soong.shared.agents.definition import Price
 from soong.shared.agents.messages import arguments_of, calls_of, text_of
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
@@ -121,11 +122,10 @@ def _output_of(text: str) -> Json:
     return text
 
 
-def usage_of(response: ModelResponse) -> Usage:
-    """Return what one request used; the price is None where none is known."""
-    return Usage(
-        1, response.usage.input_tokens, response.usage.output_tokens, len(calls_of(response)), _price(response)
-    )
+def usage_of(response: ModelResponse, price: Price | None = None) -> Usage:
+    """Return what one request used; ``price`` is the configuration's own. The cost is None where none is known."""
+    read, written = response.usage.input_tokens, response.usage.output_tokens
+    return Usage(1, read, written, len(calls_of(response)), price_of(response, price))
 
 
 def add(first: Usage, second: Usage) -> Usage:
@@ -138,12 +138,3 @@ def add(first: Usage, second: Usage) -> Usage:
         first.tool_calls + second.tool_calls,
         None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
     )
-
-
-def _price(response: ModelResponse) -> Decimal | None:
-    if response.model_name == "script":
-        return Decimal(0)
-    try:
-        return response.cost().total_price
-    except (LookupError, ValueError, AssertionError):
-        return None

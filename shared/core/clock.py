@@ -27,6 +27,11 @@ class SystemClock:
         return time.monotonic()
 
 
+def utc_date(us: int) -> str:
+    """Return the date in UTC of microseconds since the epoch, such as ``2026-11-24``."""
+    return datetime.fromtimestamp(us / 1_000_000, UTC).date().isoformat()
+
+
 def rfc3339(us: int) -> str:
     """Return microseconds since the epoch as RFC 3339 text in UTC, as JSON payloads carry it."""
     return datetime.fromtimestamp(us / 1_000_000, UTC).isoformat().replace("+00:00", "Z")

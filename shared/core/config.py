@@ -186,6 +186,20 @@ class AgentsConfig(_Section):
     )
 
 
+class PriceConfig(_Section):
+    """``[prices]``: what a model costs, by its name or a glob, where the model library's data is not right."""
+
+    input: float = Field(ge=0, strict=False, description="US dollars for a million tokens that it reads.")
+    output: float = Field(ge=0, strict=False, description="US dollars for a million tokens that it writes.")
+
+
+class BudgetsConfig(_Section):
+    """``[budgets]``: what agents may use in money and tokens, such as `5usd`, `2mtok` or `5usd,2mtok` (DIS-11)."""
+
+    day: str = Field(default="", description="All sessions together in a day of UTC; empty: no limit.")
+    session: str = Field(default="", description="Each new session that names no budget itself; empty: no limit.")
+
+
 class Config(_Section):
     """All sections. Frozen: a process works under the configuration it started with."""
 
@@ -199,6 +213,8 @@ class Config(_Section):
     instructions: InstructionsConfig = InstructionsConfig()
     context: ContextConfig = ContextConfig()
     agents: AgentsConfig = AgentsConfig()
+    budgets: BudgetsConfig = BudgetsConfig()
+    prices: dict[str, PriceConfig] = Field(default_factory=dict)
 
 
 def load_config(home: Path) -> Config:

@@ -17,7 +17,7 @@ from soong.shared.core.foreign import call_foreign
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.plan.budget import MIB, Budget
+from soong.shared.engine.tasks.plan.budget import MIB, ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import (
     REFERENCE,
@@ -71,11 +71,11 @@ class Previewer:
 
     def preview(self, plan: Plan, inputs: JsonObject) -> Preview:
         """Return what the plan will ask for with these (bound) inputs; beyond ``MAX_SCOPES`` it is asked later."""
-        budget = Budget("what the steps ask for", MAX_SHOWN_BYTES, MAX_SCOPES)
+        budget = ExpansionBudget("what the steps ask for", MAX_SHOWN_BYTES, MAX_SCOPES)
         scope = scope_of(inputs, {})
         return Preview(plan.title, tuple(self._step(step, scope, budget) for step in plan.steps))
 
-    def _step(self, step: PlanStep, scope: Names, budget: Budget) -> StepPreview:
+    def _step(self, step: PlanStep, scope: Names, budget: ExpansionBudget) -> StepPreview:
         work = step.step or step
         if work.kind is not StepKind.AGENT:
             return StepPreview(step.id, step.title, str(step.kind))
@@ -91,7 +91,7 @@ class Previewer:
         return StepPreview(step.id, step.title, str(step.kind), asks, tuple(may_ask))
 
     def _asks(
-        self, work: PlanStep, names: Names | None, tools: Sequence[ToolDefinition], budget: Budget
+        self, work: PlanStep, names: Names | None, tools: Sequence[ToolDefinition], budget: ExpansionBudget
     ) -> Iterator[CheckedPermission]:
         for kind, words in _declared(work):
             given = shlex.join(words) if kind is PermissionKind.RUN else words[0]
@@ -247,7 +247,7 @@ _PROBLEMS: Final[Mapping[PermissionKind, Callable[[Sequence[str]], PermissionPro
 }
 
 
-def _known(words: Sequence[str], names: Names, budget: Budget) -> tuple[str, ...] | None:
+def _known(words: Sequence[str], names: Names, budget: ExpansionBudget) -> tuple[str, ...] | None:
     """Return words with their references looked up; None when they are not known yet, or enough has been shown."""
     try:
         return looked_up(words, names, budget)
@@ -262,7 +262,7 @@ def _names_of(step: PlanStep, scope: Names) -> Iterator[Names | None]:
         yield scope
         return
     try:
-        items: Json = render(step.over, scope, Budget("the items of the map step"))
+        items: Json = render(step.over, scope, ExpansionBudget("the items of the map step"))
     except TemplateError:
         yield None
         return

@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from soong.shared.core.errors import TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.store import HeartbeatWriter, SessionStore
 from soong.shared.engine.tasks.asks import AskStore
@@ -38,6 +39,9 @@ class Store(Protocol):
 
     @property
     def runs(self) -> RunStore: ...
+
+    @property
+    def budgets(self) -> BudgetStore: ...
 
     @property
     def consent(self) -> ConsentStore: ...

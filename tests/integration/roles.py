@@ -35,11 +35,11 @@ WORKER_METHODS: Final = frozenset(
         ),
         *("append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
         *("park", "expire_decision"),
-        *("settled", "task", "step", "steps", "counts", "result", "leases"),
+        *("settled", "task", "step", "steps", "counts", "result", "leases", "reserve", "settle"),
     }
 )
 """What a worker's process calls of its store; everything else is the business of clients and owners."""
-PARTS: Final = frozenset({"sessions", "tasks", "claims", "runs", "consent", "keys", "access", "audit"})
+PARTS: Final = frozenset({"sessions", "tasks", "claims", "runs", "budgets", "consent", "keys", "access", "audit"})
 """The parts of the store."""
 
 

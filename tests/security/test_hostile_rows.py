@@ -96,6 +96,16 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
         "credential": "(SELECT credential FROM workers WHERE id = %(own_worker)s)",
     },
     "taints": {"run_id": OWN, "tainted_us": "1"},
+    "charges": {
+        "run_id": OWN,
+        "fence": "(SELECT fence FROM runs WHERE id = %(own)s)",
+        "number": NEXT.format("number", "charges"),
+        "session_id": "%(session)s",
+        "day": "'2026-11-24'",
+        "tokens": "1",
+        "microusd": "1",
+        "is_open": "1",
+    },
     "events": {
         "run_id": OWN,
         "seq": NEXT.format("seq", "events"),
@@ -140,6 +150,8 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
 UPDATES: Final[Mapping[str, str]] = {
     "sessions": "true",
     "concurrency_limits": "true",
+    "budgets": "true",
+    "charges": "run_id = %(own)s",
     "steps": "key = %(own_step)s",
     "runs": "id = %(own)s",
     "workers": "id = %(own_worker)s",

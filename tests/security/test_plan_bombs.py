@@ -15,7 +15,7 @@ import pytest
 from soong.shared.core.errors import BudgetExceededError, InvalidPlanError
 from soong.shared.core.jsontext import Json, dump
 from soong.shared.engine.tasks.expansion import MAX_KEY_CHARS, MAX_TITLE_CHARS, expand_map, new_task
-from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, MAX_TEXT_BYTES, MIB, Budget
+from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, MAX_TEXT_BYTES, MIB, ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
 from soong.shared.engine.tasks.plan.template import render_text
@@ -207,11 +207,11 @@ def test_a_text_that_would_be_too_long_is_refused_before_it_is_made(text: str) -
     scope: dict[str, Json] = {"big": BIG, "quotes": '"' * 600_000, "list": list(range(1_000)), "deep": {"a": [BIG] * 5}}
 
     with pytest.raises(BudgetExceededError, match="a text of more than 4 MiB"):
-        render_text(text, scope, Budget("the test"))
+        render_text(text, scope, ExpansionBudget("the test"))
 
 
 def test_a_text_up_to_the_bound_is_made() -> None:
-    made = render_text("${big}" * 4, {"big": "x" * (MAX_TEXT_BYTES // 4)}, Budget("the test"))
+    made = render_text("${big}" * 4, {"big": "x" * (MAX_TEXT_BYTES // 4)}, ExpansionBudget("the test"))
 
     assert len(str(made)) == MAX_TEXT_BYTES
 

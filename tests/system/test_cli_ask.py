@@ -387,3 +387,31 @@ def test_agents_of_the_project_do_work_with_the_model_of_the_task(cli: CliHarnes
         assert ["You find bugs." in words for words in told] == [True, False]
         assert ["You judge." in words for words in told] == [False, True]
         assert "dear" not in str(asked)
+
+
+@pytest.mark.spec("DIS-11")
+def test_a_budget_ends_the_agents_of_an_ask_and_a_higher_one_lets_it_continue(cli: CliHarness) -> None:
+    dispatch = ToolCall("agent__dispatch_worker", {"instructions": "Look.", "model": WORKER})
+    (cli.home).mkdir(parents=True, exist_ok=True)
+    prices = '[prices."openai-chat:*"]\ninput = 100\noutput = 100000\n'
+    (cli.home / "config.toml").write_text(f'[budgets]\nday = "900usd"\n{prices}')
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(planner(dispatch), worker(text="looked"), planner(dispatch), worker(text="looked again"))
+        wires.will(planner(text="all is seen"))
+
+        failed = cli.json("ask", "Look twice.", "--model", PLANNER, "--budget", "0.0001usd")
+        asked = len(wires.requests)
+        shown = cli.json("budget", failed["session"])
+        ended = cli.json("resume", failed["id"], "--budget", "500usd")
+
+        assert (failed["status"], failed["exit_code"], asked) == ("failed", 1, 1)
+        assert "budget of 0.0001 USD" in failed["reason"]
+        assert (shown["usd"]["limit"], shown["usd"]["reserved"]) == ("0.0001", "0")
+        assert (ended["status"], ended["answer"]) == ("completed", "all is seen")
+        after = cli.json("budget", ended["session"])
+        sums = cli.json("usage", "--by", "session")
+        assert (after["usd"]["limit"], sums[0]["requests"]) == ("500", 5)
+        assert float(after["usd"]["used"]) == pytest.approx(float(sums[0]["cost_usd"]), abs=1e-4)
+        assert cli.json("budget")["usd"]["limit"] == "900"

@@ -13,7 +13,7 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from soong.shared.agents.definition import (
     DEFINITION,
@@ -21,6 +21,7 @@ from soong.shared.agents.definition import (
     AgentLimits,
     Compaction,
     CompactionStrategy,
+    Price,
 )
 from soong.shared.agents.model import is_warm, resolve_model, warm_up
 from soong.shared.agents.ports import AgentEnd, AgentTask
@@ -34,6 +35,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
@@ -59,6 +61,13 @@ _logger = get_logger(__name__)
 Waiting = Callable[[str], AbstractContextManager[object]]
 
 
+class AgentStore(GateStore, Protocol):
+    """What the runs of agents need of the store."""
+
+    @property
+    def budgets(self) -> BudgetStore: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedAgent:
     """An agent's run that can begin. ``executor`` makes its calls."""
@@ -78,7 +87,7 @@ class AgentRuntime:
     Raises (when it is made): InvalidConfigError, so that the process does not start and no run fails for it.
     """
 
-    store: GateStore
+    store: AgentStore
     notifier: Notifier
     inbox: DecisionInbox
     artifacts: ArtifactStore
@@ -171,13 +180,24 @@ class AgentRuntime:
         """
         from soong.shared.agents.loop import run_agent  # the model library costs half a second; only agents pay it
         from soong.shared.agents.runtime.broadcast import AnswerBroadcast  # as above
+        from soong.shared.agents.runtime.stored_budget import StoredBudget
 
         incidents, log = agent.interruption.incidents, agent.log
+        transcript = agent.transcript
+        budgets = StoredBudget(self.store.budgets, self.clock, transcript.run_id, transcript.fence)
         view = AnswerBroadcast(self.notifier, self.redactor, agent.task.identity.run_id)
         calls = agent.executor if executor is None else executor
         try:
             return await run_agent(
-                agent.task, agent.model, calls, agent.transcript, log, self.clock, incidents=incidents, view=view
+                agent.task,
+                agent.model,
+                calls,
+                transcript,
+                log,
+                self.clock,
+                incidents=incidents,
+                view=view,
+                budgets=budgets,
             )
         except asyncio.CancelledError:
             if not agent.interruption.goes_on_elsewhere:
@@ -239,6 +259,7 @@ class AgentRuntime:
             limits=AgentLimits(**limits),
             options=definition.options,
             compaction=self._compaction(claim.identity.model or self.settings.model),
+            price=self._price(claim.identity.model or self.settings.model),
             is_streamed=self.settings.stream,
             is_resumed=claim.is_resumed,
         )
@@ -247,6 +268,10 @@ class AgentRuntime:
         context = self.config.context
         window = next((size for name, size in context.windows.items() if fnmatchcase(model, name)), 0)
         return Compaction(CompactionStrategy(context.compaction), context.compact_at, window)
+
+    def _price(self, model: str) -> Price | None:
+        own = next((price for name, price in self.config.prices.items() if fnmatchcase(model, name)), None)
+        return None if own is None else Price(own.input, own.output)
 
     def _run_dirs(self, claim: Claim, policy: Policy) -> RunDirs:
         run_dir = self.settings.runs / claim.identity.run_id

@@ -44,6 +44,8 @@ class EventType(StrEnum):
     MODEL_FAILED = "model_failed"
     CONTEXT_COMPACTED = "context_compacted"
     """The history was made shorter for the model; all of it is kept."""
+    BUDGET_WARNED = "budget_warned"
+    """A budget that concerns the run is nearly used up."""
     # tool calls (EXE-06, EXE-11)
     TOOL_QUEUED = "tool_queued"
     TOOL_STARTED = "tool_started"

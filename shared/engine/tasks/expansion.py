@@ -18,7 +18,7 @@ from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, TaskKind
-from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, Budget
+from soong.shared.engine.tasks.plan.budget import MAX_EXPANSION_BYTES, ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind, scope_of, with_item
 from soong.shared.engine.tasks.plan.permissions import rendered
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan, PlanStep, spec_of
@@ -110,7 +110,7 @@ def new_task(
     )
     project = project_needed(session.project_id, session.project)
     lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin)
-    titles = _Titles(scope_of(inputs, {}), Budget("the titles of the steps"))
+    titles = _Titles(scope_of(inputs, {}), ExpansionBudget("the titles of the steps"))
     surfaces = _Surfaces(surface_of)
     steps = tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in plan.steps)
     return NewTask(
@@ -203,7 +203,7 @@ def grown(
     """
     check_models(steps, default_model, "update add_steps")
     lineage = _Lineage(task.session_id, task.id, root.run_id, root.agent_id, project, origin)
-    titles = _Titles(scope_of(task.inputs, {}), Budget("the titles of the steps"))
+    titles = _Titles(scope_of(task.inputs, {}), ExpansionBudget("the titles of the steps"))
     surfaces = _Surfaces(surface_of)
     return tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in steps)
 
@@ -213,7 +213,7 @@ class _Titles:
     """Looks up the references of titles. One that cannot be looked up (yet) stays as it was written."""
 
     scope: Scope
-    budget: Budget
+    budget: ExpansionBudget
 
     def of(self, title: str) -> str:
         try:
@@ -287,7 +287,7 @@ def _tools(surface: JsonObject) -> Sequence[str]:
     return Surface.from_json(surface).tools if "decisions" in surface else ()
 
 
-def map_items(step: Step, scope: Scope, budget: Budget) -> Sequence[Json]:
+def map_items(step: Step, scope: Scope, budget: ExpansionBudget) -> Sequence[Json]:
     """Return the items that a map step is over; ``scope`` is what its references may name.
 
     Raises:
@@ -314,7 +314,10 @@ def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], r
         BudgetExceededError: the children would be too large to be stored.
     """
     lineage = _Lineage(step.session_id, step.task_id, root.run_id, root.agent_id, origin=root.origin)
-    scope, budget = scope_of(task.inputs, dependencies), Budget("the children of the map step", MAX_EXPANSION_BYTES)
+    scope, budget = (
+        scope_of(task.inputs, dependencies),
+        ExpansionBudget("the children of the map step", MAX_EXPANSION_BYTES),
+    )
     child = step.spec.step
     assert child is not None, "a map step's spec has the step of its items"
     template = replace(child, title="", instructions="", inputs={}, permissions=DeclaredPermissions())
@@ -333,7 +336,7 @@ def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], r
     return made
 
 
-def _bound(child: StepSpec, template: StepSpec, scope: Scope, budget: Budget) -> StepSpec:
+def _bound(child: StepSpec, template: StepSpec, scope: Scope, budget: ExpansionBudget) -> StepSpec:
     """Return the spec of one item: its templates are looked up now, and never again."""
     bound = bind(child, scope, budget)
     permissions = rendered(child.permissions, scope, budget)
@@ -455,7 +458,7 @@ def _model(work: PlanStep, default_model: str) -> str:
     return (work.model or default_model) if is_own_agent else ""
 
 
-def _key(template: str, item: Json, index: int, scope: Scope, budget: Budget) -> str:
+def _key(template: str, item: Json, index: int, scope: Scope, budget: ExpansionBudget) -> str:
     """Return the key of an item: what ``key`` says, else the item when it is a short text or number, else its index."""
     if template:
         key = render_head(template, scope, budget, _READ_KEY_CHARS)

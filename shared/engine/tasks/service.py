@@ -15,6 +15,7 @@ from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, faults
+from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType
 from soong.shared.engine.sessions.store import SessionStore
@@ -48,6 +49,9 @@ class Ledger(Protocol):
 
     @property
     def runs(self) -> RunStore: ...
+
+    @property
+    def budgets(self) -> BudgetStore: ...
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from soong.shared.storage.sql.people.access import SqlAccess
 from soong.shared.storage.sql.people.keys import SqlKeys
 from soong.shared.storage.sql.tasks.asks import SqlAsks
 from soong.shared.storage.sql.tasks.bad_workers import SqlBadWorkers
+from soong.shared.storage.sql.tasks.budgets import SqlBudgets
 from soong.shared.storage.sql.tasks.failures import SqlFailures
 from soong.shared.storage.sql.tasks.retrying import SqlRetrying
 from soong.shared.storage.sql.tasks.runs import SqlRuns
@@ -54,6 +55,10 @@ class SqlRunStore(_Part, SqlRuns):
     """Implements :class:`soong.shared.engine.runs.store.RunStore`."""
 
 
+class SqlBudgetStore(_Part, SqlBudgets):
+    """Implements :class:`soong.shared.engine.runs.budgets.BudgetStore`."""
+
+
 class SqlConsentStore(_Part, SqlConsent):
     """Implements :class:`soong.shared.permissions.store.ConsentStore`."""
 
@@ -81,6 +86,7 @@ class SqlStore:
         self.asks = SqlAskStore(*parts)
         self.claims = SqlClaimStore(*parts)
         self.runs = SqlRunStore(*parts)
+        self.budgets = SqlBudgetStore(*parts)
         self.consent = SqlConsentStore(*parts)
         self.keys = SqlKeyStore(*parts)
         self.access = SqlAccessStore(*parts)

@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
+from soong.shared.engine.runs.budgets import Budget, Charge
 from soong.shared.engine.runs.events import Event, NewEvent, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import CallRow
@@ -24,6 +25,16 @@ from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
 
 V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeRow:
+    """A request that counts against budgets."""
+
+    session_id: str
+    day: str
+    charge: Charge
+    is_open: bool
 
 
 @dataclass(slots=True)
@@ -58,6 +69,9 @@ class Rows:
     events: dict[str, tuple[Event, ...]] = field(default_factory=dict)
     nodes: dict[str, tuple[Node, ...]] = field(default_factory=dict)
     calls: dict[tuple[str, str], CallRow] = field(default_factory=dict)
+    budgets: dict[str, Budget] = field(default_factory=dict)
+    charges: dict[tuple[str, int, int], "ChargeRow"] = field(default_factory=dict)
+    """By run, fence and number of the request."""
     consumed: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     """By decision: (run id, tool call id, when)."""
     requests: dict[str, PermissionRequest] = field(default_factory=dict)

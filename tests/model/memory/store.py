@@ -8,6 +8,7 @@ from tests.model.memory.access import MemoryAccess
 from tests.model.memory.additional_claims import MemoryAdditionalClaims
 from tests.model.memory.asks import MemoryAsks
 from tests.model.memory.auditing import MemoryAudit
+from tests.model.memory.budgets import MemoryBudgets
 from tests.model.memory.changing import MemoryChanging
 from tests.model.memory.consent import MemoryConsent
 from tests.model.memory.keys import MemoryKeys
@@ -61,6 +62,11 @@ class MemoryStore(
     @property
     def runs(self) -> Self:
         return self
+
+    @property
+    def budgets(self) -> MemoryBudgets:
+        """Return a part of its own: one of its methods has this name, too."""
+        return MemoryBudgets(self.rows, self.lock)
 
     @property
     def consent(self) -> Self:

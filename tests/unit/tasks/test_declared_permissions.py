@@ -6,7 +6,7 @@ from soong.shared.core.errors import InvalidPlanError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.expansion import expand_map, new_task
 from soong.shared.engine.tasks.growth import planned, read_update
-from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.permissions import MAX_DECLARED, rendered
 from soong.shared.engine.tasks.plan.plan import PlanNames, spec_of
 from soong.shared.engine.tasks.plan.reader import parse_plan
@@ -100,7 +100,7 @@ def test_only_what_runs_an_agent_asks(kind: str) -> None:
 def test_a_maps_child_names_its_item_and_what_is_not_known_stays_as_written() -> None:
     wish = DeclaredPermissions(("${pkg}/out", "${late.output}"), run=(("make", "${pkg}"),))
 
-    assert rendered(wish, {"pkg": "left"}, Budget("the test")) == DeclaredPermissions(
+    assert rendered(wish, {"pkg": "left"}, ExpansionBudget("the test")) == DeclaredPermissions(
         write=("left/out", "${late.output}"), run=(("make", "left"),)
     )
 

@@ -12,7 +12,7 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import expand_map, map_items, new_task, next_attempt, retried_step
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
-from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.plan.reader import parse_plan
@@ -170,7 +170,7 @@ def test_items_without_a_key_template_are_named_by_themselves_or_their_place() -
     children = expand_map(row_of(made.steps[0]), task_of(made), {}, made.root_run.identity)
 
     assert [child.step_id for child in children] == ["m[b]", "m[4]", "m[2]"]
-    assert map_items(row_of(made.steps[0]), {"inputs": made.inputs}, Budget("the items")) == ["b", 4, ["x"]]
+    assert map_items(row_of(made.steps[0]), {"inputs": made.inputs}, ExpansionBudget("the items")) == ["b", 4, ["x"]]
 
 
 def test_a_step_without_script_is_refused_when_the_model_is_the_script_model() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.template import references, render, render_text
 
 SCOPE: dict[str, Json] = {
@@ -16,8 +16,8 @@ SCOPE: dict[str, Json] = {
 }
 
 
-def budget() -> Budget:
-    return Budget("the test")
+def budget() -> ExpansionBudget:
+    return ExpansionBudget("the test")
 
 
 @pytest.mark.parametrize(

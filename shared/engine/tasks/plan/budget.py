@@ -27,7 +27,7 @@ _encoded: Final = json.JSONEncoder().encode
 
 
 @dataclass(slots=True)
-class Budget:
+class ExpansionBudget:
     """What may still be made; one object for each step or expansion, used by one thread at a time.
 
     Sizes are those of values as ASCII JSON text, which is how they are stored and sent. Work is counted in lookups: a

@@ -9,7 +9,7 @@ from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
 from soong.shared.engine.tasks.paths import show
-from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.plan import InputType, Plan, PlanInput, has_type
 from soong.shared.engine.tasks.plan.template import Scope, as_text, json_head, render, render_text
 from soong.shared.engine.tasks.problems import Problems, Unknown
@@ -95,10 +95,10 @@ def bind_step(spec: StepSpec, task_inputs: JsonObject, dependencies: Mapping[str
     """
     if spec.bound is not None:
         return spec.bound
-    return bind(spec, scope_of(task_inputs, dependencies), Budget("the inputs of the step"))
+    return bind(spec, scope_of(task_inputs, dependencies), ExpansionBudget("the inputs of the step"))
 
 
-def bind(spec: StepSpec, scope: Scope, budget: Budget) -> BoundStep:
+def bind(spec: StepSpec, scope: Scope, budget: ExpansionBudget) -> BoundStep:
     """Look up every reference of a step's instructions and inputs, and count what a run or a row is given.
 
     Raises: TemplateError, BudgetExceededError.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from soong.shared.core.errors import BudgetExceededError, TemplateError
-from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.template import Scope, as_text, render
 from soong.shared.engine.tasks.spec import DeclaredPermissions
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
@@ -24,7 +24,7 @@ PermissionProblem = tuple[str, str]
 """Problem and hint."""
 
 
-def looked_up(texts: Sequence[str], scope: Scope, budget: Budget) -> tuple[str, ...] | None:
+def looked_up(texts: Sequence[str], scope: Scope, budget: ExpansionBudget) -> tuple[str, ...] | None:
     """Return texts with their references looked up; None when one of them is not known yet.
 
     Raises: BudgetExceededError.
@@ -42,7 +42,7 @@ def looked_up(texts: Sequence[str], scope: Scope, budget: Budget) -> tuple[str, 
     return tuple(found)
 
 
-def rendered(permissions: DeclaredPermissions, scope: Scope, budget: Budget) -> DeclaredPermissions:
+def rendered(permissions: DeclaredPermissions, scope: Scope, budget: ExpansionBudget) -> DeclaredPermissions:
     """Return what is declared with its references looked up. One that names nothing stays as it was written.
 
     A declaration must not keep a step from running. Raises: BudgetExceededError.

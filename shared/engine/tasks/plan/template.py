@@ -18,7 +18,7 @@ from typing import TypeAlias
 from soong.shared.core.errors import InvalidJsonError, TemplateError
 from soong.shared.core.jsontext import Json, dump, parse_strict
 from soong.shared.engine.tasks.paths import Path
-from soong.shared.engine.tasks.plan.budget import Budget
+from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.problems import listed
 
 Scope: TypeAlias = Mapping[str, Json]
@@ -74,7 +74,7 @@ class Reference:
                 return name
         return None
 
-    def look_up(self, scope: Scope, budget: Budget) -> Json:
+    def look_up(self, scope: Scope, budget: ExpansionBudget) -> Json:
         """Return what the reference names.
 
         Raises:
@@ -112,7 +112,7 @@ class Reference:
             raise TemplateError(self.text, f"there is no item [{part}] in a list of {len(value)}")
         raise TemplateError(self.text, f"cannot look up {part!r} in {_kind(value)}")
 
-    def _apply(self, item: Filter, value: Json, budget: Budget) -> Json:
+    def _apply(self, item: Filter, value: Json, budget: ExpansionBudget) -> Json:
         match item.name:
             case "default":
                 return item.argument if value is None else value
@@ -164,7 +164,7 @@ def _parsed(text: str) -> tuple[str | Reference, ...]:
 _parsed_once = lru_cache(maxsize=4096)(_parsed)
 
 
-def _parsed_within(text: str, budget: Budget) -> tuple[str | Reference, ...]:
+def _parsed_within(text: str, budget: ExpansionBudget) -> tuple[str | Reference, ...]:
     if len(text) <= _CACHED_CHARS:
         return parse_template(text)
     budget.step(len(text) // _CHARS_A_LOOKUP)
@@ -173,7 +173,7 @@ def _parsed_within(text: str, budget: Budget) -> tuple[str | Reference, ...]:
     return pieces
 
 
-def render(value: Json, scope: Scope, budget: Budget) -> Json:
+def render(value: Json, scope: Scope, budget: ExpansionBudget) -> Json:
     """Return ``value`` with every reference in it looked up, once. Mapping keys are not templates.
 
     A string that is exactly one reference gives the value itself, which is not counted: it is there already.
@@ -191,7 +191,7 @@ def render(value: Json, scope: Scope, budget: Budget) -> Json:
     return value
 
 
-def render_text(text: str, scope: Scope, budget: Budget) -> Json:
+def render_text(text: str, scope: Scope, budget: ExpansionBudget) -> Json:
     """Return one string with its references looked up; the JSON value itself when it is exactly one reference.
 
     Raises: as :func:`render`.
@@ -213,7 +213,7 @@ def render_text(text: str, scope: Scope, budget: Budget) -> Json:
     return "".join(written)
 
 
-def render_head(text: str, scope: Scope, budget: Budget, most: int) -> str:
+def render_head(text: str, scope: Scope, budget: ExpansionBudget, most: int) -> str:
     """Return the first ``most`` characters of :func:`render_text` as text; the rest is not made.
 
     Raises: as :func:`render`.
@@ -262,7 +262,7 @@ def _pieces(value: Json, most: int) -> Iterator[str]:
         yield dump(value)
 
 
-def joined(items: Sequence[Json], separator: str, budget: Budget) -> str:
+def joined(items: Sequence[Json], separator: str, budget: ExpansionBudget) -> str:
     """Return items as one text. Raises: BudgetExceededError, before it is made."""
     budget.step(len(items) // _ITEMS_A_LOOKUP)
     size = len(separator) * max(0, len(items) - 1)

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from soong.shared.core.jsontext import MAX_DEPTH, Json, deeper_than
 from soong.shared.engine.runs.record import Usage
-from soong.shared.storage.sql.engine.tables import MAX_COUNT
+from soong.shared.storage.sql.engine.columns import MAX_COUNT
 
 T = TypeVar("T")
 

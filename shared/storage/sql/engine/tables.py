@@ -5,17 +5,12 @@ partial indexes hold live rows only, so that no hot statement grows with what ha
 behind the status tables in :mod:`soong.shared.engine.tasks.status` and :mod:`soong.shared.engine.runs.status`.
 """
 
-from collections.abc import Iterable
-from typing import Any, Final
-
 from sqlalchemy import (
-    BigInteger,
     CheckConstraint,
     Column,
     Float,
     ForeignKey,
     Index,
-    Integer,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
@@ -33,6 +28,16 @@ from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.request import Choice, RequestState
+from soong.shared.storage.sql.engine.columns import Big as _Big
+from soong.shared.storage.sql.engine.columns import flag as _flag
+from soong.shared.storage.sql.engine.columns import id_column as _id
+from soong.shared.storage.sql.engine.columns import instant_column as _instant
+from soong.shared.storage.sql.engine.columns import number_column as _number
+from soong.shared.storage.sql.engine.columns import one_of as _one_of
+from soong.shared.storage.sql.engine.columns import ordinal_column as _ordinal
+from soong.shared.storage.sql.engine.columns import ranges as _ranges
+from soong.shared.storage.sql.engine.columns import text_column as _text
+from soong.shared.storage.sql.engine.columns import where as _where
 
 metadata = MetaData(
     naming_convention={
@@ -43,49 +48,6 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-
-_Big = BigInteger().with_variant(Integer(), "sqlite")
-
-
-def _ordinal() -> Column[int]:
-    return Column("ordinal", _Big, primary_key=True, autoincrement=True)
-
-
-def _id() -> Column[str]:
-    return Column("id", Text, nullable=False, unique=True)
-
-
-def _text(name: str, default: str | None = "") -> Column[str]:
-    return Column(name, Text, nullable=False, server_default=default)
-
-
-def _number(name: str, default: int | None = 0) -> Column[int]:
-    return Column(name, _Big, nullable=False, server_default=None if default is None else text(str(default)))
-
-
-def _instant(name: str) -> Column[int]:
-    return Column(name, _Big)
-
-
-def _one_of(column: str, values: Iterable[str]) -> CheckConstraint:
-    return CheckConstraint(f"{column} IN ({', '.join(repr(str(value)) for value in values)})", name=column)
-
-
-def _flag(column: str) -> CheckConstraint:
-    return CheckConstraint(f"{column} IN (0, 1)", name=column)
-
-
-def _ranges(name: str, *columns: str) -> CheckConstraint:
-    """Check that counts and instants are such as readers take and arithmetic does not overflow."""
-    return CheckConstraint(" AND ".join(f"{column} BETWEEN 0 AND {MAX_COUNT}" for column in columns), name=name)
-
-
-def _where(condition: str) -> dict[str, Any]:
-    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
-
-
-MAX_COUNT: Final = 2**53 - 1
-"""Of counts, and of instants in microseconds (the year 2255): what JSON readers and digests take (RFC 7493)."""
 
 READY = "status = 'ready' AND is_paused = 0"
 TASK_OVER = "status IN ('completed', 'failed', 'cancelled')"
@@ -373,6 +335,35 @@ taints = Table(
     Column("run_id", Text, primary_key=True),
     _number("tainted_us", None),
     _ranges("tainted_us", "tainted_us"),
+)
+
+budgets = Table(
+    # What a session, or all in a day, may use (DIS-11). Locked while its charges are counted.
+    "budgets",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("tokens", _Big),
+    Column("microusd", _Big),
+    _ranges("limits", "tokens", "microusd"),
+)
+
+charges = Table(
+    # Model requests that count against budgets: an estimate while open, then what was used.
+    "charges",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    _number("fence", None),
+    _number("number", None),
+    _text("session_id", None),
+    _text("day", None),
+    _number("tokens", None),
+    Column("microusd", _Big),
+    _number("is_open", None),
+    PrimaryKeyConstraint("run_id", "fence", "number"),
+    _flag("is_open"),
+    _ranges("numbers", "fence", "number", "tokens", "microusd"),
+    Index("ix_charges_session", "session_id"),
+    Index("ix_charges_day", "day"),
 )
 
 surfaces = Table(

@@ -55,6 +55,7 @@ def _of_run(table: str, held: str) -> str:
 
 
 _RUNNING: Final = f"its.status = 'running' AND its.worker_id {OURS}"
+_CHARGED: Final = f"{_RUNNING} AND its.session_id = charges.session_id AND its.fence = charges.fence"
 _ASKING: Final = f"{_RUNNING} AND its.session_id = permission_requests.session_id"
 MOST_ADDED: Final = 1_000_000
 """How many entries one statement may add to a log."""
@@ -175,6 +176,16 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     ),
     # Inserted by who holds the run, and taken back by nobody: an owner judges by it.
     "taints": WorkerRight(reads=True, inserts=("run_id", "tainted_us"), new=_of_run("taints", _RUNNING)),
+    # Locked while its charges are counted, never changed.
+    "budgets": WorkerRight(reads=True, updates=("tokens",), never=("scope", "microusd"), changed="false"),
+    "charges": WorkerRight(
+        reads=True,
+        inserts=("run_id", "fence", "number", "session_id", "day", "tokens", "microusd", "is_open"),
+        updates=("tokens", "microusd", "is_open"),
+        new=f"is_open = 1 AND {_of_run('charges', _CHARGED)}",
+        old=f"is_open = 1 AND {_of_run('charges', _CHARGED)}",
+        changed=f"is_open = 0 AND {_of_run('charges', _CHARGED)}",
+    ),
     "surfaces": WorkerRight(reads=True, never=("digest", "body")),
     # The logs: written once, read by whoever may. A worker reads only the nodes it goes on from, and writes only in
     # those of runs that it holds; of what it claims, in the statement that does.
@@ -279,6 +290,8 @@ CHANGED: Final = frozenset(
             "steps",
             "concurrency_limits",
             "runs",
+            "budgets",
+            "charges",
             "calls",
             "waits",
             "api_tokens",
@@ -289,13 +302,13 @@ CHANGED: Final = frozenset(
 )
 """Tables in which an orchestrator also updates rows."""
 
-EMPTIED: Final = frozenset({"responders", "concurrency_limits", "steps"})
+EMPTIED: Final = frozenset({"responders", "concurrency_limits", "budgets", "steps"})
 """Tables from which it also takes rows away; of steps, the items of a map step that is expanded again."""
 
 CLIENT_ADDS: Final = frozenset(
     {
         *("sessions", "tasks", "steps", "edges", "runs", "surfaces", "events", "commands", "answers", "audit"),
-        "responders",
+        *("responders", "budgets"),
     }
 )
 """Tables in which a client (the HTTP API) inserts: what it submits, asks of owners and answers. Never a decision, a
@@ -309,6 +322,8 @@ CLIENT_CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
     # Held while it is answered; a lock needs the right to change some column.
     "permission_requests": ("created_us",),
     "responders": ("beat",),
+    # A person raises the budget of a session.
+    "budgets": ("tokens", "microusd"),
 }
 """What of existing rows a client changes, column by column."""
 

@@ -61,6 +61,11 @@ LIMITS: Final[Mapping[str, Mapping[str, str]]] = {
         "worker_id": _WORD,
         "usage": _json("object", MAX_USAGE_CHARS),
     },
+    "budgets": {"tokens": _NUMBER},
+    "charges": {
+        **dict.fromkeys(("run_id", "session_id", "day"), _WORD),
+        **dict.fromkeys(("fence", "number", "tokens", "microusd", "is_open"), _NUMBER),
+    },
     "taints": {"run_id": _WORD, "tainted_us": _NUMBER},
     "events": {
         **dict.fromkeys(("run_id", "type"), _WORD),

@@ -92,6 +92,7 @@ RUN_ROWS: Final = tuple(
         ("reports", "reports WHERE run_id IN @run_ids"),
         ("calls", "calls WHERE run_id IN @run_ids"),
         ("waits", "waits WHERE parent_run IN @run_ids OR child_run IN @run_ids"),
+        ("charges", "charges WHERE run_id IN @run_ids"),
         ("taints", "taints WHERE run_id IN @run_ids"),
         ("nodes", "nodes WHERE run_id IN @run_ids"),
         ("events", "events WHERE run_id IN @run_ids"),
@@ -122,6 +123,7 @@ CLOSE_SESSIONS: Final = Statement(
 )
 SESSION_ROWS: Final = (
     Statement("remove limits: of sessions that go", "DELETE FROM concurrency_limits WHERE scope IN @scopes"),
+    Statement("remove budgets: of sessions that go", "DELETE FROM budgets WHERE scope IN @scopes"),
     Statement("remove commands: of sessions that go", "DELETE FROM commands WHERE session_id IN @session_ids"),
     Statement("remove sessions", "DELETE FROM sessions WHERE id IN @session_ids"),
 )

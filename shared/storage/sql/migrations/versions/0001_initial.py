@@ -46,6 +46,8 @@ _TABLES = (
     "concurrency_limits",
     "runs",
     "taints",
+    "budgets",
+    "charges",
     "surfaces",
     "events",
     "nodes",
@@ -389,6 +391,29 @@ def _make_runs() -> None:
         Column("run_id", Text, primary_key=True),
         _number("tainted_us", None),
         _ranges("tainted_us", "tainted_us"),
+    )
+    op.create_table(
+        "budgets",
+        Column("scope", Text, primary_key=True),
+        Column("tokens", _Big),
+        Column("microusd", _Big),
+        _ranges("limits", "tokens", "microusd"),
+    )
+    op.create_table(
+        "charges",
+        Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+        _number("fence", None),
+        _number("number", None),
+        _text("session_id", None),
+        _text("day", None),
+        _number("tokens", None),
+        Column("microusd", _Big),
+        _number("is_open", None),
+        PrimaryKeyConstraint("run_id", "fence", "number"),
+        _flag("is_open"),
+        _ranges("numbers", "fence", "number", "tokens", "microusd"),
+        Index("ix_charges_session", "session_id"),
+        Index("ix_charges_day", "day"),
     )
     op.create_table(
         "surfaces",

@@ -1,0 +1,190 @@
+"""Budgets: what a session and a day may use in tokens and money, and the charges that count against them (DIS-11).
+
+A request is charged with an estimate before it is sent and with what it used afterwards. A charge that is open counts
+while its run is running under the fence that made it: one whose process died counts for nothing by itself. A request
+is permitted while less than the budget is charged, so requests at once overspend by one estimate at most.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final, Protocol
+
+from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
+from soong.shared.core.jsontext import Json
+
+DAY: Final = "day"
+"""The scope of what all sessions together may use in a day of UTC."""
+MICRO: Final = 1_000_000
+MOST: Final = 2**53 - 1
+
+_MONEY = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)\s*(?:usd|\$)?", re.IGNORECASE)
+_TOKENS = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([km]?)\s*(?:tok|tokens)", re.IGNORECASE)
+_TIMES: Final = {"": 1, "k": 1000, "m": 1_000_000}
+
+
+def session_scope(session_id: str) -> str:
+    return f"session:{session_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """At most so many tokens (read and written) and so many millionths of a US dollar; None: any number."""
+
+    tokens: int | None = None
+    microusd: int | None = None
+
+    @property
+    def is_unlimited(self) -> bool:
+        return self.tokens is None and self.microusd is None
+
+    def __str__(self) -> str:
+        money = "" if self.microusd is None else f"{Decimal(self.microusd) / MICRO:f} USD"
+        tokens = "" if self.tokens is None else f"{self.tokens:,} tokens"
+        return " and ".join(filter(None, (money, tokens))) or "no limit"
+
+
+UNPRICED: Final = "no price is known for the model (set one in [prices] of config.toml), so the budget of"
+NO_BUDGET: Final = Budget()
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a request uses, or may use; ``microusd`` None: nobody knows the price of its model."""
+
+    tokens: int = 0
+    microusd: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetState:
+    """A budget with what is charged to it: what was used, and what requests under way have reserved."""
+
+    scope: str
+    budget: Budget
+    used: Charge
+    reserved: Charge
+
+    @property
+    def share(self) -> float:
+        """Return the part of the nearest limit that is charged; 1 of a limit of 0."""
+        return max(_share(charged, limit) for charged, limit in self._limits())
+
+    def _limits(self) -> Sequence[tuple[int, int | None]]:
+        money = (self.used.microusd or 0) + (self.reserved.microusd or 0)
+        return (self.used.tokens + self.reserved.tokens, self.budget.tokens), (money, self.budget.microusd)
+
+    def check(self, charge: Charge) -> None:
+        """Say whether one more request may be charged. Raises: BudgetSpentError."""
+        (tokens, most_tokens), (money, most_money) = self._limits()
+        whose = "the day" if self.scope == DAY else "the session"
+        if most_tokens is not None and tokens >= most_tokens:
+            raise BudgetSpentError(f"{whose} has used {tokens:,} of its budget of {most_tokens:,} tokens", "tokens")
+        if most_money is None:
+            return
+        if charge.microusd is None:
+            raise BudgetSpentError(f"{UNPRICED} {whose} cannot be kept", "money")
+        if money >= most_money:
+            used, most = Decimal(money) / MICRO, Decimal(most_money) / MICRO
+            raise BudgetSpentError(f"{whose} has used {used:f} of its budget of {most:f} USD", "money")
+
+
+def _share(charged: int, limit: int | None) -> float:
+    if limit is None:
+        return 0.0
+    return charged / limit if limit else 1.0
+
+
+class BudgetSpentError(SoongError):
+    """A request may not be sent: a budget is used up. ``of`` is ``tokens`` or ``money``."""
+
+    def __init__(self, message: str, of: str) -> None:
+        super().__init__(message)
+        self.of = of
+
+
+class BudgetStore(Protocol):
+    """Budgets and charges."""
+
+    async def set_budget(self, scope: str, budget: Budget) -> None:
+        """Set the budget of a scope (``day``, or that of a session); one without limits takes it away."""
+        ...
+
+    async def budgets(self, scopes: Sequence[str], *, day: str) -> Mapping[str, BudgetState]:
+        """Return those of the scopes that have a budget; ``day`` is the date of UTC, such as ``2026-11-24``."""
+        ...
+
+    async def reserve(self, run_id: str, fence: int, number: int, charge: Charge, *, day: str) -> float | None:
+        """Charge a request of a running run before it is sent; None, and nothing written, where no budget concerns it.
+
+        ``number`` is the request's under this fence. Return the largest share of a budget that is charged by now.
+
+        Raises:
+            BudgetSpentError: a budget is used up.
+            LeaseLostError: the fence is stale or the run is not running.
+        """
+        ...
+
+    async def settle(self, run_id: str, fence: int, number: int, charge: Charge) -> None:
+        """Put what a request used in the place of its estimate. Raises: LeaseLostError."""
+        ...
+
+
+def parse_budget(*words: str) -> Budget:
+    """Read budgets as people write them: ``2usd``, ``0.50 USD``, ``$3``, ``200ktok``, ``1.5m tokens``, ``2usd,5mtok``.
+
+    Raises:
+        UsageError: one is neither money nor tokens, or there are two of a sort.
+    """
+    found: dict[str, int] = {}
+    for text in words:
+        for part in filter(None, re.split(r"[,+]", text)):
+            name, amount = _amount(part.strip())
+            if name in found:
+                raise UsageError(f"the budget says {name} twice; say it once")
+            found[name] = amount
+    return Budget(found.get("tokens"), found.get("money"))
+
+
+def _amount(text: str) -> tuple[str, int]:
+    tokens, money = _TOKENS.fullmatch(text), _MONEY.fullmatch(text)
+    if tokens is not None:
+        name, amount = "tokens", int(Decimal(tokens[1]) * _TIMES[tokens[2].lower()])
+    elif money is not None and (text.startswith("$") or not text[-1].isdigit()):
+        name, amount = "money", int(Decimal(money[1]) * MICRO)
+    else:
+        raise UsageError(f"{text[:80]!r} cannot be read as a budget; write 2usd, 200ktok, or both: 2usd,200ktok")
+    if amount > MOST:
+        raise UsageError(f"the budget {text[:80]!r} is too large; leave it out for none")
+    return name, amount
+
+
+def state_json(state: BudgetState) -> dict[str, Json]:
+    """Return a budget's state as programs see it: money in US dollars as text."""
+    return {
+        "scope": state.scope,
+        "tokens": _facts(state.budget.tokens, state.used.tokens, state.reserved.tokens),
+        "usd": _facts(_usd(state.budget.microusd), _usd(state.used.microusd or 0), _usd(state.reserved.microusd or 0)),
+    }
+
+
+def _facts(limit: Json, used: Json, reserved: Json) -> dict[str, Json]:
+    return {"limit": limit, "used": used, "reserved": reserved}
+
+
+def _usd(microusd: int | None) -> str | None:
+    return None if microusd is None else usd_text(microusd)
+
+
+def usd_text(microusd: int) -> str:
+    """Return an amount in US dollars, with as many digits as it has."""
+    return f"{Decimal(microusd) / MICRO:f}"
+
+
+def configured_budget(text: str, name: str) -> Budget:
+    """Read a budget of the configuration. Raises: InvalidConfigError."""
+    try:
+        return parse_budget(text)
+    except UsageError as error:
+        raise InvalidConfigError(f"[budgets] {name}: {error}") from error

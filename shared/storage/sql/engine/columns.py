@@ -1,0 +1,48 @@
+"""Columns and constraints that many tables have. Instants are integer microseconds (``_us``), truth is 0 or 1."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, Text, text
+
+MAX_COUNT: Final = 2**53 - 1
+"""Of counts, and of instants in microseconds (the year 2255): what JSON readers and digests take (RFC 7493)."""
+
+Big = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def ordinal_column() -> Column[int]:
+    return Column("ordinal", Big, primary_key=True, autoincrement=True)
+
+
+def id_column() -> Column[str]:
+    return Column("id", Text, nullable=False, unique=True)
+
+
+def text_column(name: str, default: str | None = "") -> Column[str]:
+    return Column(name, Text, nullable=False, server_default=default)
+
+
+def number_column(name: str, default: int | None = 0) -> Column[int]:
+    return Column(name, Big, nullable=False, server_default=None if default is None else text(str(default)))
+
+
+def instant_column(name: str) -> Column[int]:
+    return Column(name, Big)
+
+
+def one_of(column: str, values: Iterable[str]) -> CheckConstraint:
+    return CheckConstraint(f"{column} IN ({', '.join(repr(str(value)) for value in values)})", name=column)
+
+
+def flag(column: str) -> CheckConstraint:
+    return CheckConstraint(f"{column} IN (0, 1)", name=column)
+
+
+def ranges(name: str, *columns: str) -> CheckConstraint:
+    """Check that counts and instants are such as readers take and arithmetic does not overflow."""
+    return CheckConstraint(" AND ".join(f"{column} BETWEEN 0 AND {MAX_COUNT}" for column in columns), name=name)
+
+
+def where(condition: str) -> dict[str, Any]:
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}

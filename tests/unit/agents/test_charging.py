@@ -1,0 +1,157 @@
+"""A run's requests are charged before they are sent, and a budget that is used up ends it (DIS-11)."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.usage import RequestUsage
+
+from soong.shared.agents.charging import Reserved, estimate, price_of
+from soong.shared.agents.definition import Price
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.core.errors import InvalidConfigError, UsageError
+from soong.shared.engine.runs.budgets import MOST, Budget, BudgetSpentError, Charge, configured_budget, parse_budget
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.tools.definition import RunDirs
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from tests.model.clock import FakeClock
+from tests.unit.agents.parts import Notebook, RuleGate, make_task
+from tests.unit.agents.test_loop import SHOUT, Talker, calls, says
+
+pytestmark = pytest.mark.spec("DIS-11")
+
+DEAR = Price(1_000_000, 2_000_000)
+"""One dollar for a token read, two for one written."""
+
+
+@dataclass
+class Purse:
+    """Takes charges and permits ``requests`` of them."""
+
+    requests: int = 9
+    share: float = 0.1
+    of: str = "money"
+    charges: list[Charge] = field(default_factory=list)
+    settled: list[tuple[int, Charge]] = field(default_factory=list)
+
+    async def reserve(self, charge: Charge) -> Reserved | None:
+        if len(self.charges) == self.requests:
+            raise BudgetSpentError("the session has used 2 of its budget of 2 USD", self.of)
+        self.charges.append(charge)
+        return Reserved(len(self.charges), self.share)
+
+    async def settle(self, reserved: Reserved, charge: Charge) -> None:
+        self.settled.append((reserved.number, charge))
+
+
+async def run(talker: Talker, purse: Purse, task: AgentTask | None = None) -> tuple[AgentEnd, Notebook]:
+    task = replace(task or make_task(), tools=(SHOUT,), price=DEAR)
+    notebook = Notebook()
+    pipeline = ToolPipeline(
+        task.tools, RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r"))), RuleGate(), notebook
+    )
+
+    async def no_pause(_seconds: float) -> None:
+        return
+
+    end = await run_agent(task, talker.model, pipeline, notebook, notebook, FakeClock(), sleep=no_pause, budgets=purse)
+    return end, notebook
+
+
+def used(text: str, read: int, written: int) -> ModelResponse:
+    return replace(says(text), usage=RequestUsage(input_tokens=read, output_tokens=written))
+
+
+async def test_each_request_is_charged_and_then_settled_with_what_it_used() -> None:
+    purse = Purse()
+    call = replace(calls(("test__shout", {"text": "x"}, "c1")), usage=RequestUsage(input_tokens=10, output_tokens=5))
+
+    end, _ = await run(Talker(call, used("done", 20, 7)), purse)
+
+    assert end.end_reason is EndReason.COMPLETED
+    assert purse.settled == [(1, Charge(15, 20_000_000)), (2, Charge(27, 34_000_000))]
+    first, second = purse.charges
+    assert first.tokens > 4096
+    assert second.tokens > 15 + 4096  # what was read and written last, and what is new
+
+
+@pytest.mark.parametrize(("of", "reason"), [("money", EndReason.COST_LIMIT), ("tokens", EndReason.TOKEN_LIMIT)])
+async def test_a_budget_that_is_used_up_ends_the_run_before_its_request(of: str, reason: EndReason) -> None:
+    talker = Talker(calls(("test__shout", {"text": "x"}, "c1")), says("never"))
+
+    end, _ = await run(talker, Purse(requests=1, of=of))
+
+    assert (end.end_reason, len(talker.told)) == (reason, 1)
+    assert end.error is not None
+    assert (end.error.type, end.error.retryable) == ("budget_exceeded", False)
+    assert "budget of 2 USD" in end.error.message
+
+
+async def test_a_request_without_an_answer_costs_nothing() -> None:
+    purse = Purse()
+
+    end, _ = await run(Talker(ModelHTTPError(400, "m", "no")), purse)
+
+    assert end.end_reason is EndReason.PROVIDER_FAILED
+    assert purse.settled == [(1, Charge())]
+
+
+async def test_an_agent_is_told_once_that_a_budget_is_nearly_used_up() -> None:
+    talker = Talker(*(calls(("test__shout", {"text": "x"}, f"c{n}")) for n in range(3)), says("done"))
+
+    _, notebook = await run(talker, Purse(share=0.85))
+
+    parts = [part for message in talker.told[-1] if isinstance(message, ModelRequest) for part in message.parts]
+    told = [part for part in parts if isinstance(part, UserPromptPart) and "nearly used up" in str(part.content)]
+    assert len(told) == 1
+    assert notebook.events.count(EventType.BUDGET_WARNED) == 1
+
+
+def test_prices_of_the_configuration_come_first() -> None:
+    answer = ModelResponse(
+        [TextPart("x")], usage=RequestUsage(input_tokens=1000, output_tokens=500), model_name="gpt-5",
+        provider_name="openai",
+    )  # fmt: skip
+
+    assert str(price_of(answer)) == "0.00625"
+    assert price_of(answer, Price(2, 4)) == 4000 * Price(1, 0).of(1, 0)
+    assert price_of(replace(answer, model_name="nobody-knows-it")) is None
+
+
+def test_an_estimate_without_a_price_has_none() -> None:
+    model = FunctionModel(lambda _messages, _info: says("x"))
+
+    assert estimate([], model, 100, None) == Charge(100, None)
+    assert estimate([], model, 100, DEAR) == Charge(100, 200_000_000)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("2usd",), Budget(None, 2_000_000)),
+        (("$0.50",), Budget(None, 500_000)),
+        (("1.5 USD",), Budget(None, 1_500_000)),
+        (("200ktok",), Budget(200_000)),
+        (("1.5m tokens",), Budget(1_500_000)),
+        (("3usd,2mtok",), Budget(2_000_000, 3_000_000)),
+        (("3usd", "9tok"), Budget(9, 3_000_000)),
+        (("0usd",), Budget(None, 0)),
+        ((), Budget()),
+        (("",), Budget()),
+    ],
+)
+def test_budgets_are_read_as_people_write_them(words: tuple[str, ...], expected: Budget) -> None:
+    assert parse_budget(*words) == expected
+
+
+@pytest.mark.parametrize("text", ["2", "-2usd", "2eur", "usd", "1e9tok", "٣usd", "2usd,3usd", f"{MOST}usd", "nan usd"])
+def test_what_is_no_budget_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match=r"2usd|twice|too large"):
+        parse_budget(text)
+    with pytest.raises(InvalidConfigError, match=r"\[budgets\] day: "):
+        configured_budget(text, "day")

@@ -148,10 +148,11 @@ class Commands:
         steps = await self.tasks.steps(ask.id)
         document: JsonObject = {"add_steps": [command.detail["step"]]}
         planner = await self.planner.at(session.project)
-        update = read_update(document, ask, steps, planner.known)
         role = Role(str(command.detail["role"]))
         if not role.is_child:
             raise ConflictError(f"a child is no {role.value} agent")
+        known = replace(planner.known, may_name_orchestrator=role is Role.FORK)
+        update = read_update(document, ask, steps, known)
         update = replace(update, steps=tuple(replace(step, role=role) for step in update.steps))
         root = (await self.runs.run(ask.root_run_id)).identity
         origin = command.origin_in(session)

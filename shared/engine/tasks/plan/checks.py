@@ -138,7 +138,7 @@ def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNa
     if known.definitions is not None and step.agent not in known.definitions:
         hint = Unknown(step.agent, known.definitions, names_all=True)
         report((*path, "agent"), f"there is no agent definition {step.agent!r}", hint)
-    if step.agent == ORCHESTRATOR:
+    if step.agent == ORCHESTRATOR and not known.may_name_orchestrator:
         words = f"{ORCHESTRATOR!r} plans and delegates, and the agent of a step starts no other agents"
         report((*path, "agent"), words, "give the goal with `soong ask`, or write what it would plan as steps")
     if known.tools is not None:

@@ -134,6 +134,8 @@ class PlanNames:
     functions: frozenset[str] | None = None
     scripts: frozenset[str] | None = None
     load_module: ModuleLoader | None = None
+    may_name_orchestrator: bool = False
+    """Only of a fork, which has the definition of its parent and the rights of a child."""
     definition_models: Mapping[str, str] = field(default_factory=dict)
     """The models of those agent definitions that name one; a step's own goes first, the task's comes last."""
 

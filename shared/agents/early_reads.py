@@ -9,8 +9,16 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
-from pydantic_ai.messages import ModelResponseStreamEvent, PartEndEvent, ToolCallPart
+from pydantic_ai.messages import (
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartEndEvent,
+    PartStartEvent,
+    ToolCallPart,
+    ToolCallPartDelta,
+)
 
 from soong.shared.agents.model_answers import AnswerFollower
 from soong.shared.tools.arguments import parsed, validated
@@ -20,6 +28,9 @@ from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.tools.schedule import Executor, GroupKind, plan_groups
+
+MAX_CLOSED_CHARS: Final = 4_096
+"""Longer arguments are looked at once, when the next part begins or the answer ends."""
 
 CallOf = Callable[[ToolCallPart, Collection[str]], ToolCall]
 """Makes the call of a part; the ids are those of the answer's calls before it."""
@@ -47,12 +58,25 @@ class EarlyReads:
     _reads: dict[str, _EarlyRead] = field(default_factory=dict)
     _is_open: bool = True
     """Whether the next call of the answer may start early."""
+    _part: ToolCallPart | None = None
+    """The call that arrives, as far as it has, until it has started."""
 
     # -- following an answer
     def take(self, event: ModelResponseStreamEvent) -> None:
         self.view.take(event)
-        if isinstance(event, PartEndEvent) and isinstance(event.part, ToolCallPart) and self._is_open:
-            self._start(event.part)
+        if not self._is_open:
+            return
+        match event:
+            case PartStartEvent(part=ToolCallPart() as part):
+                self._part = part
+                self._start_when_closed(part)
+            case PartDeltaEvent(delta=ToolCallPartDelta() as delta) if self._part is not None:
+                grown = delta.apply(self._part)
+                if isinstance(grown, ToolCallPart):
+                    self._part = grown
+                    self._start_when_closed(grown)
+            case PartEndEvent(part=ToolCallPart() as part) if self._part is not None:
+                self._is_open = self._start(part)
 
     async def discard(self) -> None:
         await self.close()
@@ -60,16 +84,24 @@ class EarlyReads:
 
     async def close(self) -> None:
         """End what has started and no turn has taken over."""
-        reads, self._reads, self._is_open = self._reads, {}, True
+        reads, self._reads, self._is_open, self._part = self._reads, {}, True, None
         await self._end(reads)
         self.spend(reads.keys())
 
-    def _start(self, part: ToolCallPart) -> None:
+    def _start_when_closed(self, part: ToolCallPart) -> None:
+        """Start a call whose arguments are a closed object: nothing can follow it but the next call."""
+        text = part.args if isinstance(part.args, str) else ""
+        if (text.endswith("}") and len(text) <= MAX_CLOSED_CHARS) or (isinstance(part.args, dict) and part.args):
+            self._start(part)
+
+    def _start(self, part: ToolCallPart) -> bool:
         call = self.call_of(part, self._reads.keys())
-        self._is_open = len(self._reads) < self.limit and self._may_start(call)
-        if self._is_open:
-            early = EarlyCall()
-            self._reads[call.id] = _EarlyRead(call, early, early.start(self.executor.execute(call)))
+        if len(self._reads) >= self.limit or not self._may_start(call):
+            return False
+        early = EarlyCall()
+        self._reads[call.id] = _EarlyRead(call, early, early.start(self.executor.execute(call)))
+        self._part = None
+        return True
 
     def _may_start(self, call: ToolCall) -> bool:
         definition = self.executor.resolve(call.tool)
@@ -81,14 +113,14 @@ class EarlyReads:
     # -- the end of an answer
     async def keep(self, calls: Sequence[ToolCall]) -> None:
         """Let the early calls end: the answer that makes ``calls`` is written. One that is not as it began is ended."""
-        final = {call.id: (call.tool, call.arguments) for call in calls}
+        final = {call.id: call for call in calls}
         reads, self._reads = self._reads, {}
         for name, read in reads.items():
-            if final.get(name) == (read.call.tool, read.call.arguments):
+            if name in final and _is_same(read.call, final[name]):
                 self._reads[name] = read
                 read.early.keep()
         await self._end({name: read for name, read in reads.items() if name not in self._reads})
-        self._is_open = True
+        self._is_open, self._part = True, None
 
     async def _end(self, reads: Mapping[str, _EarlyRead]) -> None:
         for read in reads.values():
@@ -120,3 +152,13 @@ def _is_valid(definition: ToolDefinition, call: ToolCall) -> bool:
     except ToolError:
         return False
     return True
+
+
+def _is_same(begun: ToolCall, final: ToolCall) -> bool:
+    """Say whether a call is what it was when it started; space after its arguments changes nothing."""
+    if begun.tool != final.tool:
+        return False
+    try:
+        return begun.arguments == final.arguments or parsed(begun.arguments) == parsed(final.arguments)
+    except ToolError:
+        return False

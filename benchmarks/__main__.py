@@ -6,7 +6,8 @@
 - ``celery``: fans and chains of steps beside bare Celery on the same Redis (:mod:`benchmarks.against_celery`);
 - ``scale``: one, two and four worker processes on PostgreSQL (:mod:`benchmarks.scale`);
 - ``consent``: a question, its answer and its decision beside a bare message there and back (:mod:`benchmarks.consent`);
-- ``history``: a step in an empty database and a full one, a small DAG and a large one (:mod:`benchmarks.history`).
+- ``history``: a step in an empty database and a full one, a small DAG and a large one (:mod:`benchmarks.history`);
+- ``early-reads``: reads that start while a model's answer arrives (:mod:`benchmarks.early_reads`).
 
 A part is one line of ``PARTS`` below: a function from these options to its figures and to the promises that they break.
 The figures of the parts that ran replace theirs in ``latest.json``; the exit code is 1 when a promise was broken.
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import against_celery, consent, history, scale, tool_call
+from benchmarks import against_celery, consent, early_reads, history, scale, tool_call
 from benchmarks.report import Finding, table, write
 from tests.servers import ServerStartError
 
@@ -52,12 +53,17 @@ def _history(options: argparse.Namespace) -> Finding:
     return history.run(options.stores, history.Effort(options.rounds), finished=options.finished, large=options.large)
 
 
+def _early_reads(options: argparse.Namespace) -> Finding:
+    return early_reads.run(options.rounds)
+
+
 PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Finding]]] = {
     tool_call.PART: _tool_call,
     against_celery.NAME: _celery,
     scale.NAME: _scale,
     consent.NAME: _consent,
     history.NAME: _history,
+    early_reads.NAME: _early_reads,
 }
 
 

@@ -302,6 +302,21 @@ async def test_the_api_rings_and_hears_as_its_own_user(server: AclServer) -> Non
             await one.close()
 
 
+@pytest.mark.spec("OPS-04")
+@pytest.mark.parametrize("who", ["worker", "orchestrator"])
+async def test_the_api_hears_the_answers_that_agents_get(server: AclServer, who: str) -> None:
+    clients, agents = RedisClients.of(server.url("client")), RedisClients.of(server.url(who))
+    notifier = RedisNotifier(agents.commands)
+    subscription = await RedisSubscriber(clients.blocking).subscribe_answer("run_1")
+    try:
+        assert await notifier.publish_answer("run_1", "a piece") == 1
+        assert await subscription.wait(10) == ("a piece",)
+    finally:
+        await subscription.close()
+        for one in (notifier, clients, agents):
+            await one.close()
+
+
 @pytest.mark.spec("PER-12")
 @pytest.mark.parametrize(
     "command",

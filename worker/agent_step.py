@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
@@ -42,6 +43,7 @@ class AgentStepRunner:
     settings: Settings
     config: Config = field(default_factory=Config)
     watcher: AgentObserver = field(default_factory=NullObserver)
+    pacer: Pacer = field(default_factory=LocalPacer)
     additional: AdditionalSteps = field(init=False)
     """The additional steps of runs; the slots of the same process end it with them."""
     lot: ParkingCoordinator = field(init=False)
@@ -70,6 +72,7 @@ class AgentStepRunner:
             redactor=clean,
             source=WORKER_SOURCE,
             observer=self.watcher,
+            pacer=self.pacer,
         )
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:

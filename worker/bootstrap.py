@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.observer import AgentObserver
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import SystemClock
@@ -21,6 +22,7 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.pacing import RedisPacer
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
@@ -92,7 +94,7 @@ async def _build(
     incarnation = Incarnation(store.sessions, clock, node_name, settings.slots, settings.pools, settings.labels)
     executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
     inbox = DecisionInbox(store.consent, subscriber, "")
-    agents = _agents(settings, config, store, notifier, inbox, incarnation, watcher)
+    agents = _agents(settings, config, store, notifier, inbox, incarnation, watcher, RedisPacer(clients.commands))
     runner = StepRunner(FunctionStepRunner(executor), agents, clean)
     return WorkerProcess(
         store=store,
@@ -125,6 +127,7 @@ def _agents(
     inbox: DecisionInbox,
     incarnation: Incarnation,
     watcher: AgentObserver,
+    pacer: Pacer,
 ) -> AgentStepRunner:
     return AgentStepRunner(
         store=store,
@@ -136,6 +139,7 @@ def _agents(
         settings=settings,
         config=config,
         watcher=watcher,
+        pacer=pacer,
     )
 
 

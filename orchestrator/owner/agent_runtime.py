@@ -11,6 +11,7 @@ from typing import Final
 from soong.orchestrator.client.tool_registry import owner_registry
 from soong.orchestrator.owner.asks import AskRunner
 from soong.shared.agents.definition import AgentDefinitionRegistry
+from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.config import CONFIG_FILE, Config
@@ -40,6 +41,7 @@ def owner_agents(
     service: TaskService,
     definitions: AgentDefinitionRegistry,
     definitions_of: DefinitionsOf | None = None,
+    pacer: Pacer | None = None,
 ) -> AskRunner:
     """Return what runs the agents of asks in this process.
 
@@ -71,6 +73,7 @@ def owner_agents(
         hooks=all_hooks(environment, clean, settings.home),
         redactor=clean,
         source=OWNER_SOURCE,
+        pacer=pacer or LocalPacer(),
         offers=any_tool if settings.is_embedded else is_harmless,
     )
     return AskRunner(store.asks, runtime, notifier, service.clock, clean, settings.max_asks)

@@ -20,6 +20,7 @@ from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
+from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
@@ -35,6 +36,7 @@ from soong.shared.storage.celery.broker import CeleryBroker
 from soong.shared.storage.celery.events import CeleryRunEvents
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.pacing import RedisPacer
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
@@ -104,7 +106,7 @@ async def build(settings: Settings) -> Orchestrator:
             store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
         ),
         recorder=folders,
-        agents=_agents(settings, catalogue, store, inbox, artifacts, service),
+        agents=_agents(settings, catalogue, store, inbox, artifacts, service, RedisPacer(clients.commands)),
         closers=(inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
         background=(retention.run,) if retention.wanted.is_on else (),
     )
@@ -125,6 +127,7 @@ def _agents(
     inbox: DecisionInbox,
     artifacts: FolderArtifacts,
     service: TaskService,
+    pacer: Pacer,
 ) -> AskRunner:
     definitions_of = catalogue.definitions_of if _opens_projects(settings) else None
     return owner_agents(
@@ -137,6 +140,7 @@ def _agents(
         service,
         catalogue.definitions,
         definitions_of,
+        pacer,
     )
 
 

@@ -33,6 +33,7 @@ from soong.shared.agents.messages import VERSION, calls_of, opening_nodes, resul
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import AnswerSource, AnswerView, NoView
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep
+from soong.shared.agents.pacing import Pacing
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
 from soong.shared.agents.repeats import RepeatedFailures
@@ -79,11 +80,12 @@ async def run_agent(
     incidents: StepIncidents | None = None,
     view: AnswerView | None = None,
     budgets: Spending | None = None,
+    pacing: Pacing | None = None,
 ) -> AgentEnd:
     """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
 
-    ``view`` shows answers while they arrive, requests count against ``budgets``. ``incidents`` takes denials and
-    unknown effects as they are found, also for others than the run's end (DAG-10).
+    ``view`` shows answers while they arrive, requests count against ``budgets`` and wait as ``pacing``
+    says. ``incidents`` takes denials and unknown effects as they are found, for others than the run's end (DAG-10).
 
     Raises:
         LeaseLostError: the run is no longer ours.
@@ -92,7 +94,7 @@ async def run_agent(
     found = StepIncidents() if incidents is None else incidents
     repeats = RepeatedFailures(task.limits.max_repeated_failures)
     talk = Conversation(transcript, clock)
-    requests = ModelRequests(task, model, AnswerSource(model, task.is_streamed), talk, sleep, budgets)
+    requests = ModelRequests(task, model, AnswerSource(model, task.is_streamed), talk, sleep, budgets, pacing)
     loop = _Loop(task, model, executor, log, clock, talk, requests, repeats, incidents=found, view=view or NoView())
     try:
         return await loop.run(transcript)

@@ -26,6 +26,7 @@ from pydantic_ai.settings import ModelSettings, ThinkingLevel
 
 from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, BrokenAnswerError
+from soong.shared.agents.pacing import Pacing
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import without_password
 
@@ -64,10 +65,13 @@ async def request(
     failed: Callable[[int, str, bool], None],
     sleep: Sleep = asyncio.sleep,
     follower: AnswerFollower = NO_FOLLOWER,
+    pacing: Pacing | None = None,
+    tokens: int = 0,
 ) -> ModelResponse:
     """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` gets each failure.
 
-    ``follower`` sees the answer while it arrives, of each attempt.
+    ``follower`` sees the answer while it arrives, of each attempt. ``pacing`` has each attempt wait with those of other
+    processes; ``tokens`` is what it may use.
 
     Raises:
         ContextFullError: the model cannot read so much.
@@ -75,6 +79,8 @@ async def request(
     """
     settings = settings_of(options)
     for attempt in range(1, attempts + 1):
+        if pacing is not None:
+            await pacing.before(tokens)
         try:
             return await source.next(messages, settings, parameters, follower)
         except (AgentRunError, UserError) as error:
@@ -83,7 +89,10 @@ async def request(
             failed(attempt, str(error), is_retried)
             if not is_retried:
                 raise _failure(error, attempt, source.model, is_retryable=may_pass) from error
-            await sleep(_pause_s(error, attempt))
+            asked_s = _asked_s(error)
+            if pacing is not None and asked_s is not None:
+                await pacing.limited(asked_s)
+            await sleep(_backoff_s(attempt) if asked_s is None else asked_s)
     raise ProviderFailedError("no attempt was allowed", is_retryable=False)
 
 
@@ -127,9 +136,12 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, (*_PASSING, BrokenAnswerError)) or type(error) is ModelAPIError
 
 
-def _pause_s(error: Exception, attempt: int) -> float:
-    asked = getattr(error, "retry_after", None)  # seconds, where the provider says so
-    if isinstance(asked, int | float) and asked >= 0:
-        return float(asked)
+def _asked_s(error: Exception) -> float | None:
+    """Return how long the provider asks to wait; None where it does not say."""
+    asked = getattr(error, "retry_after", None)
+    return float(asked) if isinstance(asked, int | float) and asked >= 0 else None
+
+
+def _backoff_s(attempt: int) -> float:
     # Spread, so that the runs of one wave do not come back together.
     return float(min(BACKOFF_S * 2 ** (attempt - 1), BACKOFF_LIMIT_S) * (0.5 + random.random() / 2))  # noqa: S311

@@ -1,7 +1,7 @@
 """The model requests of one run: charged to its budgets, sent, and counted (DIS-09, DIS-11)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource
 from soong.shared.agents.model_request import ProviderFailedError, Sleep, request
+from soong.shared.agents.pacing import Pacing
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.spending import NEARLY_SPENT, WARN_AT, warning
 from soong.shared.agents.turn import add, usage_of
@@ -21,6 +22,7 @@ from soong.shared.engine.runs.budgets import Charge
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import Usage
 
+SHOWN_WAIT_S: Final = 2.0
 NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
 
 
@@ -34,6 +36,7 @@ class ModelRequests:
     talk: Conversation
     sleep: Sleep
     budgets: Spending | None = None
+    pacing: Pacing | None = None
     usage: Usage = NOTHING_USED
     note: str = ""
     """About what the run may still use, which its agent has not got yet."""
@@ -75,6 +78,8 @@ class ModelRequests:
                 failed=self._failed,
                 sleep=self.sleep,
                 follower=follower,
+                pacing=self._pace(),
+                tokens=self._estimate(messages).tokens if self.pacing and self.pacing.limits.tokens else 0,
             )
         except ProviderFailedError:
             await self._settle(reserved, Charge())
@@ -93,10 +98,24 @@ class ModelRequests:
         }
         self.talk.note(EventType.MODEL_FAILED, data)
 
+    def _estimate(self, messages: Sequence[ModelMessage]) -> Charge:
+        return estimate(messages, self.model, self.task.options.max_tokens, self.task.price)
+
+    def _pace(self) -> Pacing | None:
+        if self.pacing is None or self.model.model_name == SCRIPT:
+            return None
+        return replace(self.pacing, sleep=self.sleep, told=self._waits)
+
+    async def _waits(self, seconds: float) -> None:
+        """Record a wait that a person may wonder about, at once."""
+        if seconds >= SHOWN_WAIT_S:
+            self.talk.note(EventType.MODEL_WAITING, {"turn": self.talk.turns + 1, "seconds": round(seconds, 1)})
+            await self.talk.flush()
+
     async def _reserve(self, messages: Sequence[ModelMessage]) -> Reserved | None:
         if self.budgets is None or self.model.model_name == SCRIPT:
             return None
-        charge = estimate(messages, self.model, self.task.options.max_tokens, self.task.price)
+        charge = self._estimate(messages)
         reserved = await self.budgets.reserve(charge)
         if reserved is not None and reserved.share >= WARN_AT and not self.is_warned:
             self.is_warned = True

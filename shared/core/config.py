@@ -193,6 +193,17 @@ class PriceConfig(_Section):
     output: float = Field(ge=0, strict=False, description="US dollars for a million tokens that it writes.")
 
 
+class ModelConfig(_Section):
+    """``[models]``: limits of a provider account, by the model's name or a glob; all processes keep them together."""
+
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Most requests a minute, for all agents together."
+    )
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Most tokens a minute, read and written, as they are estimated beforehand."
+    )
+
+
 class BudgetsConfig(_Section):
     """``[budgets]``: what agents may use in money and tokens, such as `5usd`, `2mtok` or `5usd,2mtok` (DIS-11)."""
 
@@ -215,6 +226,7 @@ class Config(_Section):
     agents: AgentsConfig = AgentsConfig()
     budgets: BudgetsConfig = BudgetsConfig()
     prices: dict[str, PriceConfig] = Field(default_factory=dict)
+    models: dict[str, ModelConfig] = Field(default_factory=dict)
 
 
 def load_config(home: Path) -> Config:

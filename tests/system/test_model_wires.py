@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from llmock.scenarios import Reply, ToolCall
+from llmock.scenarios import Fail, Reply, ToolCall
 from llmock.testing import LLMockServer
 
 from soong.shared.agents.compaction import LEFT_OUT
@@ -101,3 +101,33 @@ def test_the_configuration_says_how_much_a_model_reads_and_what_is_left_out(cli:
         assert (first["content"], "a-file-with-a-long-name-59" in second["content"]) == (LEFT_OUT, True)
         events = cli.run("runs", "tail", ended["steps"][0]["run"], "--json").stdout
         assert events.count('"soong.context_compacted"') == 1
+
+
+TWO = """
+title: two
+steps:
+  - {id: first, instructions: "Say one.", model: "openai-chat:gpt-5", allowed_tools: [code.list_dir]}
+  - {id: second, instructions: "Say two.", model: "openai-chat:gpt-5", allowed_tools: [code.list_dir]}
+"""
+ASKED_S = 4
+
+
+@pytest.mark.spec("DIS-09", "DIS-12.d")
+def test_all_processes_wait_as_long_as_the_provider_asked_one_of_them(cli: CliHarness) -> None:
+    look = ToolCall("code__list_dir", {"path": "."})
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        # Each of two workers makes a call; the first request after them is refused.
+        wires.will(Reply(tool_calls=(look,)), Reply(tool_calls=(look,)), Reply(text="done", times=None))
+        wires.will(Fail(429, retry_after=ASKED_S))
+
+        ended = cli.json("run", cli.plan(TWO), "--workers", "2", "--slots", "1")
+
+        assert [step["output"] for step in ended["steps"]] == ["done", "done"]
+        assert len({step["worker"] for step in ended["steps"]}) == 2
+        refused = next(one for one in wires.requests if one.status == 429)
+        later = [one.started_at - refused.started_at for one in wires.requests if one.started_at > refused.started_at]
+        too_early = [seconds for seconds in later if 0.5 < seconds < ASKED_S - 0.1]
+        assert (too_early, len(wires.requests)) == ([], 5)
+        wires.verdict.assert_ok()

@@ -23,7 +23,8 @@ from soong.shared.agents.definition import (
     CompactionStrategy,
     Price,
 )
-from soong.shared.agents.model import is_warm, resolve_model, warm_up
+from soong.shared.agents.model import SCRIPT, is_warm, resolve_model, warm_up
+from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, provider_key
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
@@ -99,6 +100,7 @@ class AgentRuntime:
     redactor: Redactor
     source: str
     observer: AgentObserver = field(default_factory=NullObserver)
+    pacer: Pacer = field(default_factory=LocalPacer)
     offers: Callable[[ToolDefinition], bool] = lambda _tool: True
     """Whether this process calls a tool for agents at all."""
     _config: PipelineConfig = field(init=False)
@@ -198,6 +200,7 @@ class AgentRuntime:
                 incidents=incidents,
                 view=view,
                 budgets=budgets,
+                pacing=self._pacing(agent),
             )
         except asyncio.CancelledError:
             if not agent.interruption.goes_on_elsewhere:
@@ -268,6 +271,14 @@ class AgentRuntime:
         context = self.config.context
         window = next((size for name, size in context.windows.items() if fnmatchcase(model, name)), 0)
         return Compaction(CompactionStrategy(context.compaction), context.compact_at, window)
+
+    def _pacing(self, agent: PreparedAgent) -> Pacing | None:
+        name = agent.task.identity.model or self.settings.model
+        if name == SCRIPT:
+            return None
+        own = next((limits for pattern, limits in self.config.models.items() if fnmatchcase(name, pattern)), None)
+        limits = RateLimits() if own is None else RateLimits(own.requests_per_minute, own.tokens_per_minute)
+        return Pacing(self.pacer, provider_key(agent.model), limits)
 
     def _price(self, model: str) -> Price | None:
         own = next((price for name, price in self.config.prices.items() if fnmatchcase(model, name)), None)

@@ -42,6 +42,8 @@ class EventType(StrEnum):
     MODEL_REQUESTED = "model_requested"
     MODEL_RESPONDED = "model_responded"
     MODEL_FAILED = "model_failed"
+    MODEL_WAITING = "model_waiting"
+    """The next request waits for its provider: it asked for a pause, or the minute's limit is reached."""
     CONTEXT_COMPACTED = "context_compacted"
     """The history was made shorter for the model; all of it is kept."""
     BUDGET_WARNED = "budget_warned"

@@ -1,0 +1,76 @@
+"""The pace of providers in Redis, where all processes of a deployment read it. Keys expire; no clock is compared."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from soong.shared.agents.pacing import MINUTE_S, LocalPacer
+from soong.shared.core.log import get_logger
+
+PREFIX: Final = "soong:pace:"
+LIMIT_S: Final = 0.5
+"""A request to a model waits no longer than this for Redis."""
+AWAY_S: Final = 5.0
+"""How long Redis is left alone after it did not answer."""
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class RedisPacer:
+    """Implements :class:`soong.shared.agents.pacing.Pacer`. While Redis is away the process goes by what it knows."""
+
+    client: "Redis"
+    own: LocalPacer = field(default_factory=LocalPacer)
+    _away_until: float = 0.0
+
+    async def pause_left_s(self, key: str) -> float:
+        own = await self.own.pause_left_s(key)
+        left = await self._asked(self._left_s(f"{PREFIX}{key}"))
+        return max(own, left or 0.0)
+
+    async def pause(self, key: str, seconds: float) -> None:
+        await self.own.pause(key, seconds)
+        await self._asked(self._pause(f"{PREFIX}{key}", seconds))
+
+    async def take(self, key: str, amount: int, limit: int) -> float:
+        wait_s = await self._asked(self._take(f"{PREFIX}{key}", amount, limit))
+        return await self.own.take(key, amount, limit) if wait_s is None else wait_s
+
+    async def _left_s(self, name: str) -> float:
+        return max(0, int(await self.client.pttl(name))) / 1000
+
+    async def _pause(self, name: str, seconds: float) -> float:
+        left = await self._left_s(name)
+        if seconds > left:
+            await self.client.set(name, "1", px=max(1, int(seconds * 1000)))
+        return 0.0
+
+    async def _take(self, name: str, amount: int, limit: int) -> float:
+        counted = int(await self.client.incrby(name, amount))
+        left_s = int(await self.client.pttl(name)) / 1000
+        if left_s < 0:  # it is new, or who made it died before it had an end
+            await self.client.pexpire(name, int(MINUTE_S * 1000))
+            left_s = MINUTE_S
+        if counted <= limit or counted == amount:
+            return 0.0
+        await self.client.incrby(name, -amount)
+        return max(left_s, 0.05)
+
+    async def _asked(self, question: Coroutine[Any, Any, float]) -> float | None:
+        """Return the answer of Redis; None where it gives none in time."""
+        if time.monotonic() < self._away_until:
+            question.close()
+            return None
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                return await question
+        except (RedisError, OSError, TimeoutError) as error:
+            self._away_until = time.monotonic() + AWAY_S
+            log.warning("pacing_alone", error=str(error))
+            return None

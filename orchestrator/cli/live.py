@@ -73,7 +73,8 @@ class Live:
         if text:
             self._voices[run_id] = text
 
-    def _drawn(self) -> RenderableType:
+    def drawn(self) -> RenderableType:
+        """Return all of what is shown now."""
         if self._view is None:
             return Text()
         said = self._said(self._view)
@@ -91,7 +92,7 @@ class Live:
         self._live.stop()
 
     def _started(self) -> RichLive:
-        live = RichLive(get_renderable=self._drawn, console=self.console, transient=True, refresh_per_second=8)
+        live = RichLive(get_renderable=self.drawn, console=self.console, transient=True, refresh_per_second=8)
         live.start()
         return live
 

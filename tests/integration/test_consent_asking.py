@@ -17,6 +17,7 @@ from soong.shared.permissions.request import Choice, RequestState
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.definition import Permission, Risk, Traits
+from soong.shared.tools.early import EarlyCall
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, until, verdicts
@@ -283,3 +284,22 @@ async def test_a_call_that_no_hook_changed_is_not_written_into_its_event_again(o
         await bench.gate(claim, worker).decide(make_call(claim, permission_input=made, input_digest=digest(made)))
 
         assert "input" not in (await bench.event(claim, EventType.PERMISSION_REQUESTED)).data
+
+
+@pytest.mark.spec("EXE-10.a", "PER-01.a")
+async def test_nobody_is_asked_about_a_call_before_its_answer_has_arrived(open_bench: OpenBench) -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        (kept, kept_worker), (broken, broken_worker) = await bench.claim(2)
+        first, second = EarlyCall(), EarlyCall()
+        asking = first.start(bench.gate(kept, kept_worker).decide(make_call(kept)))
+        silent = second.start(bench.gate(broken, broken_worker).decide(make_call(broken)))
+        await bench.settle()
+        assert await bench.store.consent.questions() == []
+
+        first.keep()
+        second.discard()
+
+        assert (await asking).is_allowed
+        assert (await silent).error is ErrorType.PERMISSION_WITHDRAWN
+        assert [request.identity.run_id for request in callback.shown] == [kept.identity.run_id]

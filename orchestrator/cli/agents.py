@@ -34,6 +34,7 @@ description: What this agent is for. Plans and other agents choose it by this.
 # thinking: medium                       # off, low, medium, high
 # timeout_s: 120                         # of one model request
 # parallel_calls: true
+# cache: false                           # do not ask the provider to keep the history
 ---
 You are an agent that …
 

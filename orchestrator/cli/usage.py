@@ -29,7 +29,7 @@ def command(
     if not totals:
         output("no agent has used a model yet")
         return
-    heads = (str(by), "runs", "requests", "input tokens", "output tokens", "tool calls", "cost")
+    heads = (str(by), "runs", "requests", "input tokens", "cached", "output tokens", "tool calls", "cost")
     output(table(heads, [_row(total) for total in totals]))
 
 
@@ -39,7 +39,8 @@ async def _totals(by: UsageBy, since_us: int, session: str) -> list[UsageTotal]:
 
 
 def _row(total: UsageTotal) -> tuple[str, ...]:
-    counts = (total.runs, total.requests, total.input_tokens, total.output_tokens, total.tool_calls)
+    tokens = (total.input_tokens, total.cached_tokens, total.output_tokens)
+    counts = (total.runs, total.requests, *tokens, total.tool_calls)
     return (total.key, *(f"{count:,}" for count in counts), _cost(total))
 
 

@@ -31,6 +31,7 @@ class UsageTotal:
     runs: int = 0
     requests: int = 0
     input_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
     tool_calls: int = 0
     cost_usd: Decimal = Decimal(0)
@@ -41,6 +42,7 @@ class UsageTotal:
         self.runs += 1
         self.requests += used.requests
         self.input_tokens += used.input_tokens
+        self.cached_tokens += used.cached_tokens
         self.output_tokens += used.output_tokens
         self.tool_calls += used.tool_calls
         self.cost_usd += used.cost_usd or 0

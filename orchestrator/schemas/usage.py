@@ -13,6 +13,7 @@ class UsageSum(Schema):
     runs: int
     requests: int = Field(description="Requests to models that were answered.")
     input_tokens: int
+    cached_tokens: int = Field(description="Of the input tokens, those that came from the provider's cache.")
     output_tokens: int
     tool_calls: int
     cost_usd: str = Field(description="Cost of the runs whose price is known, a decimal number.")
@@ -25,6 +26,7 @@ class UsageSum(Schema):
             runs=total.runs,
             requests=total.requests,
             input_tokens=total.input_tokens,
+            cached_tokens=total.cached_tokens,
             output_tokens=total.output_tokens,
             tool_calls=total.tool_calls,
             cost_usd=str(total.cost_usd),

@@ -52,6 +52,8 @@ class ModelOptions:
     """``off``, ``low``, ``medium`` or ``high``."""
     timeout_s: float | None = None
     parallel_calls: bool | None = None
+    cache: bool | None = None
+    """Whether the provider is asked to keep the history for the next request; None: yes, where it can be asked."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what is set."""

@@ -81,6 +81,7 @@ class DefinitionDocument(PlanModel):
     thinking: Literal["off", "low", "medium", "high"] | None = None
     timeout_s: Seconds | None = Field(default=None, description="Time limit of one model request, in seconds.")
     parallel_calls: Flag | None = Field(default=None, description="Whether one answer may make several calls.")
+    cache: Flag | None = Field(default=None, description="Whether the provider may keep the history for the next turn.")
 
 
 _READER: Final = DocumentReader.of(DefinitionDocument)

@@ -268,6 +268,7 @@ class _Loop:
             "duration_ms": elapsed_ms,
             "calls": len(calls_of(response)),
             "input_tokens": used.input_tokens,
+            "cached_tokens": used.cache_read_tokens,
             "output_tokens": used.output_tokens,
             "finish_reason": response.finish_reason,
         }

@@ -99,6 +99,8 @@ async def request(
 def settings_of(options: ModelOptions) -> ModelSettings:
     """Return the settings of a request; the retries of the provider's client are off."""
     settings = ModelSettings(max_retries=0)
+    if options.cache is not False:
+        settings["cache"] = True  # a run's history only grows: what was sent is the beginning of what comes next
     if options.temperature is not None:
         settings["temperature"] = options.temperature
     if options.max_tokens is not None:

@@ -125,7 +125,7 @@ def _output_of(text: str) -> Json:
 def usage_of(response: ModelResponse, price: Price | None = None) -> Usage:
     """Return what one request used; ``price`` is the configuration's own. The cost is None where none is known."""
     read, written = response.usage.input_tokens, response.usage.output_tokens
-    return Usage(1, read, written, len(calls_of(response)), price_of(response, price))
+    return Usage(1, read, written, len(calls_of(response)), price_of(response, price), response.usage.cache_read_tokens)
 
 
 def add(first: Usage, second: Usage) -> Usage:
@@ -137,4 +137,5 @@ def add(first: Usage, second: Usage) -> Usage:
         first.output_tokens + second.output_tokens,
         first.tool_calls + second.tool_calls,
         None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
+        first.cached_tokens + second.cached_tokens,
     )

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 from llmock.scenarios import Fail, Reply, StreamFault, ToolCall, ToolFault
-from pydantic_ai.messages import ModelResponseStreamEvent
+from pydantic_ai.messages import ModelResponse, ModelResponseStreamEvent, TextPart
+from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.definition import AgentLimits, ModelOptions
 from soong.shared.agents.model_answers import NoView
 from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.turn import add, usage_of
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.step import Outcome
@@ -306,3 +308,25 @@ class Watcher(NoView):
 
     def take(self, event: ModelResponseStreamEvent) -> None:
         self.arrived.set()
+
+
+@pytest.mark.spec("DIS-12")
+@pytest.mark.parametrize("is_cached", [True, False])
+async def test_the_provider_is_asked_to_keep_the_history(wires: Wires, is_cached: bool) -> None:
+    wires.will(Reply(tool_calls=(ToolCall("code__list_dir", {"path": "a"}),)), Reply(text="done"))
+    options = ModelOptions() if is_cached else ModelOptions(cache=False)
+
+    await wires.run("anthropic", make_task(system="be brief", options=options))
+
+    first, second = (str(one.body) for one in wires.requests)
+    assert ("cache_control" in first, "cache_control" in second) == (is_cached, is_cached)
+
+
+def test_tokens_from_the_cache_are_counted_and_shown_apart() -> None:
+    used = RequestUsage(input_tokens=100, cache_read_tokens=90, output_tokens=5)
+    answer = ModelResponse([TextPart("x")], usage=used, model_name="gpt-5", provider_name="openai")
+
+    total = add(usage_of(answer), usage_of(answer))
+
+    assert (total.input_tokens, total.cached_tokens) == (200, 180)
+    assert total.as_json()["cached_tokens"] == 180

@@ -18,6 +18,8 @@ class Usage:
     output_tokens: int = 0
     tool_calls: int = 0
     cost_usd: Decimal | None = None
+    cached_tokens: int = 0
+    """Of the input tokens, those that the provider took from its cache."""
 
     def as_json(self) -> dict[str, Json]:
         return {
@@ -25,6 +27,7 @@ class Usage:
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
             "tool_calls": self.tool_calls,
+            "cached_tokens": self.cached_tokens,
             "cost_usd": None if self.cost_usd is None else str(self.cost_usd),
         }
 

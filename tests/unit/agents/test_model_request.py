@@ -80,12 +80,14 @@ async def test_the_clients_own_retries_are_off() -> None:
 
     await ask(provider)
 
-    assert provider.asked_with == [{"max_retries": 0}]
+    assert provider.asked_with == [{"max_retries": 0, "cache": True}]
 
 
 async def test_a_definitions_options_are_asked_of_the_model() -> None:
     provider = Provider(WHOLE)
-    options = ModelOptions(temperature=0.5, max_tokens=100, thinking="off", timeout_s=30.0, parallel_calls=False)
+    options = ModelOptions(
+        temperature=0.5, max_tokens=100, thinking="off", timeout_s=30.0, parallel_calls=False, cache=False
+    )
 
     await ask(provider, options=options)
 

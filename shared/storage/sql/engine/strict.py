@@ -116,9 +116,9 @@ def instant_of(column: str, value: Any) -> int | None:
 def usage_of(text: Any) -> Usage:
     """Return the usage in a run's row. Raises: MalformedError."""
     value = object_of("usage", text, MAX_USAGE_CHARS)
-    counts = [value.get(name) or 0 for name in ("requests", "input_tokens", "output_tokens", "tool_calls")]
-    requests, input_tokens, output_tokens, tool_calls = (number_of("usage", count) for count in counts)
-    return Usage(requests, input_tokens, output_tokens, tool_calls, _cost_of(value.get("cost_usd")))
+    names = ("requests", "input_tokens", "output_tokens", "tool_calls", "cached_tokens")
+    counts = {name: number_of("usage", value.get(name) or 0) for name in names}
+    return Usage(**counts, cost_usd=_cost_of(value.get("cost_usd")))
 
 
 def _cost_of(value: Any) -> Decimal | None:

@@ -39,7 +39,7 @@ from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
-from soong.shared.storage.store import Store
+from soong.shared.storage.store import Store, retry_until_confirmed
 
 BROKER_TIMEOUT_S = 5.0
 SWITCH_INTERVAL_S = 0.001
@@ -75,7 +75,8 @@ async def build(settings: Settings) -> Orchestrator:
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
     try:
-        await store.budgets.set_budget(DAY, configured_budget(catalogue.config.budgets.day, "day"))
+        budget = configured_budget(catalogue.config.budgets.day, "day")
+        await retry_until_confirmed(lambda: store.budgets.set_budget(DAY, budget), what="the budget of the day")
         key = await open_key(store, settings.key_file, clock)
     except BaseException:
         await store.close()

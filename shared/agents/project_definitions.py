@@ -74,12 +74,12 @@ def with_project(known: AgentDefinitionRegistry, project: Path, config: AgentsCo
 
 
 def _files(project: Path, folder: Path, read: Callable[[Path], DefinitionFile]) -> Iterable[DefinitionFile]:
-    place = project / folder
     try:
-        paths = sorted(path for path in place.iterdir() if path.suffix == ".md" and not path.name.startswith("."))
-    except OSError:
+        names = sorted(path for path in (project / folder).iterdir() if path.suffix == ".md")
+        real = project.resolve()
+    except (OSError, ValueError):  # no such folder, or text that no path has: who needs the project says so
         return []
-    real = project.resolve()
+    paths = [path for path in names if not path.name.startswith(".")]
     return [read(path) if is_below(path.resolve(), real) else _leads_out(path) for path in paths[:MAX_FILES]]
 
 

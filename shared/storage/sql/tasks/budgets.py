@@ -14,9 +14,9 @@ from soong.shared.storage.sql.engine.upsert import upsert
 OF_RUN: Final = Statement(
     "budgets of a run: of its session and of the day; those without are unlimited",
     """
-    SELECT b.scope, b.tokens, b.microusd, r.session_id FROM runs AS r
-    JOIN budgets AS b ON b.scope = 'day' OR b.scope = 'session:' || r.session_id
-    WHERE r.id = :run_id ORDER BY b.scope
+    SELECT scope FROM budgets WHERE scope = 'day'
+    UNION ALL
+    SELECT scope FROM budgets WHERE scope = (SELECT 'session:' || session_id FROM runs WHERE id = :run_id)
     """,
 )
 LOCKED: Final = Statement(

@@ -34,17 +34,14 @@ $(STAMP): requirements/dev.lock requirements/uv.lock pyproject.toml
 	@$(BIN)/python -P -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Nobody can be asked where there is no terminal: one explicit rule then allows exactly the report's folder.
 # A model's own client is no part of the locked environment: it is added when a model is named.
 demo: env ## Audit a real code base with a DAG of agents
-	@project='$(PROJECT)'; \
-	[ -n "$$project" ] || project=$$($(BIN)/python -P -c 'import importlib.util as u, os; print(os.path.dirname(u.find_spec("celery").origin))'); \
-	set -- run examples/audit/audit.yaml --project "$$project" --input "report_dir=$(CURDIR)"; \
+	@set -- demo audit; \
+	[ -z '$(PROJECT)' ] || set -- "$$@" --project '$(PROJECT)'; \
 	if [ -n '$(MODEL)' ]; then \
 	  case '$(MODEL)' in ollama:*) extra=openai;; *) extra=$$(echo '$(MODEL)' | sed 's/:.*//; s/-.*//');; esac; \
 	  $(BIN)/uv pip install --quiet --python $(BIN)/python "pydantic-ai-slim[$$extra]" || exit 1; \
 	  set -- "$$@" --model '$(MODEL)'; fi; \
-	if ! { [ -t 0 ] && [ -t 1 ]; }; then set -- "$$@" --allow "code.write_file:$(CURDIR)"; fi; \
 	exec $(BIN)/soong "$$@"
 
 # A folder of recorded conversations with providers (VCR cassettes), which tests/wires then plays as well.

@@ -14,6 +14,7 @@ from typing import Final
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, UnavailableError
 from soong.shared.core.ids import new_id
+from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
@@ -23,7 +24,7 @@ from soong.worker.claim_loop import WorkerCapacity
 
 log = get_logger(__name__)
 
-VERSION: Final = version("soong")
+VERSION: Final = version(DISTRIBUTION)
 
 
 @dataclass(slots=True)

@@ -87,7 +87,9 @@ def _show_version(is_asked: bool) -> None:
     if is_asked:
         from importlib.metadata import version  # slow, and rarely asked
 
-        typer.echo(f"soong {version('soong')}")
+        from soong.shared.core.installation import DISTRIBUTION
+
+        typer.echo(f"soong {version(DISTRIBUTION)}")
         raise typer.Exit
 
 

@@ -37,6 +37,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
                 "soong run - < plan.yaml",
             ),
         ),
+        "demo": CommandEntry(
+            "demo",
+            "Run an example that is installed with Soong, without a key; or copy it.",
+            ("soong demo", "soong demo --list", "soong demo hello --copy my-plan"),
+        ),
         "resume": CommandEntry(
             "resume",
             "Continue a paused, interrupted or failed task.",

@@ -7,13 +7,13 @@ from importlib.metadata import version
 import typer
 
 from soong.orchestrator.cli.console import emit, output
-from soong.shared.core.installation import INSTALL_ROOT
+from soong.shared.core.installation import DISTRIBUTION, INSTALL_ROOT
 
 
 def command(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
     """Show the version of this program, of Python, and where it is installed."""
     found = {
-        "version": version("soong"),
+        "version": version(DISTRIBUTION),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "executable": sys.executable,

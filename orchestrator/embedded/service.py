@@ -25,6 +25,7 @@ from soong.orchestrator.embedded.service_file import ServiceLock, own_record
 from soong.orchestrator.embedded.supervisor import Supervisor
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
@@ -124,7 +125,7 @@ class EmbeddedService:
                 control=self._control.path,
                 redis_url=settings.redis_url,
                 database_url=settings.effective_database_url,
-                version=version("soong"),
+                version=version(DISTRIBUTION),
                 is_ephemeral=self.is_ephemeral,
             )
         )
@@ -224,7 +225,7 @@ class EmbeddedService:
         return {
             "state": self.state,
             "pid": os.getpid(),
-            "version": version("soong"),
+            "version": version(DISTRIBUTION),
             "is_ephemeral": self.is_ephemeral,
             "attached": self._control.attached if self._control is not None else 0,
             "children": list(self._supervisor.facts()) if self._supervisor is not None else [],

@@ -19,6 +19,7 @@ from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.peers import Peers
 from soong.orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemSchema, add_handlers
 from soong.orchestrator.http.schemas import respond
+from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.permissions.access.token import Right
 
 DESCRIPTION: Final = """Sessions, tasks, runs and permission questions of one deployment.
@@ -56,7 +57,7 @@ def routes_of(app: FastAPI) -> Iterator[APIRoute]:
 def _routes() -> FastAPI:
     app = FastAPI(
         title="Soong",
-        version=version("soong"),
+        version=version(DISTRIBUTION),
         description=DESCRIPTION,
         openapi_url=None,
         docs_url=None,

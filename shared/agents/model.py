@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.engine.tasks.scripted import resolve_script
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _provider_model(name: str) -> "Model[Any]":
         return infer_model(name)
     except ImportError as error:
         extra = _EXTRAS.get(provider)
-        hint = f"pip install 'soong[{extra}]'" if extra else f"install what it names: {error}"
+        hint = f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"install what it names: {error}"
         raise InvalidConfigError(f"the model {name!r} needs a package that is not installed; {hint}") from error
     except UserError as error:
         raise InvalidConfigError(_unusable(name, str(error))) from error

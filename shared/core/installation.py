@@ -9,6 +9,9 @@ _SPEC: Final = find_spec("soong")
 assert _SPEC is not None, "this module is a part of it"
 assert _SPEC.origin is not None, "soong is a package with an __init__.py"
 
+DISTRIBUTION: Final = "soong-agents"
+"""The name by which package managers know this program; it is imported and called as ``soong``."""
+
 PACKAGE: Final = Path(_SPEC.origin).resolve().parent
 INSTALL_ROOT: Final = PACKAGE.parent
 """The folder on the import path: ``site-packages``, or the top of a checkout."""

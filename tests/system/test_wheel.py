@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 BIN = Path(sys.executable).parent
 PARTS = ("orchestrator", "shared", "worker")
+LINKED = (*PARTS, "examples")
 BUILD = """
 import sys
 from setuptools.build_meta import build_sdist, build_wheel
@@ -260,6 +261,31 @@ def test_a_tool_is_called_beside_packages_with_our_names(cli: CliHarness, instal
     assert "hello.yaml" in done.stdout
 
 
+@pytest.mark.spec("OPS-09.c")
+@pytest.mark.parametrize("script", ["soong", "soong-agents"])
+def test_an_example_runs_from_the_wheel_alone(script: str, installed: Path) -> None:
+    with scene() as cli:
+        done = _run(cli, installed / "bin" / script, "demo", "hello", "--json")
+
+        assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
+        assert "Hello world" in done.stdout
+        cli.assert_nothing_left()
+
+
+@pytest.mark.spec("OPS-09.c")
+def test_the_audit_runs_from_the_wheel_and_writes_its_report_here(installed: Path) -> None:
+    with scene() as cli:
+        project = cli.folder / "project"
+        project.mkdir()
+        (project / "app.py").write_text("def f(x=[]):\n    return x  # TODO\n")
+
+        done = _run(cli, installed / "bin" / "soong", "demo", "--project", str(project), "--json")
+
+        assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
+        assert "app.py:1" in (cli.folder / "report.md").read_text()
+        cli.assert_nothing_left()
+
+
 def test_the_wheel_says_what_it_is(built: Distributions) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     with zipfile.ZipFile(built.wheel) as archive:
@@ -267,6 +293,7 @@ def test_the_wheel_says_what_it_is(built: Distributions) -> None:
         metadata = archive.read(files["METADATA"]).decode()
 
     assert "licenses/LICENSE" in files
+    assert "Name: soong-agents\n" in metadata
     assert f"Summary: {project['description']}\n" in metadata
     assert set(re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE)) == {*project["optional-dependencies"]}
 
@@ -289,12 +316,12 @@ def _build(kind: str, source: Path, folder: Path) -> Path:
 
 def _sources() -> list[str]:
     """The files of the package, by the name that each has in it."""
-    folders = {"soong": ROOT / "soong", **{f"soong/{part}": ROOT / part for part in PARTS}}
+    folders = {"soong": ROOT / "soong", **{f"soong/{part}": ROOT / part for part in LINKED}}
     return [
         f"{name}/{path.relative_to(folder)}"
         for name, folder in folders.items()
         for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.relative_to(folder).parts[0] not in PARTS
+        if path.is_file() and "__pycache__" not in path.parts and path.relative_to(folder).parts[0] not in LINKED
     ]
 
 

@@ -201,7 +201,7 @@ AGENT = "title: T\nsteps:\n- {id: a, instructions: go%s}\n"
     [
         ("gpt-4o", "the model 'gpt-4o' is not known"),
         ("scirpt", "did you mean 'script'?"),
-        ("mistral:large", "pip install 'soong[mistral]'"),
+        ("mistral:large", "pip install 'soong-agents[mistral]'"),
     ],
 )
 def test_a_model_that_cannot_be_used_here_starts_and_writes_nothing(tmp_path: Path, model: str, said: str) -> None:

@@ -55,13 +55,16 @@ test: env ## Run the test suite
 	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal
 
 # What no wheel brings: a system's Redis of version 7 or newer (or REDIS_SERVER=program), PgBouncer (or
-# PGBOUNCER=program), Docker with Compose, npm, and Kubernetes' schemas. Nothing is left out: a part that is missing is a failure.
+# PGBOUNCER=program), Docker with Compose, npm, Kubernetes' schemas, and a model. Nothing is left out: a part that is missing is a failure.
 test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and npm
 	@for part in docker npm node curl openssl; do command -v $$part >/dev/null || { echo "make test-extra needs $$part" >&2; exit 1; }; done
 	@docker info >/dev/null 2>&1 || { echo "make test-extra needs a running Docker engine" >&2; exit 1; }
 	@[ -x $(VENV)/extra/bin/kubernetes-validate ] || { $(BIN)/python -m venv $(VENV)/extra && \
 	  $(VENV)/extra/bin/pip install --quiet --require-hashes -r tests/extra.lock; }
+	@[ -e $(VENV)/llama/installed ] || { $(BIN)/python -m venv $(VENV)/llama && $(VENV)/llama/bin/pip install --quiet \
+	  --no-deps --require-hashes -r tests/llama/requirements.lock && touch $(VENV)/llama/installed; }
 	TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
+	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python \
 	  $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
 	deploy/test-compose.sh
 

@@ -38,3 +38,12 @@ def pgbouncer() -> str:
         missing("there is no pgbouncer; install it, or set PGBOUNCER")
         raise AssertionError
     return program
+
+
+def llama_python() -> str:
+    """Return ``LLAMA_PYTHON``: a Python whose environment has tests/llama/requirements.lock."""
+    python = os.environ.get("LLAMA_PYTHON")
+    if python is None:
+        missing("there is no llama.cpp server; set LLAMA_PYTHON to a Python with tests/llama/requirements.lock")
+        raise AssertionError
+    return python

@@ -14,7 +14,7 @@ from soong.shared.agents.definition import AgentDefinition
 from soong.shared.agents.model import SCRIPT, check_name
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
-from soong.shared.core.errors import UsageError
+from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
@@ -27,6 +27,7 @@ from soong.shared.engine.tasks.expansion import models_of, new_ask, new_task
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
+from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import NewTask
 from soong.shared.permissions.consent import StepGrant
@@ -146,7 +147,7 @@ def ask_submission(
     """
     _check_goal(goal)
     catalogue = catalogue.at(project)
-    definition = catalogue.definitions.get(agent)
+    definition = _definition(catalogue, agent)
     name = definition.model or model
     if name in ("", SCRIPT):
         raise UsageError(f"the agent {agent!r} has no model; choose one with --model provider:name, or set SOONG_MODEL")
@@ -196,9 +197,17 @@ def follow_up(
     name = model or former.identity.model
     check_name(name)
     catalogue = catalogue.at(Path(session.project))
-    definition = catalogue.definitions.get(agent or former.identity.definition)
+    definition = _definition(catalogue, agent or former.identity.definition)
     task = _ask(goal, session, definition, name, catalogue, clock.now_us(), follows=former.id)
     return Submission(session, task, parse_budget(*budget))
+
+
+def _definition(catalogue: Catalogue, agent: str) -> AgentDefinition:
+    """Return a definition. Raises: NotFoundError, with the known ones."""
+    known = catalogue.definitions
+    if agent not in known.ids:
+        raise NotFoundError("agent definition", agent, Unknown(agent, known.ids, names_all=True).text())
+    return known.get(agent)
 
 
 def _check_goal(goal: str) -> None:

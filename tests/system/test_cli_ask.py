@@ -76,6 +76,14 @@ def test_a_goal_without_a_model_is_refused_with_what_to_do(cli: CliHarness) -> N
     assert "the agent 'orchestrator' has no model; choose one with --model provider:name" in refused.stderr
 
 
+@pytest.mark.spec("DIS-02")
+def test_an_agent_that_is_not_known_is_refused_with_those_that_are(cli: CliHarness) -> None:
+    refused = cli.run("ask", "do it", "--agent", "reviwer", "--model", PLANNER)
+
+    assert refused.returncode == 2
+    assert "did you mean 'reviewer'? known: default_worker_agent, explorer, implementer" in refused.stderr
+
+
 @pytest.mark.spec("DIS-02", "DIS-06", "ETS-03", "CARD-3")
 def test_an_agent_starts_children_side_by_side_and_sees_all_their_results(cli: CliHarness) -> None:
     with LLMockServer() as server:

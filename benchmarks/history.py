@@ -82,6 +82,8 @@ def _daily(effort: Effort) -> list[Act]:
         Act("submit", "step", lambda site: site.submit(chain(SMALL))),
         Act("begin", "step", lambda site: site.work(1, at_once=1), is_measured=False),
         Act("call", "call", lambda site: site.call_tools(effort.part), parts=effort.parts),
+        # Scans visit what changes left behind until it is vacuumed, more or fewer of it as they come upon it.
+        Act("vacuum", "time", lambda site: site.vacuum(), is_measured=False),
         Act("keep-up", "round", lambda site: site.keep_up(effort.part), parts=effort.parts),
         Act("look", "look", lambda site: site.look(effort.part), parts=effort.parts),
         Act("hop", "step", lambda site: site.work(hops, at_once=1), parts=effort.parts),

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+import psycopg
+
 from benchmarks.counters import Counters, PostgresCounters, SqliteCounters, watching
 from benchmarks.past import call_tool, end_of
 from soong.orchestrator.approvals.question_limits import MAX_READ
@@ -49,6 +51,13 @@ class Site:
     dispatcher: Dispatcher
     task_id: str = ""
     held: list[Claim] = field(default_factory=list)
+
+    async def vacuum(self) -> int:
+        """Clear what changes have left behind, which PostgreSQL does by itself after a while; SQLite keeps none."""
+        if isinstance(self.counters, PostgresCounters):
+            with psycopg.connect(self.counters.url, autocommit=True) as connection:
+                connection.execute("VACUUM ANALYZE")
+        return 1
 
     # -- a client
     async def submit(self, steps: Sequence[NewStep]) -> int:

@@ -61,7 +61,7 @@ async def is_running(service: Deployment, task: Task, step_id: str) -> bool:
 @pytest.mark.spec("DAG-07.a", "DAG-03.c")
 async def test_a_killed_worker_costs_a_lease_and_no_finished_step_runs_again(service: Deployment) -> None:
     await service.start_workers(2, slots=4)
-    task = await service.submit(fan(12, 0.7))
+    task = await service.submit(fan(40, 0.7))
 
     async def both_work_and_some_are_done() -> bool:
         steps = (await service.steps(task)).values()

@@ -13,6 +13,7 @@ from soong.shared.core.foreign import ForeignError, await_foreign
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import shown_arguments
+from soong.shared.tools.call_abort import taken_back
 from soong.shared.tools.definition import HandlerOutput, Target
 from soong.shared.tools.ports import CallInputs, CallLog, GateCall, ToolCall, Verdict
 from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
@@ -23,6 +24,7 @@ PROGRESS_EVENT: Final = "tool_progress"
 PROGRESS_BURST: Final = 20
 PROGRESS_EVERY_S: Final = 0.25
 """After a burst, progress is an event this often: a chatty tool costs no more than a clock."""
+PERSON: Final = "person"
 _MAX_PARTIAL_CHARS: Final = 4_000
 
 T = TypeVar("T")
@@ -192,7 +194,7 @@ async def run_to_end(running: Coroutine[object, object, HandlerOutput], call_sta
             call_state.signal = signal
 
 
-async def unbroken(work: Coroutine[object, object, T]) -> T:
+async def unbroken(work: Awaitable[T]) -> T:
     """Finish the work although the caller is being cancelled, and only then let the cancellation continue."""
     task = asyncio.ensure_future(work)
     signal: asyncio.CancelledError | None = None
@@ -208,13 +210,36 @@ async def unbroken(work: Coroutine[object, object, T]) -> T:
     return task.result()
 
 
+async def too_late_to_abort(work: Awaitable[T]) -> T:
+    """Finish the work as :func:`unbroken` does; an abort of this call alone meanwhile changes nothing any more."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await unbroken(task)
+    except asyncio.CancelledError:
+        if task.cancelled() or not taken_back():
+            raise
+        return task.result()
+
+
 def aborted(call_state: CallState, signal: asyncio.CancelledError) -> ToolResult:
-    reason = str(signal.args[0]) if signal.args else "the run was interrupted"
+    return _aborted(call_state, str(signal.args[0]) if signal.args else "the run was interrupted")
+
+
+def aborted_by_person(call_state: CallState, reason: str) -> ToolResult:
+    """Return the end of a call that was aborted alone: its run continues, and this result is a part of it."""
+    return _aborted(call_state, reason, aborted_by=PERSON)
+
+
+def is_run_aborted(result: ToolResult) -> bool:
+    """Say whether a call was cut off because its run was."""
+    is_aborted = result.error is not None and result.error.type is ErrorType.ABORTED
+    return is_aborted and result.metadata.get("aborted_by") != PERSON
+
+
+def _aborted(call_state: CallState, reason: str, **facts: Json) -> ToolResult:
     failure = ToolFailure(ErrorType.ABORTED, reason)
-    result = refusal(
-        call_state.call.id, failure, None, aborted=True, partial=bool(call_state.partial), abort_reason=reason
-    )
-    return _with_partial(result, call_state.partial)
+    metadata: dict[str, Json] = {"aborted": True, "partial": bool(call_state.partial), "abort_reason": reason, **facts}
+    return _with_partial(refusal(call_state.call.id, failure, None, **metadata), call_state.partial)
 
 
 def timed_out(call_state: CallState, error: HandlerTimeoutError) -> ToolResult:

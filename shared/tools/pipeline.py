@@ -18,6 +18,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import parsed, validated
+from soong.shared.tools.call_abort import taken_back
 from soong.shared.tools.definition import HandlerOutput, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.early import answer_kept
 from soong.shared.tools.execution import (
@@ -26,9 +27,11 @@ from soong.shared.tools.execution import (
     HandlerTimeoutError,
     SelfCancelledError,
     aborted,
+    aborted_by_person,
     run_to_end,
     timed,
     timed_out,
+    too_late_to_abort,
     unbroken,
     withheld,
 )
@@ -135,6 +138,8 @@ class ToolPipeline:
     async def execute(self, call: ToolCall) -> ToolResult:
         """Run one call to its terminal result and record it.
 
+        One that a person aborts alone ends with that result; one that must not be cut, or is over, ends as it does.
+
         Raises:
             LeaseLostError: the run is no longer ours; nothing more is written.
             asyncio.CancelledError: the run was interrupted; the call's aborted result has been recorded.
@@ -144,14 +149,16 @@ class ToolPipeline:
         try:
             result = await self._attempt(call_state, definition)
         except asyncio.CancelledError as signal:
-            await unbroken(self._end(call_state, definition, aborted(call_state, signal)))
-            raise
+            if not (reason := taken_back()):
+                await unbroken(self._end(call_state, definition, aborted(call_state, signal)))
+                raise
+            result = aborted_by_person(call_state, reason)
         except ToolError as error:
             result = refusal(call.id, error.failure, error.data)
-        if call_state.signal is not None:
+        if call_state.signal is not None and not taken_back():
             await unbroken(self._end(call_state, definition, result))
             raise call_state.signal
-        return await unbroken(self._end(call_state, definition, result))
+        return await too_late_to_abort(self._end(call_state, definition, result))
 
     async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
         """Record a terminal result for a call that is not made: ``not_run`` or ``aborted``."""

@@ -29,6 +29,7 @@ from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
 from soong.shared.agents.runtime.permission_gate import DecisionInbox, GateStore, RunGate
+from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.time_limit import TimeLimit, UntimedGate
 from soong.shared.agents.runtime.transcript import StoredTranscript
@@ -188,7 +189,7 @@ class AgentRuntime:
         transcript = agent.transcript
         budgets = StoredBudget(self.store.budgets, self.clock, transcript.run_id, transcript.fence)
         view = AnswerBroadcast(self.notifier, self.redactor, agent.task.identity.run_id)
-        calls = agent.executor if executor is None else executor
+        calls = AbortableCalls(agent.executor if executor is None else executor, agent.interruption.calls)
         try:
             return await run_agent(
                 agent.task,

@@ -24,6 +24,7 @@ from soong.shared.engine.runs.store import CallRow, RunStore
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.execution import is_run_aborted
 from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult
 
@@ -73,7 +74,7 @@ class RunCallLog:
         self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
     ) -> None:
         is_discarded = result.error is not None and result.error.type is ErrorType.STREAM_DISCARDED
-        if _is_aborted(result):
+        if is_run_aborted(result):
             if self.interruption.goes_on_elsewhere:
                 return
             self.interruption.aborted_calls += 1
@@ -180,7 +181,3 @@ class RunCallLog:
             facts=facts,
             decision_id=record.decision_id,
         )
-
-
-def _is_aborted(result: ToolResult) -> bool:
-    return result.error is not None and result.error.type is ErrorType.ABORTED

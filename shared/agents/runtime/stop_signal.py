@@ -8,6 +8,7 @@ parked, which has given up its lease already.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from soong.shared.agents.runtime.running_calls import RunningCalls
 from soong.shared.engine.tasks.failure_report import StepIncidents
 
 StopReason = Literal["cancel", "release", "drop", "park"]
@@ -17,8 +18,8 @@ StopReason = Literal["cancel", "release", "drop", "park"]
 class StopSignal:
     """Set once, by the slot that holds the run or by its parking, before its task is cancelled.
 
-    ``aborted_calls`` counts the tool calls whose end was recorded as aborted: with any, the run was not only cancelled,
-    its tools were (EXE-07).
+    ``aborted_calls`` counts the tool calls that the run's end has cut off: with any, the run was not only cancelled,
+    its tools were (EXE-07). One of the ``calls`` under way that a person aborts does not count: the run continues.
     """
 
     stop: StopReason | None = None
@@ -26,6 +27,8 @@ class StopSignal:
     aborted_calls: int = 0
     incidents: StepIncidents = field(default_factory=StepIncidents)
     """What the run tells of itself meanwhile: it stays when the run cannot say it at its end any more."""
+
+    calls: RunningCalls = field(default_factory=RunningCalls)
 
     @property
     def is_set(self) -> bool:

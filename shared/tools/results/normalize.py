@@ -42,7 +42,16 @@ MAX_CONTEXT_CHARS: Final = 100_000
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 _CORE_ONLY = frozenset({ErrorType.HOOK_DENIED, ErrorType.TOOL_NOT_AVAILABLE, ErrorType.NOT_RUN, ErrorType.ABORTED})
 _CORE_FACTS: Final = frozenset(
-    {"hook_context", "permission_reason", "is_withheld", "aborted", "abort_reason", "artifact_error", "data_left_out"}
+    {
+        "hook_context",
+        "permission_reason",
+        "is_withheld",
+        "aborted",
+        "abort_reason",
+        "aborted_by",
+        "artifact_error",
+        "data_left_out",
+    }
 )
 _NODE_KINDS: Final = frozenset({"skill", "memory_context", "system"})
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.errors import LeaseLostError
@@ -246,6 +247,24 @@ async def test_an_abort_is_recorded_with_its_node_and_counted() -> None:
     assert (node.payload["is_error"], bench.interruption.aborted_calls) == (True, 1)
     assert metadata == {"aborted": True, "partial": False, "abort_reason": "the task was cancelled"}
     assert [(each, data.get("status")) for each, data in await bench.events()][-1] == ("tool_failed", "aborted")
+
+
+@pytest.mark.spec("EXE-07.a")
+@pytest.mark.parametrize("stop", [None, "release"])
+async def test_a_call_that_a_person_aborted_is_recorded_and_not_counted(stop: Literal["release"] | None) -> None:
+    bench = await make_bench(make_tool(handler=holding(lambda: bench)))
+    executor = AbortableCalls(bench.pipeline, bench.interruption.calls)
+    task = asyncio.ensure_future(executor.execute(ToolCall("c1", "test.echo", {})))
+    await asyncio.wait_for(bench.reached.wait(), 5)
+
+    assert bench.interruption.calls.abort("c1", "it hangs")
+    bench.interruption.stop = stop
+    result = await task
+
+    (node,) = await bench.store.runs.nodes(bench.run_id)
+    (row,) = await bench.store.runs.calls(bench.run_id)
+    assert (result.is_error, node.payload["is_error"], row.status) == (True, True, CallStatus.ENDED)
+    assert bench.interruption.aborted_calls == 0
 
 
 @pytest.mark.spec("EXE-07", "DAG-07")

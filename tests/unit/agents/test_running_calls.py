@@ -1,0 +1,256 @@
+"""One tool call of a run is aborted: it ends, its turn and its run go on, and the run's own end still wins."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from soong.shared.agents.runtime.running_calls import AbortableCalls, RunningCalls
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.ports import CallRecord, ToolCall
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.schedule import run_turn
+from tests.unit.tools.parts import PipelineHarness, make_bench, make_tool
+
+WORDS = "a person aborted this call: it hangs"
+
+
+@dataclass
+class Turn:
+    """A turn under way whose tools tell when they were reached."""
+
+    bench: PipelineHarness
+    running: RunningCalls
+    task: "asyncio.Task[list[ToolResult]]"
+
+    async def results(self) -> dict[str, ToolResult]:
+        results = await asyncio.wait_for(asyncio.shield(self.task), 5)
+        assert self.task.cancelling() == 0
+        return {result.tool_call_id: result for result in results}
+
+    def recorded(self) -> dict[str, ErrorType | None]:
+        ends = self.bench.log.ends
+        assert len({call.id for call, _, _ in ends}) == len(ends)
+        return {call.id: result.error.type if result.error else None for call, result, _ in ends}
+
+
+@dataclass
+class Holding:
+    """A handler that holds until it is released or cut off; ``on_cut`` is what it does then."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    on_cut: Callable[[], Awaitable[HandlerOutput]] | None = None
+
+    async def __call__(self, context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        self.reached.set()
+        try:
+            context.keep_partial("so far")
+            await self.release.wait()
+        except asyncio.CancelledError:
+            if self.on_cut is None:
+                raise
+            return await self.on_cut()
+        return "done"
+
+
+def begin(tools: Sequence[ToolDefinition], *names: str) -> Turn:
+    bench, running = make_bench(tools), RunningCalls()
+    return _begin(bench, running, names)
+
+
+def _begin(bench: PipelineHarness, running: RunningCalls, names: Sequence[str]) -> Turn:
+    calls = [ToolCall(f"c{number}", name, {"text": "hi"}) for number, name in enumerate(names, 1)]
+    return Turn(bench, running, asyncio.ensure_future(run_turn(calls, AbortableCalls(bench.pipeline, running))))
+
+
+async def reached(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), 5)
+
+
+def holding(handler: Holding, name: str = "test.hold", **fields: object) -> ToolDefinition:
+    return make_tool(name, handler=handler, **fields)
+
+
+@pytest.mark.spec("EXE-07.a")
+async def test_an_aborted_call_ends_as_an_error_that_says_who_and_why() -> None:
+    turn = begin([holding(hold := Holding())], "test.hold")
+    await reached(hold.reached)
+
+    assert turn.running.abort("c1", "it hangs")
+
+    result = (await turn.results())["c1"]
+    assert result.error is not None
+    assert (result.error.type, result.error.message) == (ErrorType.ABORTED, WORDS)
+    assert result.metadata == {"aborted": True, "partial": True, "abort_reason": WORDS, "aborted_by": "person"}
+    assert "so far" in str(result.content[-1])
+    assert turn.bench.ended == result
+
+
+async def test_only_the_one_of_several_calls_at_once_is_touched() -> None:
+    first, second = Holding(), Holding()
+    tools = [holding(first, "test.one"), holding(second, "test.two")]
+    turn = begin(tools, "test.one", "test.two")
+    await reached(first.reached)
+    await reached(second.reached)
+
+    assert turn.running.abort("c1")
+    await asyncio.sleep(0)
+    second.release.set()
+
+    assert {key: result.is_error for key, result in (await turn.results()).items()} == {"c1": True, "c2": False}
+    assert turn.recorded() == {"c1": ErrorType.ABORTED, "c2": None}
+
+
+async def test_the_turn_goes_on_after_an_aborted_read() -> None:
+    turn = begin([holding(hold := Holding()), make_tool()], "test.hold", "test.echo")
+    await reached(hold.reached)
+
+    turn.running.abort("c1", "it hangs")
+
+    assert not (await turn.results())["c2"].is_error
+
+
+async def test_writes_after_an_aborted_write_are_not_run() -> None:
+    write = make_tool("test.write", permission=Permission.WRITE)
+    turn = begin([holding(hold := Holding(), permission=Permission.WRITE), write], "test.hold", "test.write")
+    await reached(hold.reached)
+
+    turn.running.abort("c1", "it hangs")
+
+    await turn.results()
+    assert turn.recorded() == {"c1": ErrorType.ABORTED, "c2": ErrorType.NOT_RUN}
+
+
+@pytest.mark.spec("EXE-07.f")
+async def test_a_tool_that_must_not_be_cut_ends_with_its_own_result() -> None:
+    turn = begin([holding(hold := Holding(), interrupt="block")], "test.hold")
+    await reached(hold.reached)
+
+    assert turn.running.abort("c1", "it hangs")
+    await asyncio.sleep(0)
+    assert not turn.task.done()
+    hold.release.set()
+
+    assert (await turn.results())["c1"].data == "done"
+
+
+async def test_a_call_that_waits_for_consent_is_aborted_before_it_starts() -> None:
+    bench, running, asked, withdrawn = make_bench([make_tool()]), RunningCalls(), asyncio.Event(), asyncio.Event()
+
+    async def consent() -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            withdrawn.set()
+
+    bench.gate.before = consent
+    turn = _begin(bench, running, ["test.echo"])
+    await reached(asked)
+
+    assert running.abort("c1", "it hangs")
+
+    assert (await turn.results())["c1"].is_error
+    assert withdrawn.is_set()
+    assert bench.log.entries == [("finished", "c1")]
+
+
+@pytest.mark.parametrize("first", ["run", "call"])
+async def test_the_end_of_the_run_at_the_same_moment_wins(first: str) -> None:
+    turn = begin([holding(hold := Holding())], "test.hold")
+    await reached(hold.reached)
+
+    if first == "run":
+        turn.task.cancel("the task was cancelled")
+        assert not turn.running.abort("c1", "it hangs")
+    else:
+        assert turn.running.abort("c1", "it hangs")
+        turn.task.cancel("the task was cancelled")
+
+    with pytest.raises(asyncio.CancelledError):
+        await turn.task
+    assert turn.recorded() == {"c1": ErrorType.ABORTED}
+    assert "aborted_by" not in turn.bench.ended.metadata
+
+
+async def test_the_end_of_the_run_while_the_aborted_call_cleans_up_wins() -> None:
+    cleaning = asyncio.Event()
+
+    async def clean_up() -> HandlerOutput:
+        cleaning.set()
+        await asyncio.Event().wait()
+        return None
+
+    turn = begin([holding(hold := Holding(on_cut=clean_up))], "test.hold")
+    await reached(hold.reached)
+    turn.running.abort("c1", "it hangs")
+    await reached(cleaning)
+
+    turn.task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await turn.task
+    assert "aborted_by" not in turn.bench.ended.metadata
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["alone", "the run too"])
+async def test_an_abort_while_the_end_is_written_comes_too_late(is_cancelled: bool) -> None:
+    bench, running, writing, release = make_bench([make_tool()]), RunningCalls(), asyncio.Event(), asyncio.Event()
+    finish = bench.log.finished
+
+    async def slow(call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None) -> None:
+        writing.set()
+        await release.wait()
+        await finish(call, result, duration_ms=duration_ms, record=record)
+
+    bench.log.finished = slow  # type: ignore[method-assign]
+    turn = _begin(bench, running, ["test.echo"])
+    await reached(writing)
+    running.abort("c1", "it hangs")
+    if is_cancelled:
+        turn.task.cancel()
+    await asyncio.sleep(0)
+    release.set()
+
+    if is_cancelled:
+        with pytest.raises(asyncio.CancelledError):
+            await turn.task
+    else:
+        assert (await turn.results())["c1"].data == "hi"
+    assert turn.recorded() == {"c1": None}
+
+
+async def test_a_handler_that_ends_in_spite_of_the_abort_leaves_none_behind() -> None:
+    async def ended() -> HandlerOutput:
+        return "done anyway"
+
+    turn = begin([holding(hold := Holding(on_cut=ended)), make_tool()], "test.hold", "test.echo")
+    await reached(hold.reached)
+    turn.running.abort("c1", "it hangs")
+
+    assert [result.data for result in (await turn.results()).values()] == ["done anyway", "hi"]
+
+
+async def test_a_handler_that_raises_a_cancellation_of_its_own_is_aborted_alone() -> None:
+    async def other() -> HandlerOutput:
+        raise asyncio.CancelledError("of a library")
+
+    turn = begin([holding(hold := Holding(on_cut=other))], "test.hold")
+    await reached(hold.reached)
+    turn.running.abort("c1", "it hangs")
+
+    assert (await turn.results())["c1"].metadata["abort_reason"] == WORDS
+
+
+async def test_a_call_that_is_not_under_way_or_is_ending_is_refused() -> None:
+    turn = begin([holding(hold := Holding())], "test.hold")
+    assert not turn.running.abort("c1"), "it has not begun"
+    await reached(hold.reached)
+
+    assert [turn.running.abort(each, "it hangs") for each in ("c2", "c1", "c1")] == [False, True, False]
+
+    await turn.results()
+    assert not turn.running.abort("c1"), "it has ended"

@@ -260,6 +260,14 @@ class Soong:
         """Cancel a task: nothing of it starts any more, what runs is stopped."""
         await self._tasks.cancel(await self._task(task_id), reason=reason)
 
+    async def abort_call(self, run_id: str, tool_call_id: str, *, reason: str = "") -> None:
+        """End one tool call of a run that is under way: the run continues with a result that says so (EXE-07).
+
+        Raises: ConflictError when the call is not under way, with those that are.
+        """
+        run = await self._client.store.runs.run(run_id)
+        await self._tasks.abort_call(await self._task(run.identity.task_id), run.id, tool_call_id, reason=reason)
+
     async def dispatch_worker(
         self,
         task_id: str,

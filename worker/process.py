@@ -13,12 +13,13 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+from soong.shared.agents.runtime.stop_signal import StopReason
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.engine.tasks.step import Claim, Interrupt, StepEnd
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.storage.store import Store
 from soong.worker.additional_steps import AdditionalSteps
@@ -276,15 +277,18 @@ class WorkerProcess:
             finally:
                 await subscription.close()
 
+    async def _carry_out(self, interrupt: Interrupt) -> None:
+        if interrupt.kind == "abort":
+            self.slots.abort_call(interrupt.run_id, interrupt.tool_call_id, interrupt.reason)
+        elif not await self.slots.additional.interrupt(interrupt):
+            how: StopReason = "cancel" if interrupt.kind == "cancel" else "release"
+            self.slots.stop_run(interrupt.run_id, how, interrupt.reason)
+
     async def _poll(self, worker_id: str) -> None:
         try:
             if self.slots.busy:
                 for interrupt in await self._store.claims.interrupts(worker_id):
-                    if await self.slots.additional.interrupt(interrupt):
-                        continue
-                    self.slots.stop_run(
-                        interrupt.run_id, "cancel" if interrupt.kind == "cancel" else "release", interrupt.reason
-                    )
+                    await self._carry_out(interrupt)
             await self.claim_loop.return_unheard()
             await self._incarnation.count_workers()
         except UnavailableError as error:

@@ -115,6 +115,12 @@ class Slots:
                 held.interruption.stop, held.interruption.reason = stop, reason
                 held.task.cancel()
 
+    def abort_call(self, run_id: str, tool_call_id: str, reason: str) -> None:
+        """End one call of a held run, which continues; nothing when the call is not under way here."""
+        for lease, held in list(self._held.items()):
+            if lease[0] == run_id:
+                held.interruption.calls.abort(tool_call_id, reason)
+
     def stop_all(self, stop: StopReason, reason: str) -> None:
         for run_id, _ in list(self._held):
             self.stop_run(run_id, stop, reason)

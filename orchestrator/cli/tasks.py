@@ -1,7 +1,7 @@
 """``soong tasks``: show, draw, check and control tasks."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +10,8 @@ import typer
 
 from soong.orchestrator.cli.console import emit, emit_text, output, say, table, visible
 from soong.orchestrator.cli.ids import find_task, opened_store
+from soong.orchestrator.cli.steering import asked_of_task
 from soong.shared.core.clock import rfc3339
-from soong.shared.core.errors import ConflictError
 from soong.shared.core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ def graph(
 @app.command()
 def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
-    asyncio.run(_asked(task, lambda tasks, found: tasks.cancel(found, reason=reason), "is cancelled"))
+    asyncio.run(asked_of_task(task, lambda tasks, found: tasks.cancel(found, reason=reason), "is cancelled"))
 
 
 @app.command()
 def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Pause a task: no step starts, running steps are released; `soong resume` continues it."""
-    asyncio.run(_asked(task, lambda tasks, found: tasks.pause(found, reason=reason), "is paused"))
+    asyncio.run(asked_of_task(task, lambda tasks, found: tasks.pause(found, reason=reason), "is paused"))
 
 
 @app.command("add-workers")
@@ -153,7 +153,7 @@ def add_workers(
             pool=pool,
         )
 
-    asyncio.run(_asked(task, ask, f"has {count} more pull worker{'s' if count > 1 else ''}"))
+    asyncio.run(asked_of_task(task, ask, f"has {count} more pull worker{'s' if count > 1 else ''}"))
 
 
 @app.command()
@@ -220,26 +220,3 @@ async def _drawn(task_id: str) -> "tuple[Plan, dict[str, StepStatus]]":
         task = await find_task(store, task_id)
         steps = await store.tasks.steps(task.id)
     return planned_task(task, steps), {step.step_id: step.status for step in steps}
-
-
-async def _asked(text: str, ask: "Callable[[TaskService, Task], Awaitable[None]]", done: str) -> None:
-    """Ask a task's owner for something and say when it is done; a service is started for it if need be."""
-    from soong.orchestrator.client.bootstrap import open_client
-    from soong.orchestrator.embedded.starter import attach
-
-    settings = load_settings()
-    async with opened_store(settings) as store:
-        # Looked up before a service is started for it: a wrong id, or a task that is over, starts nothing.
-        task = await find_task(store, text)
-    if task.status.is_terminal:
-        raise ConflictError(f"task {task.id} is {task.status}: it is over; `soong tasks retry` runs it again")
-    attachment = await attach(settings, tell=say)
-    try:
-        client = await open_client(attachment.settings)
-        try:
-            await ask(client.tasks, task)
-        finally:
-            await client.close()
-    finally:
-        await attachment.release()
-    say(f"task {task.id} {done}")

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +16,7 @@ from soong.orchestrator.http.parameters import Cursor, InSession, InTask, Limit,
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import Page, page_of, respond
 from soong.orchestrator.http.strict import StrictRoute
+from soong.orchestrator.http.task_routes import RUNNER, CommandBody, steered
 from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
 from soong.shared.permissions.access.token import Right
 
@@ -24,6 +26,10 @@ READER = Depends(Needs(Right.READ))
 
 After = Annotated[int, Query(ge=0, le=2**53, description="Begin after the entry of this number.")]
 LastEventId = Annotated[str, Header(pattern=r"^([0-9]{1,16})?$", description="As `after`; readers send it.")]
+
+
+class AbortBody(CommandBody):
+    call: str = Field(min_length=1, max_length=200, description="The tool call's id, as the log has it.")
 
 
 @router.get("/v1/runs", response_model=Page[RunSchema], dependencies=[READER])
@@ -59,6 +65,16 @@ async def list_events(request: Request, run_id: RunId, after: After = 0, limit: 
     found = await store.runs.events(run_id, after_seq=after, limit=limit)
     events = [EventSchema.model_validate(event.envelope()) for event in found]
     return respond(page_of(events, limit, str(found[-1].seq) if found else ""))
+
+
+@router.post("/v1/runs/{run_id}/abort", response_model=RunSchema)
+async def abort_call(request: Request, run_id: RunId, body: AbortBody, caller: Caller = RUNNER) -> Response:
+    """End one tool call that is under way: the run continues with a result that says so."""
+    store = api_of(request).client.store
+    run = await store.runs.run(run_id)
+    _, task, tasks = await steered(request, run.identity.task_id, caller)
+    await tasks.abort_call(task, run.id, body.call, reason=body.reason)
+    return respond(RunSchema.of(await store.runs.run(run_id)))
 
 
 @router.get(

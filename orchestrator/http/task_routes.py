@@ -241,7 +241,7 @@ async def pause_task(
     request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
 ) -> Response:
     """Let nothing of a task start; what runs is handed back."""
-    api, task, tasks = await _steered(request, task_id, caller)
+    api, task, tasks = await steered(request, task_id, caller)
     await tasks.pause(task, reason=body.reason)
     return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
@@ -251,7 +251,7 @@ async def resume_task(
     request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
 ) -> Response:
     """Continue a paused task, or rerun the steps of an ended one that did not complete."""
-    api, task, tasks = await _steered(request, task_id, caller)
+    api, task, tasks = await steered(request, task_id, caller)
     await tasks.resume(task, reason=body.reason or "resumed")
     return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
@@ -261,7 +261,7 @@ async def cancel_task(
     request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
 ) -> Response:
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
-    api, task, tasks = await _steered(request, task_id, caller)
+    api, task, tasks = await steered(request, task_id, caller)
     await tasks.cancel(task, reason=body.reason)
     return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
@@ -271,7 +271,7 @@ async def retry_task(
     request: Request, task_id: TaskId, body: RetryBody | None = None, caller: Caller = RUNNER
 ) -> Response:
     """Run what did not complete again; with `from` also that step and all that came of it."""
-    api, task, tasks = await _steered(request, task_id, caller)
+    api, task, tasks = await steered(request, task_id, caller)
     asked = body or RetryBody()
     await tasks.retry(task, from_step=asked.start, reason=asked.reason)
     return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
@@ -286,7 +286,7 @@ async def dispatch_workers(request: Request, task_id: TaskId, body: DispatchBody
     """
     if body.says_what_to_do:
         caller.require(Right.APPROVE)
-    api, task, tasks = await _steered(request, task_id, caller)
+    api, task, tasks = await steered(request, task_id, caller)
     if body.says_what_to_do:
         check_own(caller, await api.client.store.sessions.session(task.session_id))
     await tasks.dispatch_worker(task, **dict(body))
@@ -316,7 +316,7 @@ async def _submitted(api: Api, ids: Ids, *, status: int) -> Response:
     return respond(shape, status=status, headers={"Location": f"/v1/tasks/{ids.task}"})
 
 
-async def _steered(request: Request, task_id: str, caller: Caller) -> tuple[Api, Task, TaskService]:
+async def steered(request: Request, task_id: str, caller: Caller) -> tuple[Api, Task, TaskService]:
     """Return a task that the caller may steer. Raises: NotFoundError, ProblemError (not_yours)."""
     api = api_of(request)
     task = await api.client.store.tasks.task(task_id)

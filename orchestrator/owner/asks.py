@@ -104,6 +104,9 @@ class AskRunner:
             held.stop("cancel", "its task has ended")
         elif ask.status is not TaskStatus.RUNNING:
             held.stop("release", "its task is paused")
+        else:
+            for abort in ask.aborts:
+                held.signal.calls.abort(abort.tool_call_id, abort.reason)
 
     async def _begin(self, ownership: Ownership, task_id: str) -> None:
         self.runtime.inbox.worker_id = ownership.owner_id

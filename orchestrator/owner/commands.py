@@ -11,6 +11,8 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotOwnerError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.call_aborts import CallAbort, calls_under_way
+from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session
 from soong.shared.engine.sessions.store import SessionStore
@@ -61,9 +63,9 @@ class Commands:
         reason = str(command.detail.get("reason") or f"asked for by {command.principal}")
         match command.kind:
             case CommandKind.PAUSE | CommandKind.RESUME | CommandKind.CANCEL:
-                for task_id in await self._planned(ownership, command.subject):
-                    await self._steer(ownership, replace(command, id="", subject=task_id), reason, now_us)
-                await self._steer(ownership, command, reason, now_us)
+                await self._steer_all(ownership, command, reason, now_us)
+            case CommandKind.ABORT:
+                await self._abort(ownership, command, now_us)
             case CommandKind.RETRY:
                 await self._retry(ownership, command, now_us)
             case CommandKind.UPDATE:
@@ -80,6 +82,12 @@ class Commands:
                 await self.sessions.close_session(ownership)
             case other:
                 assert_never(other)
+
+    async def _steer_all(self, ownership: Ownership, command: Command, reason: str, now_us: int) -> None:
+        """Pause, resume or cancel a task; of an ask, first those that its agent has made."""
+        for task_id in await self._planned(ownership, command.subject):
+            await self._steer(ownership, replace(command, id="", subject=task_id), reason, now_us)
+        await self._steer(ownership, command, reason, now_us)
 
     async def _steer(self, ownership: Ownership, command: Command, reason: str, now_us: int) -> None:
         """Pause, resume or cancel one task."""
@@ -101,6 +109,21 @@ class Commands:
         others = [await self.tasks.task(one.id) for one in await self.tasks.open_tasks(ownership) if one.id != task_id]
         parents = [(await self.runs.run(one.root_run_id)).identity.parent_run_id for one in others]
         return [one.id for one, parent in zip(others, parents, strict=True) if parent == ask.root_run_id]
+
+    async def _abort(self, ownership: Ownership, command: Command, now_us: int) -> None:
+        """Have the holder of a run end one call of it. Raises: ConflictError when it is not under way."""
+        run = await self.runs.run(str(command.detail["run"]))
+        tool_call_id = str(command.detail["call"])
+        if run.identity.task_id != command.subject or run.status is not RunStatus.RUNNING:
+            raise ConflictError(f"run {run.id} is {run.status}: no call of it is under way")
+        found = await calls_under_way(self.runs, run.id)
+        if tool_call_id not in found:
+            known = ", ".join(f"{call_id} ({tool})" for call_id, tool in found.items()) or "none"
+            raise ConflictError(f"no call {tool_call_id} of run {run.id} is under way; those that are: {known}")
+        abort = CallAbort(run.id, tool_call_id, str(command.detail.get("reason", "")))
+        await self.tasks.abort_call(ownership, abort, now_us=now_us)
+        if run.identity.step_key:
+            await self._wake(frozenset({run.worker_id}))
 
     async def _retry(self, ownership: Ownership, command: Command, now_us: int) -> None:
         task_id = command.subject

@@ -14,6 +14,7 @@ from soong.shared.storage.store import Store
 from tests.contract import (
     test_additional_claims,
     test_budgets,
+    test_call_aborts,
     test_claiming,
     test_consent,
     test_failures,
@@ -34,7 +35,7 @@ from tests.servers import PostgresServer
 
 SUITE = (
     *(test_limits, test_claiming, test_consent, test_failures, test_fences, test_leases, test_logs, test_maps),
-    *(test_additional_claims, test_budgets, test_parking, test_taint, test_unlocking),
+    *(test_additional_claims, test_budgets, test_call_aborts, test_parking, test_taint, test_unlocking),
 )
 """The parts of the contract in which workers act."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import TaskStatus
@@ -27,6 +28,8 @@ class OpenAsk:
     task_id: str
     run_id: str
     status: TaskStatus
+    aborts: tuple[CallAbort, ...] = ()
+    """The calls of its agent that a person aborted."""
 
 
 class AskStore(Protocol):

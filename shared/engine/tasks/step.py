@@ -303,13 +303,15 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """A held run that must stop: CANCEL ends it, PAUSE hands it back."""
+    """A held run that must stop: CANCEL ends it, PAUSE hands it back. ABORT ends one tool call of it."""
 
     run_id: str
     step_key: str
     fence: int
-    kind: Literal["cancel", "pause"]
+    kind: Literal["cancel", "pause", "abort"]
     reason: str = ""
+    tool_call_id: str = ""
+    """Of an abort."""
 
 
 @dataclass(frozen=True, slots=True)

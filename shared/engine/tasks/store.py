@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from soong.shared.core.identity import OWN, Origin
+from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
@@ -152,6 +153,16 @@ class TaskStore(Protocol):
 
     async def resume_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> None:
         """Continue a paused task; a running one is unchanged. Raises: InvalidTransitionError when it has ended."""
+        ...
+
+    async def abort_call(self, ownership: Ownership, abort: CallAbort, *, now_us: int) -> None:
+        """Ask the process that holds a running run of the session to end one call of it.
+
+        Asked twice, the first words stay.
+
+        Its holder finds it by ``interrupts``, or by ``open_asks`` when it is the owner. Nothing for a run that does not
+        run: no call of it is under way.
+        """
         ...
 
     async def cancel_task(

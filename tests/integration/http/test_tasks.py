@@ -10,6 +10,7 @@ import pytest_asyncio
 from httpx import AsyncClient, Response
 
 from soong.orchestrator.schemas.worker import WorkersSchema
+from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.access.token import Right
@@ -320,3 +321,21 @@ async def test_the_service_tells_its_workers_and_figures_and_no_secret(scene: Ht
 @pytest.mark.parametrize("path", ["/v1/sessions/sess_0", "/v1/tasks/task_0", "/v1/tasks/task_0/result"])
 async def test_what_is_not_there_is_said_so(scene: HttpHarness, path: str) -> None:
     assert code_of(await scene.caller.get(path)) == "not_found"
+
+
+@pytest.mark.spec("EXE-07.a")
+async def test_one_call_of_a_run_is_aborted_and_only_one_that_is_under_way(scene: HttpHarness) -> None:
+    claim = await scene.run_with(1)
+    store, run_id = scene.bench.store, claim.identity.run_id
+    started = NewEvent(EventType.TOOL_STARTED, {"tool_call_id": "c1", "tool": "code.run_command"})
+    await store.runs.append(run_id, claim.fence, events=[started], now_us=scene.bench.clock.now_us())
+
+    refused = await scene.caller.post(f"/v1/runs/{run_id}/abort", json={"call": "c2"})
+    aborted = await scene.caller.post(f"/v1/runs/{run_id}/abort", json={"call": "c1", "reason": "it hangs"})
+
+    worker_id = (await store.runs.run(run_id)).worker_id
+    told = await store.claims.interrupts(worker_id)
+    assert (refused.status_code, code_of(refused)) == (409, "conflict")
+    assert "those that are: c1 (code.run_command)" in refused.json()["detail"]
+    assert (aborted.status_code, aborted.json()["id"]) == (200, run_id)
+    assert [(each.kind, each.tool_call_id, each.reason) for each in told] == [("abort", "c1", "it hangs")]

@@ -27,7 +27,7 @@ class MemoryAsks:
     def open_asks(self, ownership: Ownership) -> Sequence[OpenAsk]:
         self.rows.owned(ownership)
         return [
-            OpenAsk(task.id, task.root_run_id, task.status)
+            OpenAsk(task.id, task.root_run_id, task.status, tuple(self.rows.aborts_of(task.root_run_id)))
             for task in self.rows.tasks.values()
             if task.session_id == ownership.session_id and task.kind is TaskKind.ASK and not task.status.is_terminal
         ]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, assert_never
 
 from soong.shared.core.errors import InvalidTransitionError
+from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
@@ -234,6 +235,14 @@ class MemoryOwning:
         if task.status is not status:
             self.rows.tasks[task_id] = replace(task, status=status, reason="")
             note_run(self.rows, task.root_run_id, EventType.TASK_RESUMED, now_us, task=task_id)
+
+    @transaction
+    def abort_call(self, ownership: Ownership, abort: CallAbort, *, now_us: int) -> None:
+        del now_us
+        self.rows.owned(ownership)
+        run = self.rows.runs.get(abort.run_id)
+        if run is not None and run.identity.session_id == ownership.session_id and run.status is RunStatus.RUNNING:
+            self.rows.aborts.setdefault((abort.run_id, abort.tool_call_id), abort)
 
     @transaction
     def cancel_task(

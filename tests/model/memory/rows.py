@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
 from soong.shared.engine.runs.budgets import Budget, Charge
+from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import Event, NewEvent, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import CallRow
@@ -69,6 +70,8 @@ class Rows:
     events: dict[str, tuple[Event, ...]] = field(default_factory=dict)
     nodes: dict[str, tuple[Node, ...]] = field(default_factory=dict)
     calls: dict[tuple[str, str], CallRow] = field(default_factory=dict)
+    aborts: dict[tuple[str, str], CallAbort] = field(default_factory=dict)
+    """By run and tool call."""
     budgets: dict[str, Budget] = field(default_factory=dict)
     charges: dict[tuple[str, int, int], "ChargeRow"] = field(default_factory=dict)
     """By run, fence and number of the request."""
@@ -106,6 +109,9 @@ class Rows:
 
     def leased_by(self, worker_id: str) -> list[Step]:
         return [step for step in self.steps.values() if step.status.is_leased and step.worker_id == worker_id]
+
+    def aborts_of(self, run_id: str) -> list[CallAbort]:
+        return [abort for abort in self.aborts.values() if abort.run_id == run_id]
 
     def owned(self, ownership: Ownership) -> Session:
         """Return the session if ``ownership`` still holds. Raises: NotOwnerError."""

@@ -176,7 +176,8 @@ class MemorySteps:
 
     @transaction
     def interrupts(self, worker_id: str) -> Sequence[Interrupt]:
-        return [found for step in self.rows.leased_by(worker_id) for found in self._interrupt(step)]
+        held = self.rows.leased_by(worker_id)
+        return [found for step in held for found in (*self._interrupt(step), *self._aborts(step))]
 
     @transaction
     def leases(self, worker_id: str) -> Sequence[Lease]:
@@ -189,6 +190,12 @@ class MemorySteps:
         if task.status is TaskStatus.PAUSED:
             return [Interrupt(step.run_id, step.key, step.fence, "pause", task.reason)]
         return []
+
+    def _aborts(self, step: Step) -> list[Interrupt]:
+        return [
+            Interrupt(step.run_id, step.key, step.fence, "abort", abort.reason, abort.tool_call_id)
+            for abort in self.rows.aborts_of(step.run_id)
+        ]
 
     @transaction
     def backlog(self, *, limit: int = 1000) -> Backlog:

@@ -424,6 +424,16 @@ calls = Table(
     _ranges("position", "position"),
 )
 
+call_aborts = Table(
+    "call_aborts",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    Column("tool_call_id", Text, nullable=False),
+    _text("reason"),
+    _number("created_us"),
+    PrimaryKeyConstraint("run_id", "tool_call_id"),
+)
+
 waits = Table(
     "waits",
     metadata,

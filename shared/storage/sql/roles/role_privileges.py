@@ -213,6 +213,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         old=_of_run("calls", _RUNNING),
         changed=_of_run("calls", _RUNNING),
     ),
+    "call_aborts": WorkerRight(reads=True, never=("run_id", "tool_call_id", "reason", "created_us")),
     "waits": WorkerRight(never=("parent_run", "tool_call_id", "child_run")),
     # -- consent
     "permission_requests": WorkerRight(
@@ -273,7 +274,7 @@ KEPT: Final = frozenset(
             "signing_keys",
             "artifacts",
         ),
-        *("key_retirements", "audit"),
+        *("key_retirements", "audit", "call_aborts"),
     }
 )
 """Tables in which an orchestrator inserts and changes nothing: what was asked, decided, used and done stays said."""

@@ -1,8 +1,10 @@
 """Asks: root runs that are agents, held by the owner of their session."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
+from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
@@ -22,10 +24,11 @@ from soong.shared.storage.sql.tasks.runs import append_held
 from soong.shared.storage.sql.tasks.task_commands import move_task
 
 OPEN_ASKS: Final = Statement(
-    "open asks: of a session",
+    "open asks: of a session, with the calls of their agents that were aborted",
     """
-    SELECT id, root_run_id, status FROM tasks
-    WHERE session_id = :session_id AND status IN ('running', 'paused') AND kind = 'ask' ORDER BY ordinal
+    SELECT t.id, t.root_run_id, t.status, a.tool_call_id, a.reason
+    FROM tasks AS t LEFT JOIN call_aborts AS a ON a.run_id = t.root_run_id
+    WHERE t.session_id = :session_id AND t.status IN ('running', 'paused') AND t.kind = 'ask' ORDER BY t.ordinal
     """,
 )
 TAKE_UP: Final = Statement(
@@ -61,8 +64,7 @@ class SqlAsks:
     async def open_asks(self, ownership: Ownership) -> Sequence[OpenAsk]:
         def read(tx: Transaction) -> list[OpenAsk]:
             check_owned(tx, ownership, is_read=True)
-            rows = tx.rows(OPEN_ASKS, session_id=ownership.session_id)
-            return [OpenAsk(task_id, run_id, TaskStatus(status)) for task_id, run_id, status in rows]
+            return _open_asks(tx.rows(OPEN_ASKS, session_id=ownership.session_id))
 
         return await self._database.read(read)
 
@@ -127,3 +129,12 @@ class SqlAsks:
             policy=context.policies[run.policy],
             is_resumed=run.last_node > 0,
         )
+
+
+def _open_asks(rows: Iterable[tuple[Any, ...]]) -> list[OpenAsk]:
+    found: dict[str, OpenAsk] = {}
+    for task_id, run_id, status, tool_call_id, reason in rows:
+        ask = found.setdefault(task_id, OpenAsk(task_id, run_id, TaskStatus(status)))
+        if tool_call_id is not None:
+            found[task_id] = replace(ask, aborts=(*ask.aborts, CallAbort(run_id, tool_call_id, reason)))
+    return list(found.values())

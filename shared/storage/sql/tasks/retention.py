@@ -91,6 +91,7 @@ RUN_ROWS: Final = tuple(
         ("questions", "permission_requests WHERE run_id IN @run_ids"),
         ("reports", "reports WHERE run_id IN @run_ids"),
         ("calls", "calls WHERE run_id IN @run_ids"),
+        ("aborts", "call_aborts WHERE run_id IN @run_ids"),
         ("waits", "waits WHERE parent_run IN @run_ids OR child_run IN @run_ids"),
         ("charges", "charges WHERE run_id IN @run_ids"),
         ("taints", "taints WHERE run_id IN @run_ids"),

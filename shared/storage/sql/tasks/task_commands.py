@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
@@ -53,6 +54,14 @@ PAUSE_WAITING: Final = Statement(
     /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id
                          AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
                          ORDER BY key FOR UPDATE) */
+    """,
+)
+ABORT_CALL: Final = Statement(
+    "abort call: of a run of this session that is running; asked twice, the first words stay",
+    """
+    INSERT INTO call_aborts (run_id, tool_call_id, reason, created_us)
+    SELECT r.id, :tool_call_id, :reason, :now_us FROM runs AS r
+    WHERE r.id = :run_id AND r.session_id = :session_id AND r.status = 'running' ON CONFLICT DO NOTHING
     """,
 )
 HOLDERS: Final = Statement(
@@ -202,6 +211,15 @@ class SqlTaskCommands(SqlChanging):
                 run_log = RunLogBuffer(now_us)
                 run_log.note(root_run_id, EventType.TASK_RESUMED, task=task_id)
                 run_log.flush(tx)
+
+        await self._database.write(write)
+
+    async def abort_call(self, ownership: Ownership, abort: CallAbort, *, now_us: int) -> None:
+        def write(tx: Transaction) -> None:
+            check_owned(tx, ownership)
+            names = {"run_id": abort.run_id, "tool_call_id": plain(abort.tool_call_id)}
+            told = {"reason": plain(abort.reason), "session_id": ownership.session_id, "now_us": now_us}
+            tx.count(ABORT_CALL, **names, **told)
 
         await self._database.write(write)
 

@@ -45,13 +45,17 @@ REPORT_PROGRESS: Final = Statement(
 )
 
 INTERRUPTS: Final = Statement(
-    "interrupts: held steps that were asked to stop, or whose task is paused",
+    "interrupts: held steps that were asked to stop, whose task is paused, or of which a call was aborted",
     """
-    SELECT s.run_id, s.key, s.fence, s.cancel_reason, t.reason
+    SELECT s.run_id, s.key, s.fence, s.cancel_reason, t.reason, '' AS tool_call_id, s.ordinal AS ordinal
     FROM steps AS s JOIN tasks AS t ON t.id = s.task_id
     WHERE s.worker_id = :worker_id AND s.status IN ('claimed', 'running')
       AND (s.cancel_reason IS NOT NULL OR s.is_paused = 1)
-    ORDER BY s.ordinal
+    UNION ALL
+    SELECT s.run_id, s.key, s.fence, NULL, a.reason, a.tool_call_id, s.ordinal
+    FROM steps AS s JOIN call_aborts AS a ON a.run_id = s.run_id
+    WHERE s.worker_id = :worker_id AND s.status IN ('claimed', 'running')
+    ORDER BY ordinal
     """,
 )
 
@@ -123,12 +127,7 @@ class SqlWorkerClaims:
 
     async def interrupts(self, worker_id: str) -> Sequence[Interrupt]:
         rows = await self._database.read(lambda tx: tx.rows(INTERRUPTS, worker_id=worker_id))
-        return [
-            Interrupt(run_id, key, fence, "pause", reason or "")
-            if cancel is None
-            else Interrupt(run_id, key, fence, "cancel", cancel)
-            for run_id, key, fence, cancel, reason in rows
-        ]
+        return [_interrupt(*row[:-1]) for row in rows]
 
     async def leases(self, worker_id: str) -> Sequence[Lease]:
         rows = await self._database.read(lambda tx: tx.rows(LEASES, worker_id=worker_id))
@@ -149,6 +148,16 @@ class SqlWorkerClaims:
             return concerned
 
         return await self._database.write(write)
+
+
+def _interrupt(
+    run_id: str, key: str, fence: int, cancel_reason: str | None, reason: str | None, tool_call_id: str
+) -> Interrupt:
+    if tool_call_id:
+        return Interrupt(run_id, key, fence, "abort", reason or "", tool_call_id)
+    if cancel_reason is not None:
+        return Interrupt(run_id, key, fence, "cancel", cancel_reason)
+    return Interrupt(run_id, key, fence, "pause", reason or "")
 
 
 def _set_concurrency_limits(tx: Transaction, concurrency_limits: Sequence[ConcurrencyLimit]) -> None:

@@ -52,6 +52,7 @@ _TABLES = (
     "events",
     "nodes",
     "calls",
+    "call_aborts",
     "waits",
     "permission_requests",
     "answers",
@@ -177,7 +178,18 @@ def _make_processes_and_sessions() -> None:
         _text("refusal_type", "conflict"),
         _number("is_ended"),
         _one_of(
-            "kind", "pause", "resume", "cancel", "retry", "close", "update", "complete", "fail", "spawn", "dispatch"
+            "kind",
+            "pause",
+            "resume",
+            "cancel",
+            "abort",
+            "retry",
+            "close",
+            "update",
+            "complete",
+            "fail",
+            "spawn",
+            "dispatch",
         ),
         _one_of("refusal_type", "conflict", "limit_exceeded"),
         _flag("is_ended"),
@@ -465,6 +477,14 @@ def _make_runs() -> None:
         _one_of("status", "started", "ended", "unknown"),
         _flag("is_write"),
         _ranges("position", "position"),
+    )
+    op.create_table(
+        "call_aborts",
+        Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+        Column("tool_call_id", Text, nullable=False),
+        _text("reason"),
+        _number("created_us"),
+        PrimaryKeyConstraint("run_id", "tool_call_id"),
     )
     op.create_table(
         "waits",

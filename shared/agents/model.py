@@ -20,7 +20,6 @@ _EXTRAS = {
     "anthropic": "anthropic",
     "bedrock": "bedrock",
     "google": "google",
-    "google-gla": "google",
     "groq": "groq",
     "mistral": "mistral",
     "openai": "openai",

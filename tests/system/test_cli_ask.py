@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -423,3 +425,30 @@ def test_a_budget_ends_the_agents_of_an_ask_and_a_higher_one_lets_it_continue(cl
         assert (after["usd"]["limit"], sums[0]["requests"]) == ("500", 5)
         assert float(after["usd"]["used"]) == pytest.approx(float(sums[0]["cost_usd"]), abs=1e-4)
         assert cli.json("budget")["usd"]["limit"] == "900"
+
+
+def test_the_goals_and_the_agent_in_the_readme_run(cli: CliHarness) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## Your own goal, model and agent")[1].split("\n## ")[0]
+    lines = [line.replace("$PWD", str(cli.folder)) for line in section.splitlines() if line.startswith("soong ")]
+    assert [line.split()[1] for line in lines] == ["ask", "agents", "agents", "ask"]
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        path = {"path": "tests/test_all.py", "content": "def test_all(): ...\n"}
+        work = {"instructions": "Write a test.", "agent": "test-writer", "allowed_tools": ["code.write_file"]}
+        wires.will(
+            Reply(text="None of them has."),
+            Reply(tool_calls=(ToolCall("agent__dispatch_worker", work),)),
+            Reply(tool_calls=(ToolCall("code__write_file", path),)),
+            Reply(text="I wrote one."),
+            Reply(text="There is a test now."),
+        )
+
+        done = [cli.run(*shlex.split(line, comments=True)[1:]) for line in lines]
+
+    assert [one.returncode for one in done] == [0, 0, 0, 0], done
+    assert "None of them has." in done[0].stdout
+    assert done[1].stdout.endswith("agents/test-writer.md\n")
+    assert (cli.folder / "tests" / "test_all.py").exists()
+    assert "There is a test now." in done[3].stdout

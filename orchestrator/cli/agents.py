@@ -26,6 +26,7 @@ _TEMPLATE: Final = """\
 description: What this agent is for. Plans and other agents choose it by this.
 # All that follows is optional.
 # model: anthropic:claude-sonnet-5-5     # else the model of the task
+# fallback_models: [openai:gpt-5]        # continue where its provider fails for good
 # suggested_tools: [code.read_file, code.list_dir, code.search]
 # mode: readonly                         # no tool that changes anything
 # limits: {max_turns: 30}
@@ -160,6 +161,11 @@ def _source(definition: "AgentDefinition") -> str:
     return Path(definition.source).name
 
 
+def _fallbacks(definition: "AgentDefinition") -> str:
+    names = definition.fallback_models
+    return "those of the configuration" if names is None else ", ".join(names) or "none"
+
+
 def _text(definition: "AgentDefinition") -> str:
     tools = definition.suggested_tools
     settings = [f"{name} {value}" for name, value in {**definition.limits, **definition.options.as_json()}.items()]
@@ -167,6 +173,7 @@ def _text(definition: "AgentDefinition") -> str:
         ("what it is for", definition.description),
         ("source", definition.source),
         ("model", definition.model or "the model of the task"),
+        ("fallback models", _fallbacks(definition)),
         ("mode", definition.mode.value),
         ("suggested tools", "those of the run's role" if tools is None else ", ".join(tools) or "none"),
         ("settings", ", ".join(settings) or "those of the deployment"),

@@ -81,6 +81,8 @@ def _line(event: Event) -> str:
         case EventType.MODEL_FAILED:
             again = "; asking again" if event.data.get("is_retried") else ""
             return f"✗ the model: {one_line(str(event.data.get('message', '')), 200)}{again}"
+        case EventType.MODEL_FALLBACK:
+            return f"→ the model {visible(str(event.data.get('to', '')))} continues"
         case _:
             return ""
 

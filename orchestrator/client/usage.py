@@ -1,13 +1,13 @@
 """What agents have used, summed over the runs that have ended: by day, session, task, agent or model (DIS-11)."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
 from soong.shared.core.clock import utc_date
-from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.store import RunStore
 
 PAGE: Final = 1000
@@ -37,8 +37,8 @@ class UsageTotal:
     cost_usd: Decimal = Decimal(0)
     unpriced: int = 0
 
-    def add(self, run: Run) -> None:
-        used = run.usage
+    def add(self, used: Usage) -> None:
+        """Add what a run has used, or its part of it."""
         self.runs += 1
         self.requests += used.requests
         self.input_tokens += used.input_tokens
@@ -54,11 +54,18 @@ async def usage_totals(runs: RunStore, by: UsageBy, *, since_us: int = 0, sessio
     totals: dict[str, UsageTotal] = {}
     async for run in _runs(runs, since_us, session_id):
         if run.usage.requests:
-            key = _KEYS[by](run)
-            totals.setdefault(key, UsageTotal(key)).add(run)
+            for key, used in _parts(run, by):
+                totals.setdefault(key, UsageTotal(key)).add(used)
     if by is UsageBy.DAY:
         return sorted(totals.values(), key=lambda one: one.key, reverse=True)
     return sorted(totals.values(), key=lambda one: (one.cost_usd, one.input_tokens + one.output_tokens), reverse=True)
+
+
+def _parts(run: Run, by: UsageBy) -> Iterable[tuple[str, Usage]]:
+    """Return what a run counts for, by key: of one that fell back, each model has its own part."""
+    if by is UsageBy.MODEL and run.usage.by_model:
+        return run.usage.by_model.items()
+    return ((_KEYS[by](run), run.usage),)
 
 
 async def _runs(runs: RunStore, since_us: int, session_id: str) -> AsyncIterator[Run]:

@@ -41,6 +41,7 @@ ERROR_EVENTS = frozenset(
         EventType.TOOL_DENIED,
         EventType.RUN_FAILED,
         EventType.MODEL_FAILED,
+        EventType.MODEL_FALLBACK,
         EventType.PERMISSION_FAILED,
     }
 )

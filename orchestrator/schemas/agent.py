@@ -16,6 +16,9 @@ class AgentSchema(Schema):
     description: str
     source: str = Field(description="built-in, or the path of its file.")
     model: str = Field(description="Empty: the model of the task.")
+    fallback_models: list[str] | None = Field(
+        description="They continue a run where the provider of its model fails for good; null: the configuration's."
+    )
     mode: RunMode
     suggested_tools: list[str] | None = Field(description="A preference; null: the default of the run's role.")
     limits: dict[str, float] = Field(description="Those that it sets itself.")
@@ -29,6 +32,7 @@ class AgentSchema(Schema):
             description=definition.description,
             source=definition.source,
             model=definition.model,
+            fallback_models=None if definition.fallback_models is None else list(definition.fallback_models),
             mode=definition.mode,
             suggested_tools=None if definition.suggested_tools is None else list(definition.suggested_tools),
             limits=dict(definition.limits),

@@ -109,15 +109,19 @@ class AgentDefinition:
     mode: RunMode = RunMode.DEFAULT
     limits: Mapping[str, float] = field(default_factory=dict)
     options: ModelOptions = ModelOptions()
+    fallback_models: tuple[str, ...] | None = None
+    """The models that continue its runs where a provider fails for good; None: those of the configuration."""
     source: str = BUILT_IN
 
     def to_json(self) -> dict[str, Json]:
         """Return what a worker needs of it; what is not set is left out."""
+        fallbacks = None if self.fallback_models is None else list(self.fallback_models)
         return {
             "id": self.id,
             "instructions": self.instructions,
             "limits": dict(self.limits),
             "options": self.options.as_json(),
+            **({} if fallbacks is None else {"fallback_models": fallbacks}),
         }
 
     @classmethod
@@ -133,7 +137,16 @@ class AgentDefinition:
             AgentLimits(**limits)  # type: ignore[arg-type]  # names that it does not know are refused here
             definition_id, instructions = str(found["id"]), str(found["instructions"])
             options = ModelOptions(**found["options"])
-            return cls(definition_id, definition_id, "", instructions, limits=limits, options=options)
+            fallbacks = None if found.get("fallback_models") is None else tuple(map(str, found["fallback_models"]))
+            return cls(
+                definition_id,
+                definition_id,
+                "",
+                instructions,
+                limits=limits,
+                options=options,
+                fallback_models=fallbacks,
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"a stored agent definition cannot be read: {error}") from error
 

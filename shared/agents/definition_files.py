@@ -40,6 +40,10 @@ def _words(value: Any) -> Any:
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 
+MAX_FALLBACKS: Final = 5
+ModelName: TypeAlias = Annotated[
+    str, Field(pattern=r"^[^\s:]{1,100}:\S{1,200}$"), Expected("a model as provider:name, such as openai:gpt-5")
+]
 ID: Final = r"[a-z0-9][a-z0-9_-]{0,63}"
 _ID_WORDS: Final = "1 to 64 lower-case letters, digits, `_` or `-`"
 AgentId: TypeAlias = Annotated[str, Field(pattern=f"^{ID}$"), Expected(_ID_WORDS)]
@@ -67,6 +71,18 @@ class DefinitionDocument(PlanModel):
     name: AgentId | None = Field(default=None, description="The id; the file's name without `.md` when absent.")
     description: Title = Field(description="What the agent is for: plans and other agents choose it by this.")
     model: Text = Field(default="", description="provider:name; else the model of the task.")
+    fallback_models: (
+        Annotated[
+            tuple[ModelName, ...],
+            Field(strict=False, max_length=MAX_FALLBACKS),
+            BeforeValidator(_words),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Models that continue its runs, in their order, where the provider of its model fails for good; "
+        "else those of the configuration.",
+    )
     suggested_tools: Annotated[Texts, BeforeValidator(_words)] | None = Field(
         default=None, description="Tools it wants, by name or glob. A preference: policy and mode decide."
     )
@@ -175,6 +191,7 @@ def _definition_of(said: DefinitionDocument, body: str, path: Path) -> AgentDefi
         mode=said.mode,
         limits={} if said.limits is None else said.limits.model_dump(exclude_none=True),
         options=ModelOptions(**options),
+        fallback_models=said.fallback_models,
         source=str(path),
     )
 

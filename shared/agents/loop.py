@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from pydantic_ai.messages import ModelResponse, ToolCallPart
@@ -27,11 +28,12 @@ from soong.shared.agents.compaction import (
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import CompactionStrategy
 from soong.shared.agents.early_reads import EarlyReads
+from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel
 from soong.shared.agents.forking import inherited
 from soong.shared.agents.hook_stop import StopAfterHook, stop_of
 from soong.shared.agents.messages import VERSION, calls_of, opening_nodes, results_by_turn, text_of
 from soong.shared.agents.model import SCRIPT
-from soong.shared.agents.model_answers import AnswerSource, AnswerView, NoView
+from soong.shared.agents.model_answers import AnswerView, NoView
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep
 from soong.shared.agents.pacing import Pacing
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
@@ -81,11 +83,12 @@ async def run_agent(
     view: AnswerView | None = None,
     budgets: Spending | None = None,
     pacing: Pacing | None = None,
+    fallbacks: Fallbacks = NO_FALLBACKS,
 ) -> AgentEnd:
     """Run an agent to its end, from the start or from where its nodes stop. ``sleep`` is the pause after a failure.
 
-    ``view`` shows answers while they arrive, requests count against ``budgets`` and wait as ``pacing``
-    says. ``incidents`` takes denials and unknown effects as they are found, for others than the run's end (DAG-10).
+    ``view`` shows answers as they arrive; requests count against ``budgets``, wait as ``pacing`` says, and go to
+    ``fallbacks`` where ``model`` fails for good. ``incidents`` gets denials and unknown effects as they occur (DAG-10).
 
     Raises:
         LeaseLostError: the run is no longer ours.
@@ -94,7 +97,9 @@ async def run_agent(
     found = StepIncidents() if incidents is None else incidents
     repeats = RepeatedFailures(task.limits.max_repeated_failures)
     talk = Conversation(transcript, clock)
-    requests = ModelRequests(task, model, AnswerSource(model, task.is_streamed), talk, sleep, budgets, pacing)
+    name = task.identity.model or model.model_name
+    own = RunModel(name, model, task.price, task.compaction.window, pacing)
+    requests = ModelRequests(task, own, talk, sleep, budgets, fallbacks)
     loop = _Loop(task, model, executor, log, clock, talk, requests, repeats, incidents=found, view=view or NoView())
     try:
         return await loop.run(transcript)
@@ -134,9 +139,11 @@ class _Loop:
 
     async def run(self, transcript: RunTranscript) -> AgentEnd:
         try:
-            self.names = names = names_for(self.model, self.task.tools)
+            fallbacks = self.requests.fallbacks.names
+            self.names = names = names_for(self.model, self.task.tools, has_fallbacks=bool(fallbacks))
             parameters = parameters_of(self.task.tools, names, self.task.output_schema)
-            check_offer(self.model, parameters, names)
+            self.requests.check = partial(check_offer, parameters=parameters, names=names)
+            self.requests.check(self.model)
         except SchemaUnsupportedError as error:
             return self._failed(EndReason.SCHEMA_UNSUPPORTED, str(error))
         await self._begin(transcript, names)
@@ -157,8 +164,7 @@ class _Loop:
             return self._failed(EndReason.STOPPED_BY_HOOK, self.stop)
         if self.talk.turns >= self.max_turns:
             return self._failed(EndReason.MAX_TURNS, f"the run had {self.max_turns} model turns", is_retryable=True)
-        model = self.task.identity.model or self.model.model_name
-        if reached := limit_reached(self.requests.usage, self.task.limits, model):
+        if reached := limit_reached(self.requests.usage, self.task.limits, self.requests.model.name):
             return self._failed(reached[0], reached[1])
         try:
             return await self._ask_with_room(parameters)
@@ -185,8 +191,7 @@ class _Loop:
             self._account(result, tools.get(result.tool_call_id, ""))
         turns = results_by_turn(node for node in nodes if not inherited(node))
         self.repeats.restore(turns[:-1] if self.talk.answer else turns)  # the last one is still under way
-        for answer in own_answers(nodes):
-            self.requests.count(answer)
+        await self.requests.restore(own_answers(nodes))
         await self._settle_unfinished(transcript, names)
 
     async def _settle_unfinished(self, transcript: RunTranscript, names: NameTable) -> None:
@@ -221,12 +226,11 @@ class _Loop:
 
     # -- one turn
     async def _ask_with_room(self, parameters: ModelRequestParameters) -> ModelResponse:
-        """Ask the model; make the history shorter where it is too long for it. Raises: ProviderFailedError."""
-        cut = None if self.talk.is_compacted else due(self.talk.messages, self.task.compaction)
-        if cut is not None:
-            await self._compact(cut)
+        """Ask the model, or a fallback; make a history shorter that is too long. Raises: ProviderFailedError."""
         rooms = iter((1, 0) if self.task.compaction.strategy is not CompactionStrategy.OFF else ())
         while True:
+            if not self.talk.is_compacted and (cut := due(self.talk.messages, self.requests.compaction)):
+                await self._compact(cut)
             try:
                 return await self._ask(parameters)
             except ContextFullError:
@@ -234,12 +238,15 @@ class _Loop:
                 if cut is None:
                     raise
                 await self._compact(cut)
+            except ProviderFailedError as error:
+                if not await self.requests.fall_back(error):
+                    raise
 
     async def _compact(self, cut: Cut) -> None:
         """Make the history shorter: by a summary, or without one where the model gives none."""
         summary = None
         if self.task.compaction.strategy is CompactionStrategy.SUMMARISE:
-            window = room_of(self.talk.messages, self.task.compaction)
+            window = room_of(self.talk.messages, self.requests.compaction)
             # A failure is in the log; leaving results out needs nobody.
             with suppress(ProviderFailedError):
                 summary = await self.requests.send(summary_request(cut.dropped, window), ModelRequestParameters())
@@ -254,8 +261,7 @@ class _Loop:
 
     async def _ask(self, parameters: ModelRequestParameters) -> ModelResponse:
         turn = self.talk.turns + 1
-        model = self.task.identity.model or self.model.model_name
-        self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": model})
+        self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": self.requests.model.name})
         started_s = self.clock.monotonic_s()
         self.view.begin(turn)
         response = await self.requests.send(self.talk.messages, parameters, self.early)

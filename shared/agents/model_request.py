@@ -12,9 +12,12 @@ from typing import Any, Final
 from pydantic_ai.exceptions import (
     AgentRunError,
     ModelAPIError,
+    ModelAuthenticationError,
     ModelConnectionError,
     ModelContextWindowExceededError,
     ModelHTTPError,
+    ModelNotFoundError,
+    ModelQuotaExceededError,
     ModelRateLimitError,
     ModelServerError,
     ModelUnavailableError,
@@ -27,6 +30,7 @@ from pydantic_ai.settings import ModelSettings, ThinkingLevel
 from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, BrokenAnswerError
 from soong.shared.agents.pacing import Pacing
+from soong.shared.agents.unusable_model import UnusableModelError
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import without_password
 
@@ -35,6 +39,13 @@ BACKOFF_LIMIT_S: Final = 30.0
 
 _PASSING: Final = (ModelRateLimitError, ModelUnavailableError, ModelServerError, ModelConnectionError)
 _PASSING_CODES: Final = frozenset({408, 425, 429})
+_OF_THE_ACCOUNT: Final = (
+    ModelAuthenticationError,
+    ModelNotFoundError,
+    ModelQuotaExceededError,
+    UnusableModelError,
+)
+_CODES_OF_THE_ACCOUNT: Final = frozenset({401, 402, 403, 404})
 _CONTEXT_FULL: Final = ("exceed_context_size", "exceeds the available context size")
 """How llama.cpp says it; the words of the providers are known to the model library."""
 
@@ -46,9 +57,11 @@ Sleep = Callable[[float], Awaitable[None]]
 class ProviderFailedError(SoongError):
     """The provider gave no answer, after as many attempts as allowed or at once where more would not help."""
 
-    def __init__(self, message: str, *, is_retryable: bool) -> None:
+    def __init__(self, message: str, *, is_retryable: bool, is_of_model: bool = False) -> None:
         super().__init__(message)
         self.is_retryable = is_retryable
+        self.is_of_model = is_of_model
+        """The failure is the provider's or its account's: another model may answer the same request."""
 
 
 class ContextFullError(ProviderFailedError):
@@ -120,7 +133,8 @@ def _failure(error: Exception, attempt: int, model: Model[Any], *, is_retryable:
         words = f"{words} ({without_password(model.base_url)})"
     if _is_context_full(error):
         return ContextFullError(words, is_retryable=False)
-    return ProviderFailedError(words, is_retryable=is_retryable)
+    is_of_account = isinstance(error, _OF_THE_ACCOUNT) or getattr(error, "status_code", 0) in _CODES_OF_THE_ACCOUNT
+    return ProviderFailedError(words, is_retryable=is_retryable, is_of_model=is_retryable or is_of_account)
 
 
 def _is_context_full(error: Exception) -> bool:

@@ -95,19 +95,30 @@ def _restricted(file: DefinitionFile, prefix: str, config: AgentsConfig) -> Defi
         return file
     notes = list(file.notes)
     model = found.model
-    if model and not any(fnmatchcase(model, pattern) for pattern in config.project_models):
+    if model and not _may_choose(model, config):
         notes.append(
             f"its model {model!r} is not taken; list it in [agents] project_models of config.toml, if you want"
         )
         model = ""
+    fallbacks = found.fallback_models
+    if fallbacks and (left_out := [one for one in fallbacks if not _may_choose(one, config)]):
+        notes.append(f"its fallback models {left_out} are not taken; [agents] project_models does not list them")
+        # Without one of its own that it may choose, those of the configuration hold.
+        fallbacks = tuple(one for one in fallbacks if one not in left_out) or None
     standard = AgentLimits()
     limits = {
         name: value if name in _LIMITING else min(value, getattr(standard, name))
         for name, value in found.limits.items()
     }
     notes += [f"its limit {name} is taken as {limits[name]:g}" for name in limits if limits[name] != found.limits[name]]
-    definition = replace(found, id=f"{prefix}{found.id}", name=found.id, model=model, limits=limits)
+    definition = replace(
+        found, id=f"{prefix}{found.id}", name=found.id, model=model, limits=limits, fallback_models=fallbacks
+    )
     return replace(file, definition=definition, notes=tuple(notes))
+
+
+def _may_choose(model: str, config: AgentsConfig) -> bool:
+    return any(fnmatchcase(model, pattern) for pattern in config.project_models)
 
 
 # -- files of Claude Code

@@ -91,13 +91,13 @@ def limits_of(model: Model[Any]) -> ProviderLimits:
     )
 
 
-def names_for(model: Model[Any], tools: Sequence[ToolDefinition]) -> NameTable:
-    """Return the run's names in the provider's alphabet and length.
+def names_for(model: Model[Any], tools: Sequence[ToolDefinition], *, has_fallbacks: bool = False) -> NameTable:
+    """Return the run's names in the provider's alphabet and length; with fallbacks, in those of every provider.
 
     Raises:
         SchemaUnsupportedError: a name cannot be said in it.
     """
-    limits = limits_of(model)
+    limits = UNKNOWN if has_fallbacks else limits_of(model)
     try:
         return NameTable((tool.name for tool in tools), pattern=limits.name_pattern, max_length=limits.name_max_chars)
     except InvalidToolError as error:

@@ -1,7 +1,7 @@
 """The model requests of one run: charged to its budgets, sent, and counted (DIS-09, DIS-11)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -10,13 +10,17 @@ from pydantic_ai.models import Model, ModelRequestParameters
 
 from soong.shared.agents.charging import Reserved, Spending, charge_of, estimate
 from soong.shared.agents.conversation import Conversation
+from soong.shared.agents.definition import Compaction
+from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel, answered_by, marked
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource
 from soong.shared.agents.model_request import ProviderFailedError, Sleep, request
 from soong.shared.agents.pacing import Pacing
 from soong.shared.agents.ports import AgentTask
+from soong.shared.agents.provider_schema import SchemaUnsupportedError
 from soong.shared.agents.spending import NEARLY_SPENT, WARN_AT, warning
 from soong.shared.agents.turn import add, usage_of
+from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.budgets import Charge
 from soong.shared.engine.runs.events import EventType
@@ -25,29 +29,92 @@ from soong.shared.engine.runs.record import Usage
 SHOWN_WAIT_S: Final = 2.0
 NOTHING_USED: Final = Usage(cost_usd=Decimal(0))
 
+Check = Callable[[Model[Any]], None]
+"""Finds out whether a model can take what the run offers it. Raises: SchemaUnsupportedError."""
+
 
 @dataclass(slots=True)
 class ModelRequests:
-    """Sends the requests of one run. ``usage`` is what all of them have used, those of former lives too."""
+    """Sends the requests of one run, to ``model`` until a fallback takes its place."""
 
     task: AgentTask
-    model: Model[Any]
-    source: AnswerSource
+    model: RunModel
     talk: Conversation
     sleep: Sleep
     budgets: Spending | None = None
-    pacing: Pacing | None = None
-    usage: Usage = NOTHING_USED
+    fallbacks: Fallbacks = NO_FALLBACKS
+    check: Check = lambda _model: None
     note: str = ""
     """About what the run may still use, which its agent has not got yet."""
     is_warned: bool = False
     """The agent knows that a budget is nearly used up."""
+    _own: RunModel = field(init=False)
+    _source: AnswerSource = field(init=False)
+    _used: dict[str, Usage] = field(default_factory=dict)
+    """By the name of the model; in all under no name."""
+
+    def __post_init__(self) -> None:
+        self._own = self.model
+        self._use(self.model)
+
+    def _use(self, model: RunModel) -> None:
+        self.model, self._source = model, AnswerSource(model.model, self.task.is_streamed)
+
+    @property
+    def usage(self) -> Usage:
+        """Return what all requests have used, those of former lives too."""
+        parts = {name: used for name, used in self._used.items() if name}
+        total = self._used.get("", NOTHING_USED)
+        return total if parts.keys() <= {self._own.name} else replace(total, by_model=parts)
+
+    @property
+    def compaction(self) -> Compaction:
+        return replace(self.task.compaction, window=self.model.window)
 
     def count(self, answer: ModelResponse) -> Usage:
         """Add what an answer used; return it."""
-        used = usage_of(answer, self.task.price)
-        self.usage = add(self.usage, used)
+        fallback = answered_by(answer)
+        price = self.fallbacks.price(fallback) if fallback else self._own.price
+        used = usage_of(answer, price)
+        for name in ("", fallback or self._own.name):
+            self._used[name] = add(self._used.get(name, NOTHING_USED), used)
         return used
+
+    async def restore(self, answers: Sequence[ModelResponse]) -> None:
+        """Count the answers of former lives, and continue with the model that gave the last one."""
+        for answer in answers:
+            self.count(answer)
+        last = answered_by(answers[-1]) if answers else ""
+        if last in self.fallbacks.names and (model := await self._opened((last,))) is not None:
+            self._use(model)
+
+    async def fall_back(self, error: ProviderFailedError) -> bool:
+        """Continue with the next model that can be asked, after a failure that is not of the request.
+
+        Return whether there is one.
+        """
+        if not error.is_of_model:
+            return False
+        model = await self._opened(self.fallbacks.after(self.model.name))
+        if model is None:
+            return False
+        data: dict[str, Json] = {"turn": self.talk.turns + 1, "from": self.model.name, "to": model.name}
+        self.talk.note(EventType.MODEL_FALLBACK, {**data, "why": str(error)[:1000]})
+        self._use(model)
+        await self.talk.flush()
+        return True
+
+    async def _opened(self, names: Sequence[str]) -> RunModel | None:
+        """Return the first that this process can ask and that takes what the run offers."""
+        for name in names:
+            try:
+                model = await self.fallbacks.open(name)
+                self.check(model.model)
+            except (InvalidConfigError, SchemaUnsupportedError) as error:
+                self._failed(0, f"the fallback {name!r} cannot be asked: {error}", is_retried=False)
+            else:
+                return model
+        return None
 
     def take_note(self) -> str:
         """Return what the agent is to know of its limits and forget it."""
@@ -67,10 +134,10 @@ class ModelRequests:
             ProviderFailedError: no answer came.
             LeaseLostError: the run is no longer ours.
         """
-        reserved = await self._reserve(messages)
+        reserved, pacing = await self._reserve(messages), self._pace()
         try:
             answer = await request(
-                self.source,
+                self._source,
                 messages,
                 parameters,
                 options=self.task.options,
@@ -78,12 +145,14 @@ class ModelRequests:
                 failed=self._failed,
                 sleep=self.sleep,
                 follower=follower,
-                pacing=self._pace(),
-                tokens=self._estimate(messages).tokens if self.pacing and self.pacing.limits.tokens else 0,
+                pacing=pacing,
+                tokens=self._estimate(messages).tokens if pacing and pacing.limits.tokens else 0,
             )
         except ProviderFailedError:
             await self._settle(reserved, Charge())
             raise
+        if self.model is not self._own:
+            answer = marked(answer, self.model.name)
         before = self.usage
         await self._settle(reserved, charge_of(self.count(answer)))
         self.note = self.note or warning(before, self.usage, self.task.limits)
@@ -99,12 +168,12 @@ class ModelRequests:
         self.talk.note(EventType.MODEL_FAILED, data)
 
     def _estimate(self, messages: Sequence[ModelMessage]) -> Charge:
-        return estimate(messages, self.model, self.task.options.max_tokens, self.task.price)
+        return estimate(messages, self.model.model, self.task.options.max_tokens, self.model.price)
 
     def _pace(self) -> Pacing | None:
-        if self.pacing is None or self.model.model_name == SCRIPT:
+        if self.model.pacing is None or self.model.model.model_name == SCRIPT:
             return None
-        return replace(self.pacing, sleep=self.sleep, told=self._waits)
+        return replace(self.model.pacing, sleep=self.sleep, told=self._waits)
 
     async def _waits(self, seconds: float) -> None:
         """Record a wait that a person may wonder about, at once."""
@@ -113,7 +182,7 @@ class ModelRequests:
             await self.talk.flush()
 
     async def _reserve(self, messages: Sequence[ModelMessage]) -> Reserved | None:
-        if self.budgets is None or self.model.model_name == SCRIPT:
+        if self.budgets is None or self.model.model.model_name == SCRIPT:
             return None
         charge = self._estimate(messages)
         reserved = await self.budgets.reserve(charge)

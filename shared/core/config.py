@@ -23,6 +23,7 @@ CONFIG_FILE: Final = "config.toml"
 MAX_CONFIG_BYTES: Final = 1024 * 1024
 
 Text = Annotated[str, Field(min_length=1)]
+ModelName = Annotated[str, Field(pattern=r"^[^\s:]{1,100}:\S{1,200}$")]
 Seconds = Annotated[float, Field(gt=0, le=600)]
 
 
@@ -194,13 +195,20 @@ class PriceConfig(_Section):
 
 
 class ModelConfig(_Section):
-    """``[models]``: limits of a provider account, by the model's name or a glob; all processes keep them together."""
+    """``[models]``: what holds for a model, by its name or a glob. All processes keep the limits together."""
 
     requests_per_minute: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Most requests a minute, for all agents together."
     )
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Most tokens a minute, read and written, as they are estimated beforehand."
+    )
+    fallback: tuple[ModelName, ...] = Field(
+        default=(),
+        max_length=5,
+        strict=False,
+        description="Models that continue a run, in their order, where the provider of its model fails for good and "
+        "its definition names none.",
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 
@@ -154,7 +155,8 @@ async def test_end_is_stored_whole(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     scene.clock.advance(timedelta(seconds=1))
     output: Json = {"findings": [{"line": 3, "text": "größer"}], "score": 0.5, "none": None}
-    usage = Usage(requests=2, input_tokens=10, output_tokens=5, tool_calls=1)
+    part = Usage(requests=1, input_tokens=4, cost_usd=Decimal("0.5"))
+    usage = Usage(requests=2, input_tokens=10, output_tokens=5, tool_calls=1, by_model={"a:b": part, "c:d": Usage(1)})
 
     await scene.advance([replace(completed(claim, output), usage=usage, outcome=Outcome.PARTIAL)])
 

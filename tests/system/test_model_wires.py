@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from llmock.scenarios import Fail, Reply, ToolCall
+from llmock.scenarios import Fail, Match, Reply, ToolCall
 from llmock.testing import LLMockServer
 
 from soong.shared.agents.compaction import LEFT_OUT
@@ -101,6 +101,38 @@ def test_the_configuration_says_how_much_a_model_reads_and_what_is_left_out(cli:
         assert (first["content"], "a-file-with-a-long-name-59" in second["content"]) == (LEFT_OUT, True)
         events = cli.run("runs", "tail", ended["steps"][0]["run"], "--json").stdout
         assert events.count('"soong.context_compacted"') == 1
+
+
+@pytest.mark.spec("DIS-09")
+@pytest.mark.parametrize("place", ["definition", "configuration"])
+def test_a_step_continues_on_the_fallback_where_its_provider_refuses(cli: CliHarness, place: str) -> None:
+    named, first = MODELS["anthropic"], PLAIN
+    with LLMockServer() as server:
+        wires = Wires(server)
+        wires.will(Fail(401, times=None, match=Match(model="gpt-4o")))
+        wires.will(Reply(tool_calls=(ToolCall("code__list_dir", {"path": "."}),)), Reply(text="a plan"))
+        cli.environment |= wires.environment
+        (cli.home / "agents").mkdir(parents=True)
+        text = DEFINITION.replace("limits: {max_turns: 1}\n", "") % first
+        if place == "definition":
+            text = text.replace("temperature", f"fallback_models: [{named}]\ntemperature")
+        else:
+            (cli.home / "config.toml").write_text(f'[models."openai-chat:*"]\nfallback = ["{named}"]\n')
+        (cli.home / "agents" / "looker.md").write_text(text)
+
+        ended = cli.json("run", cli.plan(BY_DEFINITION))
+
+        (step,) = ended["steps"]
+        assert (step["status"], step["output"]) == ("completed", "a plan")
+        assert [(one.provider, one.status) for one in wires.requests] == [
+            ("openai", 401),
+            ("anthropic", 200),
+            ("anthropic", 200),
+        ]
+        events = cli.run("runs", "tail", step["run"], "--json").stdout
+        assert events.count('"soong.model_fallback"') == 1
+        used = cli.json("usage", "--by", "model")
+        assert [one["key"] for one in used] == [named]
 
 
 TWO = """

@@ -1,7 +1,8 @@
 """One wire of each provider: the model's name, and how an agent is run over it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ from llmock.scenarios import Behavior
 from llmock.testing import LLMockServer
 from llmock.verdict import Verdict, judge
 
+from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.model import resolve_model
 from soong.shared.agents.model_answers import AnswerView
@@ -70,12 +72,28 @@ class Wires:
         notebook: Notebook | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         view: AnswerView | None = None,
+        fallbacks: Sequence[str] = (),
     ) -> AgentEnd:
-        """Run an agent over a wire, with one tool."""
+        """Run an agent over a wire, with one tool. ``fallbacks`` are models by their names."""
         task = replace(task or make_task(), tools=(LOOK,))
         notebook = notebook or Notebook()
         scope = RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r")))
         pipeline = ToolPipeline(task.tools, scope, RuleGate(), notebook)
         model = resolve_model(MODELS[wire])
-        async with model:  # its connections are of this test's loop
-            return await run_agent(task, model, pipeline, notebook, notebook, SystemClock(), sleep=sleep, view=view)
+        async with AsyncExitStack() as stack:  # connections are of this test's loop
+
+            async def opened(name: str) -> RunModel:
+                return RunModel(name, await stack.enter_async_context(resolve_model(name)))
+
+            await stack.enter_async_context(model)
+            return await run_agent(
+                task,
+                model,
+                pipeline,
+                notebook,
+                notebook,
+                SystemClock(),
+                sleep=sleep,
+                view=view,
+                fallbacks=Fallbacks(tuple(fallbacks), opened),
+            )

@@ -6,7 +6,7 @@ pipeline meet the store.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -23,6 +23,7 @@ from soong.shared.agents.definition import (
     CompactionStrategy,
     Price,
 )
+from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.model import SCRIPT, is_warm, resolve_model, warm_up
 from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, provider_key
 from soong.shared.agents.ports import AgentEnd, AgentTask
@@ -34,7 +35,8 @@ from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.time_limit import TimeLimit, UntimedGate
 from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.clock import Clock
-from soong.shared.core.config import Config
+from soong.shared.core.config import Config, ModelConfig
+from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.budgets import BudgetStore
@@ -80,6 +82,7 @@ class PreparedAgent:
     log: RunCallLog
     transcript: StoredTranscript
     interruption: StopSignal
+    fallbacks: Fallbacks
 
 
 @dataclass(slots=True)
@@ -150,11 +153,9 @@ class AgentRuntime:
         """
         interruption = log.interruption
         tools = self._tools(claim)
-        name = claim.identity.model or self.settings.model
-        if not is_warm(name):
-            # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
-            await asyncio.to_thread(warm_up, name)
-        model = resolve_model(name, claim.spec.script)
+        definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
+        fallbacks = self._fallbacks(claim, definition)
+        model = await self._first_model(claim, fallbacks)
         policy = policy_for(Policy.from_json(claim.policy), claim.identity).narrowed_by(self._policy)
         run_dirs = self._run_dirs(claim, policy)
         gate = UntimedGate(self._gate(claim, policy, log, waiting), limit)
@@ -171,8 +172,8 @@ class AgentRuntime:
         )
         run_id = claim.identity.run_id
         transcript = StoredTranscript(self.store.runs, log, self.clock, run_id, claim.fence, self.redactor)
-        task = self._task(claim, bound, tools, run_dirs)
-        return PreparedAgent(task, model, pipeline, log, transcript, interruption)
+        task = self._task(claim, bound, tools, run_dirs, definition)
+        return PreparedAgent(task, model, pipeline, log, transcript, interruption, fallbacks)
 
     async def run(self, agent: PreparedAgent, executor: Executor | None = None) -> AgentEnd:
         """Run an agent from its last state to its end. ``executor`` wraps its own.
@@ -201,7 +202,8 @@ class AgentRuntime:
                 incidents=incidents,
                 view=view,
                 budgets=budgets,
-                pacing=self._pacing(agent),
+                pacing=self._pacing(agent.task.identity.model or self.settings.model, agent.model),
+                fallbacks=agent.fallbacks,
             )
         except asyncio.CancelledError:
             if not agent.interruption.goes_on_elsewhere:
@@ -244,8 +246,14 @@ class AgentRuntime:
         limits = surface_request(self.config, claim.identity.role, source=self.source)
         return tuple(tool for tool in narrow(self.registry.select(known), limits) if self.offers(tool))
 
-    def _task(self, claim: Claim, bound: BoundStep, tools: Sequence[ToolDefinition], run_dirs: RunDirs) -> AgentTask:
-        definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
+    def _task(
+        self,
+        claim: Claim,
+        bound: BoundStep,
+        tools: Sequence[ToolDefinition],
+        run_dirs: RunDirs,
+        definition: AgentDefinition,
+    ) -> AgentTask:
         limits: dict[str, Any] = {
             "max_turns": self.settings.max_turns,
             "max_repeated_failures": self.settings.max_repeated_failures,
@@ -268,18 +276,61 @@ class AgentRuntime:
             is_resumed=claim.is_resumed,
         )
 
+    # -- models
+    async def _first_model(self, claim: Claim, fallbacks: Fallbacks) -> Any:
+        """Return the run's own model; one that cannot be asked here says so to the run where it has fallbacks.
+
+        Raises: InvalidConfigError.
+        """
+        name = claim.identity.model or self.settings.model
+        try:
+            return await self._resolved(name, claim.spec.script)
+        except InvalidConfigError as error:
+            if not fallbacks.names:
+                raise
+            from soong.shared.agents.unusable_model import UnusableModel  # as in run()
+
+            return UnusableModel(name, str(error))
+
+    async def _resolved(self, name: str, script: str = "") -> Any:
+        if not is_warm(name):
+            # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
+            await asyncio.to_thread(warm_up, name)
+        return resolve_model(name, script)
+
+    def _fallbacks(self, claim: Claim, definition: AgentDefinition) -> Fallbacks:
+        name = claim.identity.model or self.settings.model
+        if name == SCRIPT:
+            return Fallbacks()
+        names = definition.fallback_models
+        if names is None:
+            configured = (one.fallback for one in self._configured(name) if one.fallback)
+            names = next(configured, ())
+        return Fallbacks(tuple(dict.fromkeys(one for one in names if one != name)), self._run_model, self._price)
+
+    async def _run_model(self, name: str) -> RunModel:
+        """Return a model as a fallback. Raises: InvalidConfigError."""
+        model = await self._resolved(name)
+        return RunModel(name, model, self._price(name), self._window(name), self._pacing(name, model))
+
     def _compaction(self, model: str) -> Compaction:
         context = self.config.context
-        window = next((size for name, size in context.windows.items() if fnmatchcase(model, name)), 0)
-        return Compaction(CompactionStrategy(context.compaction), context.compact_at, window)
+        return Compaction(CompactionStrategy(context.compaction), context.compact_at, self._window(model))
 
-    def _pacing(self, agent: PreparedAgent) -> Pacing | None:
-        name = agent.task.identity.model or self.settings.model
+    def _window(self, model: str) -> int:
+        windows = self.config.context.windows
+        return next((size for name, size in windows.items() if fnmatchcase(model, name)), 0)
+
+    def _configured(self, model: str) -> Iterator[ModelConfig]:
+        """Yield what the configuration says of a model, in its order."""
+        return (one for pattern, one in self.config.models.items() if fnmatchcase(model, pattern))
+
+    def _pacing(self, name: str, model: Any) -> Pacing | None:
         if name == SCRIPT:
             return None
-        own = next((limits for pattern, limits in self.config.models.items() if fnmatchcase(name, pattern)), None)
+        own = next(self._configured(name), None)
         limits = RateLimits() if own is None else RateLimits(own.requests_per_minute, own.tokens_per_minute)
-        return Pacing(self.pacer, provider_key(agent.model), limits)
+        return Pacing(self.pacer, provider_key(model), limits)
 
     def _price(self, model: str) -> Price | None:
         own = next((price for name, price in self.config.prices.items() if fnmatchcase(model, name)), None)

@@ -44,6 +44,8 @@ class EventType(StrEnum):
     MODEL_FAILED = "model_failed"
     MODEL_WAITING = "model_waiting"
     """The next request waits for its provider: it asked for a pause, or the minute's limit is reached."""
+    MODEL_FALLBACK = "model_fallback"
+    """Another model continues the run: the provider of the one before has failed for good."""
     CONTEXT_COMPACTED = "context_compacted"
     """The history was made shorter for the model; all of it is kept."""
     BUDGET_WARNED = "budget_warned"

@@ -1,5 +1,6 @@
 """Runs as values: one execution of an agent, with its lineage, surface, limits and usage (DIS-05)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -20,8 +21,11 @@ class Usage:
     cost_usd: Decimal | None = None
     cached_tokens: int = 0
     """Of the input tokens, those that the provider took from its cache."""
+    by_model: Mapping[str, "Usage"] = field(default_factory=dict)
+    """The parts of it by model, where a fallback has answered, too; else empty."""
 
     def as_json(self) -> dict[str, Json]:
+        parts: dict[str, Json] = {name: part.as_json() for name, part in self.by_model.items()}
         return {
             "requests": self.requests,
             "input_tokens": self.input_tokens,
@@ -29,6 +33,7 @@ class Usage:
             "tool_calls": self.tool_calls,
             "cached_tokens": self.cached_tokens,
             "cost_usd": None if self.cost_usd is None else str(self.cost_usd),
+            **({"by_model": parts} if parts else {}),
         }
 
 

@@ -23,6 +23,7 @@ name: release-notes
 description: Writes
   release notes.
 model: anthropic:claude-sonnet-5-5
+fallback_models: [openai:gpt-5, "ollama:qwen3:8b"]
 suggested_tools: [code.read_file, "code.s*"]
 mode: readonly
 limits: {max_turns: 7, max_repeated_failures: 0, max_reasks: 1, max_continuations: 0, parallel_reads: 2}
@@ -58,6 +59,7 @@ def test_every_field_is_read() -> None:
 
     assert (found.id, found.description) == ("release-notes", "Writes release notes.")
     assert (found.model, found.mode) == ("anthropic:claude-sonnet-5-5", RunMode.READONLY)
+    assert found.fallback_models == ("openai:gpt-5", "ollama:qwen3:8b")
     assert found.suggested_tools == ("code.read_file", "code.s*")
     assert found.limits == {
         "max_turns": 7,
@@ -100,6 +102,16 @@ def test_tools_may_be_one_text_with_commas() -> None:
             id="limit",
         ),
         pytest.param("---\ndescription: d\nmode: fast\n---\nx", "'fast' is not one of default, plan", id="mode"),
+        pytest.param(
+            "---\ndescription: d\nfallback_models: [gpt-5]\n---\nx",
+            "fallback_models[0]: 'gpt-5' cannot be used; write a model as provider:name, such as openai:gpt-5",
+            id="fallback",
+        ),
+        pytest.param(
+            f"---\ndescription: d\nfallback_models: [{', '.join(['a:b'] * 6)}]\n---\nx",
+            "fallback_models: it has 6 entries; write at most 5",
+            id="many-fallbacks",
+        ),
         pytest.param("---\ndescription: d\nname: Ünfit\n---\nx", "write 1 to 64 lower-case letters, digits", id="id"),
         pytest.param("---\n- a\n---\nx", "the front matter is a list; write fields", id="list"),
         pytest.param("---\ndescription: [\n---\nx", "invalid YAML", id="yaml"),

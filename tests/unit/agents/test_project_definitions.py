@@ -60,6 +60,23 @@ def test_a_model_that_the_user_lists_is_taken(tmp_path: Path) -> None:
     assert found.model == "openai-chat:dear"
 
 
+@pytest.mark.parametrize(
+    ("listed", "fallbacks"),
+    [((), None), (("ollama:*",), ("ollama:qwen3",)), (("*",), ("openai-chat:dear", "ollama:qwen3"))],
+    ids=["none", "one", "all"],
+)
+def test_fallbacks_are_limited_as_the_model_is(
+    tmp_path: Path, listed: tuple[str, ...], fallbacks: tuple[str, ...] | None
+) -> None:
+    text = "---\ndescription: d\nfallback_models: [openai-chat:dear, ollama:qwen3]\n---\nLook."
+    write(tmp_path, ".soong/agents/looker.md", text)
+
+    found, notes = only(project_definition_files(tmp_path, AgentsConfig(project_models=listed)))
+
+    assert found.fallback_models == fallbacks
+    assert len(notes) == (len(fallbacks or ()) < 2)
+
+
 def test_a_file_of_claude_code_is_read_as_it_is(tmp_path: Path) -> None:
     write(tmp_path, ".claude/agents/code-reviewer.md", CLAUDE)
 

@@ -48,6 +48,22 @@ async def test_sums_are_by_what_is_asked_for_and_unknown_prices_are_counted_apar
     assert [one.key for one in by_agent] == ["agent-of-a", "agent-of-b"]
 
 
+async def test_of_a_run_that_fell_back_each_model_has_its_part() -> None:
+    store = await store_with(("a", 100, "0.5"))
+    ((run_id, run),) = [(run.id, run) for run in store.rows.runs.values() if run.usage.requests]
+    parts = {"a": Usage(1, 40, 10, 0, None), "b": Usage(1, 60, 0, 1, Decimal("0.5"))}
+    store.rows.runs[run_id] = replace(run, usage=replace(run.usage, cost_usd=None, by_model=parts))
+
+    by_model = await usage_totals(store.runs, UsageBy.MODEL)
+    (by_agent,) = await usage_totals(store.runs, UsageBy.AGENT)
+
+    assert [(one.key, one.input_tokens, one.cost_usd, one.unpriced) for one in by_model] == [
+        ("b", 60, Decimal("0.5"), 0),
+        ("a", 40, 0, 1),
+    ]
+    assert (by_agent.runs, by_agent.requests, by_agent.unpriced) == (1, 2, 1)
+
+
 async def test_runs_before_the_asked_time_and_of_other_sessions_are_left_out() -> None:
     store = await store_with(("a", 1, "0"), ("a", 2, "0"), ("a", 4, "0"))
     runs: list[Run] = list(store.rows.runs.values())

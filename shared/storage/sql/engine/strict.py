@@ -6,13 +6,13 @@ catches that for each row: one malformed row fails or is passed over, and the ot
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeVar
 
-from soong.shared.core.jsontext import MAX_DEPTH, Json, deeper_than
+from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject, deeper_than
 from soong.shared.engine.runs.record import Usage
 from soong.shared.storage.sql.engine.columns import MAX_COUNT
 
@@ -116,8 +116,15 @@ def instant_of(column: str, value: Any) -> int | None:
 def usage_of(text: Any) -> Usage:
     """Return the usage in a run's row. Raises: MalformedError."""
     value = object_of("usage", text, MAX_USAGE_CHARS)
+    parts = value.get("by_model") or {}
+    if not isinstance(parts, Mapping) or not all(isinstance(part, Mapping) for part in parts.values()):
+        raise MalformedError(f"usage has {_kind(parts)} by model")
+    return replace(_used(value), by_model={name: _used(part) for name, part in parts.items()})
+
+
+def _used(value: JsonObject) -> Usage:
     names = ("requests", "input_tokens", "output_tokens", "tool_calls", "cached_tokens")
-    counts = {name: number_of("usage", value.get(name) or 0) for name in names}
+    counts: dict[str, Any] = {name: number_of("usage", value.get(name) or 0) for name in names}
     return Usage(**counts, cost_usd=_cost_of(value.get("cost_usd")))
 
 

@@ -1,0 +1,193 @@
+"""Fallback models: which are tried, at whose pace, and at which price (DIS-09, DIS-11)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.usage import RequestUsage
+
+from soong.shared.agents.charging import Reserved
+from soong.shared.agents.definition import AgentDefinition, AgentLimits, Price
+from soong.shared.agents.fallbacks import Fallbacks, RunModel
+from soong.shared.agents.loop import run_agent
+from soong.shared.agents.pacing import LocalPacer, Pacing
+from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.unusable_model import UnusableModel
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.budgets import Charge
+from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from tests.unit.agents.parts import Notebook, RuleGate, make_task
+
+LONG = f"test.{'very_' * 20}long"
+"""A name that some providers take, and others do not."""
+
+
+async def _look(_context: ToolContext, _call_input: JsonObject) -> Json:
+    return "seen"
+
+
+TOOL = ToolDefinition(LONG, "Looks.", {"type": "object", "properties": {}}, _look, Permission.READONLY)
+
+
+def answering(name: str, text: str = "done") -> FunctionModel:
+    def answer(_messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
+        return ModelResponse([TextPart(text)], usage=RequestUsage(input_tokens=1_000_000), model_name=name)
+
+    return FunctionModel(answer, model_name=name)
+
+
+def failing(name: str, status: int = 401) -> FunctionModel:
+    def fail(_messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
+        raise ModelHTTPError(status, name, "no")
+
+    return FunctionModel(fail, model_name=name)
+
+
+@dataclass
+class Scene:
+    """Runs an agent on models of the test; what is not there cannot be asked."""
+
+    models: dict[str, RunModel]
+    prices: dict[str, Price] = field(default_factory=dict)
+    notebook: Notebook = field(default_factory=Notebook)
+
+    async def run(self, own: Any, names: Sequence[str], **given: Any) -> AgentEnd:
+        async def opened(name: str) -> RunModel:
+            if name not in self.models:
+                raise InvalidConfigError(f"the model {name!r} needs a key")
+            return self.models[name]
+
+        task = make_task(tools=(TOOL,), price=Price(1, 1), limits=given.pop("limits", AgentLimits()))
+        task = replace(task, identity=replace(task.identity, model="first:a"))
+        scope = RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r")))
+        pipeline = ToolPipeline(task.tools, scope, RuleGate(), self.notebook)
+        fallbacks = Fallbacks(tuple(names), opened, self.prices.get)
+        log = self.notebook
+        return await run_agent(
+            task, own, pipeline, log, log, SystemClock(), sleep=no_pause, fallbacks=fallbacks, **given
+        )
+
+
+async def no_pause(_seconds: float) -> None:
+    return
+
+
+def run_model(name: str, make: Callable[[str], FunctionModel] = answering, **more: Any) -> tuple[str, RunModel]:
+    return name, RunModel(name, make(name), **more)
+
+
+@pytest.mark.spec("DIS-09")
+async def test_one_that_cannot_be_asked_here_is_passed_over() -> None:
+    scene = Scene(dict([run_model("third:c")]))
+
+    end = await scene.run(failing("a"), ["second:b", "third:c"])
+
+    assert (end.output, list(end.usage.by_model)) == ("done", ["third:c"])
+    assert scene.notebook.events.count(EventType.MODEL_FALLBACK) == 1
+
+
+async def test_a_model_of_the_run_that_cannot_be_asked_here_is_replaced_at_once() -> None:
+    scene = Scene(dict([run_model("second:b")]))
+
+    end = await scene.run(UnusableModel("first:a", "the model 'first:a' needs A_KEY"), ["second:b"])
+
+    assert end.output == "done"
+
+
+async def test_without_one_the_reason_ends_the_run() -> None:
+    end = await Scene({}).run(UnusableModel("first:a", "the model 'first:a' needs A_KEY"), ["second:b"])
+
+    assert end.end_reason is EndReason.PROVIDER_FAILED
+    assert end.error is not None
+    assert "needs A_KEY" in end.error.message
+
+
+@pytest.mark.spec("DIS-11")
+async def test_each_answer_is_priced_by_the_model_that_gave_it() -> None:
+    scene = Scene(dict([run_model("second:b", price=Price(3, 3))]), {"second:b": Price(3, 3)})
+
+    end = await scene.run(failing("a"), ["second:b"])
+
+    assert end.usage.cost_usd == Decimal(3)
+
+
+async def test_a_budget_that_is_spent_asks_no_fallback() -> None:
+    scene = Scene(dict([run_model("second:b")]))
+
+    end = await scene.run(failing("a"), ["second:b"], limits=AgentLimits(tokens=0))
+
+    assert end.end_reason is EndReason.TOKEN_LIMIT
+
+
+async def test_requests_are_charged_and_paced_by_the_account_of_their_model() -> None:
+    pacer, budgets = Keys(), Charges()
+    scene = Scene(
+        dict([run_model("second:b", price=Price(3, 3), pacing=Pacing(pacer, "second"))]), {"second:b": Price(3, 3)}
+    )
+
+    await scene.run(failing("a", 503), ["second:b"], pacing=Pacing(pacer, "first"), budgets=budgets)
+
+    assert pacer.keys == ["first"] * 5 + ["second"]
+    reserved, settled = budgets.reserved, budgets.settled
+    assert reserved[1].microusd == 3 * (reserved[0].microusd or 0)
+    assert [charge.microusd for charge in settled] == [0, 3_000_000]
+
+
+async def test_tools_have_names_that_every_provider_takes() -> None:
+    told: list[str] = []
+
+    def call_once(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        told.append(info.function_tools[0].name)
+        return ModelResponse([ToolCallPart(told[-1], {}) if len(messages) == 1 else TextPart("done")])
+
+    scene = Scene(dict([run_model("second:b", lambda name: FunctionModel(call_once, model_name=name))]))
+
+    end = await scene.run(failing("a"), ["second:b"])
+
+    assert end.output == "done"
+    assert len(told[0]) <= 64
+
+
+def test_a_stored_definition_keeps_its_fallbacks() -> None:
+    for fallbacks in (None, (), ("openai:gpt-5",)):
+        definition = AgentDefinition("a", "a", "", "do it", fallback_models=fallbacks)
+
+        assert AgentDefinition.from_json(definition.to_json()).fallback_models == fallbacks
+
+
+class Keys(LocalPacer):
+    """Keeps the keys that requests waited under."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[str] = []
+
+    async def pause_left_s(self, key: str) -> float:
+        self.keys.append(key)
+        return 0.0
+
+
+@dataclass
+class Charges:
+    """Keeps what was charged."""
+
+    reserved: list[Charge] = field(default_factory=list)
+    settled: list[Charge] = field(default_factory=list)
+
+    async def reserve(self, charge: Charge) -> Reserved | None:
+        self.reserved.append(charge)
+        return Reserved(len(self.reserved), 0.1)
+
+    async def settle(self, reserved: Reserved, charge: Charge) -> None:
+        self.settled.append(charge)

@@ -7,6 +7,7 @@ Owns the one retry policy: the providers' clients do not retry by themselves. A 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from pydantic_ai.exceptions import (
@@ -95,7 +96,8 @@ async def request(
         if pacing is not None:
             await pacing.before(tokens)
         try:
-            return await source.next(messages, settings, parameters, follower)
+            answer = await source.next(messages, settings, parameters, follower)
+            return _cut_where_it_ends(answer, options.max_tokens)
         except (AgentRunError, UserError) as error:
             may_pass = _may_pass(error)
             is_retried = may_pass and attempt < attempts
@@ -125,6 +127,12 @@ def settings_of(options: ModelOptions) -> ModelSettings:
     if options.thinking is not None:
         settings["thinking"] = _THINKING[options.thinking]
     return settings
+
+
+def _cut_where_it_ends(answer: ModelResponse, max_tokens: int | None) -> ModelResponse:
+    """Tell an answer as cut that used all the tokens it had, where its server calls that a normal end (llama.cpp)."""
+    is_cut = max_tokens is not None and answer.usage.output_tokens >= max_tokens
+    return replace(answer, finish_reason="length") if is_cut and answer.finish_reason in {None, "stop"} else answer
 
 
 def _failure(error: Exception, attempt: int, model: Model[Any], *, is_retryable: bool) -> ProviderFailedError:

@@ -80,3 +80,16 @@ def test_an_orchestrator_whose_tools_do_not_fit_says_that_the_context_is_full(cl
     assert ended["status"] == "failed"
     assert ended["exit_code"] != 0
     assert "context" in json.dumps(ended), ended
+
+
+@pytest.mark.spec("DIS-01", "DIS-12.b")
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_agent_with_a_goal_answers_or_says_why_it_does_not(cli: CliHarness, wire: str) -> None:
+    ended = _ended(cli, "ask", "What is in this folder?", "--agent", "explorer", "--model", f"{wire}:local")
+
+    if ended["status"] == "completed":
+        assert ended["answer"]
+        assert ended["exit_code"] == 0
+    else:
+        assert (ended["status"], ended["exit_code"]) == ("failed", 1)
+        assert ended["reason"]

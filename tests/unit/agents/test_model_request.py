@@ -1,5 +1,6 @@
 """One model request: how often it is sent, how long it waits, and which answers are whole."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError, ModelRateLimit
 from pydantic_ai.messages import FinishReason, ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.model_answers import AnswerSource
@@ -152,3 +154,27 @@ async def test_at_most_so_many_requests_are_sent_and_each_failure_is_told() -> N
 
     assert len(provider.asked_with) == 5
     assert raised.value.is_retryable
+
+
+def used(output_tokens: int, finish_reason: FinishReason) -> ModelResponse:
+    usage = RequestUsage(input_tokens=5, output_tokens=output_tokens)
+    return replace(answer(finish_reason, "end_turn"), usage=usage)
+
+
+@pytest.mark.spec("DIS-12.b")
+@pytest.mark.parametrize(
+    ("tokens", "reason", "max_tokens", "heard"),
+    [
+        (60, "stop", 60, "length"),
+        (59, "stop", 60, "stop"),
+        (60, "stop", None, "stop"),
+        (60, "tool_call", 60, "tool_call"),
+    ],
+    ids=["all of them", "fewer", "no limit of ours", "calls, whose arguments are judged"],
+)
+async def test_an_answer_that_used_all_its_tokens_is_cut_whatever_its_server_says(
+    tokens: int, reason: FinishReason, max_tokens: int | None, heard: str
+) -> None:
+    response, _, _ = await ask(Provider(used(tokens, reason)), options=ModelOptions(max_tokens=max_tokens))
+
+    assert response.finish_reason == heard

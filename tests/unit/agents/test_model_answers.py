@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.unit.agents.test_model_request import Provider, answer
 
 WHOLE = answer("stop", "stop", provider="openai")
 CUT = answer("stop", provider="openai")
+NUMBERS = count()
 
 
 class Streaming(Provider):
@@ -34,10 +36,11 @@ class Streaming(Provider):
     def __init__(self, *answers: ModelResponse | Exception) -> None:
         super().__init__(*answers)
         self.asked: list[str] = []
+        self.name = f"m{next(NUMBERS)}"
 
     @property
     def model_name(self) -> str:
-        return f"m{id(self)}"  # what a process has seen of one is no business of another test's
+        return self.name  # what a process has seen of one is no business of another test's
 
     async def request(
         self,

@@ -73,7 +73,7 @@ def test_the_picture_of_a_task_tells_how_its_steps_stand() -> None:
 def test_no_title_hides_or_adds_a_line_of_the_picture(titles: list[str]) -> None:
     ids = [f"a{number}" for number in range(len(titles))]
     steps = [
-        {"id": name, "title": title or "t", "instructions": "x", "depends_on": ids[:place][-1:]}
+        {"id": name, "title": title.replace("${", "$${") or "t", "instructions": "x", "depends_on": ids[:place][-1:]}
         for place, (name, title) in enumerate(zip(ids, titles, strict=True))
     ]
 

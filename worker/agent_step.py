@@ -27,6 +27,7 @@ from soong.shared.toolsets.tasks import TaskTools
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.capabilities import abilities
 from soong.worker.incarnation import Incarnation
+from soong.worker.lent_slots import LentSlots
 from soong.worker.parking import ParkingCoordinator, RunParking, WatchedCalls
 
 
@@ -47,12 +48,15 @@ class AgentStepRunner:
     additional: AdditionalSteps = field(init=False)
     """The additional steps of runs; the slots of the same process end it with them."""
     lot: ParkingCoordinator = field(init=False)
+    lent: LentSlots = field(init=False)
+    """The slots of the same process that runs do without while they wait for their provider."""
     _runtime: AgentRuntime = field(init=False)
 
     def __post_init__(self) -> None:
         self.lot = ParkingCoordinator(
             self.store.claims, self.clock, self.settings.park_after_s, self.settings.max_parked
         )
+        self.lent = LentSlots(self.settings.park_after_s)
         clean = redactor(secret_values(self.settings, self.config.commands.secret_env))
         self.additional = AdditionalSteps(clean)
         environment = ToolEnvironment.of(self.settings, self.config)
@@ -87,7 +91,7 @@ class AgentStepRunner:
         except (NotFoundError, UsageError) as error:
             return claim.failed("invalid_input", str(error))
         with self.lot.entered(parking):
-            end = await self._runtime.run(agent, WatchedCalls(agent.executor, parking))
+            end = await self._runtime.run(agent, WatchedCalls(agent.executor, parking), sleep=self.lent.sleep)
         return step_end(claim, end, await log.take())
 
     def _parking(self, claim: Claim, log: RunCallLog, interruption: StopSignal) -> RunParking:

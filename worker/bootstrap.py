@@ -110,6 +110,7 @@ async def _build(
         recycle_limits=recycle_limits,
         on_drain=agents.lot.hurry,
         additional=agents.additional,
+        lent=agents.lent,
         pulse=pulse,
     )
 

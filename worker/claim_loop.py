@@ -86,17 +86,23 @@ class ClaimLoop:
     """Claims that were heard and have not come back: what this process knows that it holds."""
 
     async def next_step(
-        self, end: StepEnd | None, ran: Claim | None = None, additional: tuple[StepEnd, ...] = ()
+        self,
+        end: StepEnd | None,
+        ran: Claim | None = None,
+        additional: tuple[StepEnd, ...] = (),
+        *,
+        wants_step: bool = True,
     ) -> Claim | None:
         """Hand in ``end`` and return a claimed step, or None when nothing is claimable now.
 
         ``ran`` is what the slot has had; without an end it is not held any more. ``additional`` are the ends of what
-        its run held in addition to its own step: they are written in the same transaction.
+        its run held in addition to its own step: they are written in the same transaction. Without ``wants_step``
+        nothing is claimed for the slot.
         """
         if ran is not None and end is None:
             self.forget(ran)
         ends = (*(() if end is None else (end,)), *additional)
-        return await self._request_turn(ends, wants_step=not self.is_draining).future
+        return await self._request_turn(ends, wants_step=wants_step and not self.is_draining).future
 
     async def claim_additional(self, holder: Lease, step_id: str) -> Claim | ClaimRefusal:
         """Claim a step for a run that is held here, in addition to its own.
@@ -124,6 +130,10 @@ class ClaimLoop:
         turn = self._request_turn((end,), wants_step=False)
         await turn.future
         return turn.stale is not None and end.run_id not in turn.stale
+
+    def fill(self) -> None:
+        """Claim steps for the spare slots, with nothing to hand in."""
+        self._request_turn((), wants_step=False)
 
     def forget(self, claim: Claim) -> None:
         """Let go of a claim that has come back without an end."""

@@ -26,6 +26,7 @@ from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.heartbeat import Heartbeat, Ticker
 from soong.worker.incarnation import Incarnation
+from soong.worker.lent_slots import LentSlots
 from soong.worker.pulse import Pulse
 from soong.worker.recycling import RecycleLimits
 from soong.worker.slots import ClaimRunner, RunObserver, Slots
@@ -115,6 +116,7 @@ class WorkerProcess:
         recycle_limits: RecycleLimits | None = None,
         on_drain: Callable[[], object] | None = None,
         additional: AdditionalSteps | None = None,
+        lent: LentSlots | None = None,
         pulse: Pulse | None = None,
     ) -> None:
         self._pulse = pulse
@@ -137,6 +139,7 @@ class WorkerProcess:
             runner,
             _CountingRuns(watcher, self._recycle_limits),
             additional or AdditionalSteps(),
+            lent or LentSlots(),
         )
         self.claim_loop = ClaimLoop(
             store.claims, notifier, clock, incarnation.capacity, self.slots.free_slots, self.slots.start_slot

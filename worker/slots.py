@@ -22,6 +22,7 @@ from soong.shared.engine.tasks.step import Claim, Lease, RunFence, StepEnd
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop, retry_s
 from soong.worker.function_step import crashed
+from soong.worker.lent_slots import LentSlots
 
 log = get_logger(__name__)
 
@@ -59,12 +60,16 @@ class Slots:
     watcher: RunObserver
     additional: AdditionalSteps = field(default_factory=AdditionalSteps)
     """The additional steps of the held runs."""
+    lent: LentSlots = field(default_factory=LentSlots)
     claim_loop: ClaimLoop = field(init=False)
     _held: dict[RunFence, _HeldRun] = field(default_factory=dict)
     """By run and fence: a run that is being handed back may have been claimed here again already."""
     _open: int = 0
     _grown: set[asyncio.Task[int]] = field(default_factory=set)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.lent.slots = self
 
     async def hold(self) -> int:
         """Hold one slot until nothing is claimable; return how many steps it ran. At once 0 when all are held.
@@ -80,7 +85,21 @@ class Slots:
 
     def free_slots(self) -> int:
         """Return how many slots nobody holds."""
-        return self.capacity - self._open
+        return self.places() - self.lent.returning
+
+    def places(self) -> int:
+        """Return how many runs more may be at work: a slot that is lent does not count as open."""
+        return self.capacity - self._open + self.lent.count
+
+    async def settled_places(self) -> int:
+        """Return the places that are promised to no batch under way."""
+        while 0 < self.places() <= self.claim_loop.reserved:
+            await self.claim_loop.settled()
+        return self.places()
+
+    def fill(self) -> None:
+        """Claim steps for the free slots."""
+        self.claim_loop.fill()
 
     def start_slot(self, claim: Claim) -> None:
         """Open a slot for a claim that no dispatch waits for."""
@@ -103,9 +122,11 @@ class Slots:
                 end = await self._run(claim)
                 additional = () if end is None else self.additional.ends_with(claim, end)
                 count += 1
-                claim = await self.claim_loop.next_step(end, claim, additional)
+                # A run that waits for a slot comes before another step.
+                claim = await self.claim_loop.next_step(end, claim, additional, wants_step=self.free_slots() >= 0)
         finally:
             self._open -= 1
+            self.lent.freed()
         return count
 
     def stop_run(self, run_id: str, stop: StopReason, reason: str) -> None:

@@ -34,8 +34,8 @@ from soong.shared.agents.hook_stop import StopAfterHook, stop_of
 from soong.shared.agents.messages import VERSION, calls_of, opening_nodes, results_by_turn, text_of
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import AnswerView, NoView
-from soong.shared.agents.model_request import ContextFullError, ProviderFailedError, Sleep
-from soong.shared.agents.pacing import Pacing
+from soong.shared.agents.model_request import ContextFullError, ProviderFailedError
+from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
 from soong.shared.agents.repeats import RepeatedFailures

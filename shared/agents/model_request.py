@@ -6,7 +6,7 @@ Owns the one retry policy: the providers' clients do not retry by themselves. A 
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from pydantic_ai.settings import ModelSettings, ThinkingLevel
 
 from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, BrokenAnswerError
-from soong.shared.agents.pacing import Pacing
+from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.unusable_model import UnusableModelError
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import without_password
@@ -51,8 +51,6 @@ _CONTEXT_FULL: Final = ("exceed_context_size", "exceeds the available context si
 """How llama.cpp says it; the words of the providers are known to the model library."""
 
 _THINKING: Final[Mapping[str, ThinkingLevel]] = {"off": False, "low": "low", "medium": "medium", "high": "high"}
-
-Sleep = Callable[[float], Awaitable[None]]
 
 
 class ProviderFailedError(SoongError):

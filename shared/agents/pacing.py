@@ -17,6 +17,8 @@ MOST_SHARED_S: Final = 3600.0
 """The longest pause that one process sets for the others; the run that was asked to wait waits all of it."""
 _KEY_CHARS: Final = 24
 
+Sleep = Callable[[float], Awaitable[None]]
+
 
 class Pacer(Protocol):
     """What the processes of a deployment know of a provider. Never raises for a server that is away."""
@@ -81,13 +83,12 @@ class LocalPacer:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """The pace of one run's model. ``told`` hears of each wait before it begins, in seconds."""
+    """The pace of one run's model."""
 
     pacer: Pacer
     key: str
     limits: RateLimits = RateLimits()
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    told: Callable[[float], Awaitable[None]] | None = None
+    sleep: Sleep = asyncio.sleep
 
     async def before(self, tokens: int) -> None:
         """Wait until a request that may use so many tokens may be sent."""
@@ -97,8 +98,6 @@ class Pacing:
                 wait_s = await self._room(tokens)
             if wait_s <= 0:
                 return
-            if self.told is not None:
-                await self.told(wait_s)
             await self.sleep(wait_s)
 
     async def _room(self, tokens: int) -> float:

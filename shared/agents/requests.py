@@ -14,8 +14,8 @@ from soong.shared.agents.definition import Compaction
 from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel, answered_by, marked
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource
-from soong.shared.agents.model_request import ProviderFailedError, Sleep, request
-from soong.shared.agents.pacing import Pacing
+from soong.shared.agents.model_request import ProviderFailedError, request
+from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.provider_schema import SchemaUnsupportedError
 from soong.shared.agents.spending import NEARLY_SPENT, WARN_AT, warning
@@ -143,7 +143,7 @@ class ModelRequests:
                 options=self.task.options,
                 attempts=self.task.limits.model_attempts,
                 failed=self._failed,
-                sleep=self.sleep,
+                sleep=self._wait,
                 follower=follower,
                 pacing=pacing,
                 tokens=self._estimate(messages).tokens if pacing and pacing.limits.tokens else 0,
@@ -173,13 +173,14 @@ class ModelRequests:
     def _pace(self) -> Pacing | None:
         if self.model.pacing is None or self.model.model.model_name == SCRIPT:
             return None
-        return replace(self.model.pacing, sleep=self.sleep, told=self._waits)
+        return replace(self.model.pacing, sleep=self._wait)
 
-    async def _waits(self, seconds: float) -> None:
-        """Record a wait that a person may wonder about, at once."""
+    async def _wait(self, seconds: float) -> None:
+        """Wait; one that a person may wonder about is recorded as it begins."""
         if seconds >= SHOWN_WAIT_S:
             self.talk.note(EventType.MODEL_WAITING, {"turn": self.talk.turns + 1, "seconds": round(seconds, 1)})
             await self.talk.flush()
+        await self.sleep(seconds)
 
     async def _reserve(self, messages: Sequence[ModelMessage]) -> Reserved | None:
         if self.budgets is None or self.model.model.model_name == SCRIPT:

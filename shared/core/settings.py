@@ -151,7 +151,8 @@ class Settings(BaseSettings):
     park_after_s: float = Field(
         default=30.0,
         ge=0,
-        description="A run all of whose calls have waited for consent this long gives up its slot; 0: at once.",
+        description="A run all of whose calls have waited for consent this long gives up its slot; 0: at once. So"
+        " does one that its provider makes wait for longer.",
     )
     max_asks: int = Field(
         default=100, ge=1, description="Agents that an orchestrator runs itself at once (`soong ask`); others wait."

@@ -76,23 +76,19 @@ async def test_without_redis_a_process_goes_by_what_it_knows() -> None:
 async def test_a_request_waits_for_the_pause_and_then_for_its_minute() -> None:
     now = 0.0
     slept: list[float] = []
-    told: list[float] = []
 
     async def sleep(seconds: float) -> None:
         nonlocal now
         slept.append(seconds)
         now += seconds
 
-    async def tell(seconds: float) -> None:
-        told.append(seconds)
-
     pacer = LocalPacer(lambda: now)
-    pacing = Pacing(pacer, "k", RateLimits(requests=1, tokens=100), sleep, tell)
+    pacing = Pacing(pacer, "k", RateLimits(requests=1, tokens=100), sleep)
     await pacing.before(60)
     await pacing.limited(5)
     await pacing.before(60)
 
-    assert slept == told == [5, 55]
+    assert slept == [5, 55]
     await pacing.limited(10 * MOST_SHARED_S)
     assert await pacer.pause_left_s("k") == MOST_SHARED_S
 

@@ -163,3 +163,29 @@ def test_all_processes_wait_as_long_as_the_provider_asked_one_of_them(cli: CliHa
         too_early = [seconds for seconds in later if 0.5 < seconds < ASKED_S - 0.1]
         assert (too_early, len(wires.requests)) == ([], 5)
         wires.verdict.assert_ok()
+
+
+WAITING = """
+title: waiting
+steps:
+  - {id: asks, instructions: "Say one.", model: "openai-chat:gpt-5", allowed_tools: [code.list_dir]}
+  - {id: plain, kind: python, call: builtin.echo, inputs: {said: hello}}
+"""
+
+
+@pytest.mark.spec("DIS-09", "DIS-12.d")
+def test_a_worker_does_other_steps_while_a_provider_makes_one_wait(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment | {"SOONG_PARK_AFTER_S": "1"}
+        wires.will(Fail(429, retry_after=ASKED_S), Reply(text="done"))
+
+        ended = cli.json("run", cli.plan(WAITING), "--workers", "1", "--slots", "1")
+
+        asks, plain = ended["steps"]
+        assert (asks["output"], asks["status"], plain["status"]) == ("done", "completed", "completed")
+        asked, told = (cli.json("runs", "tail", step["run"]) for step in (asks, plain))
+        waits = [one for one in asked if one["type"] == "soong.model_waiting"]
+        assert [one["data"]["seconds"] for one in waits] == [ASKED_S]
+        started = next(one for one in told if one["type"] == "soong.run_started")
+        assert waits[0]["time"] < started["time"] < told[-1]["time"] < asked[-1]["time"]

@@ -25,7 +25,7 @@ from soong.shared.agents.definition import (
 )
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.model import SCRIPT, is_warm, resolve_model, warm_up
-from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, provider_key
+from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, Sleep, provider_key
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
@@ -175,8 +175,10 @@ class AgentRuntime:
         task = self._task(claim, bound, tools, run_dirs, definition)
         return PreparedAgent(task, model, pipeline, log, transcript, interruption, fallbacks)
 
-    async def run(self, agent: PreparedAgent, executor: Executor | None = None) -> AgentEnd:
-        """Run an agent from its last state to its end. ``executor`` wraps its own.
+    async def run(
+        self, agent: PreparedAgent, executor: Executor | None = None, *, sleep: Sleep = asyncio.sleep
+    ) -> AgentEnd:
+        """Run an agent from its last state to its end. ``executor`` wraps its own; ``sleep`` waits for its provider.
 
         Raises:
             LeaseLostError: the run is no longer ours.
@@ -199,6 +201,7 @@ class AgentRuntime:
                 transcript,
                 log,
                 self.clock,
+                sleep=sleep,
                 incidents=incidents,
                 view=view,
                 budgets=budgets,

@@ -11,7 +11,7 @@ from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Advance, Claim, Step, StepEnd, StepError
+from soong.shared.engine.tasks.step import Advance, Claim, NewTask, Step, StepEnd, StepError
 from soong.worker.claim_loop import BATCH, ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.incarnation import Incarnation
@@ -47,12 +47,17 @@ class SlotsHarness:
         )
         self.slots.claim_loop = self.claim_loop
 
-    async def hold(self, *step_ids: str) -> list[Step]:
-        """Hold a slot over these steps until nothing is claimable; return the steps."""
+    async def add(self, *step_ids: str) -> NewTask:
+        """Add a task of such steps in a session of its own."""
         session = make_session()
         await self.store.sessions.open_session(session)
         task = make_task(session.id, *(make_step(step_id) for step_id in step_ids))
         await self.store.tasks.create_task(task)
+        return task
+
+    async def hold(self, *step_ids: str) -> list[Step]:
+        """Hold a slot over these steps until nothing is claimable; return the steps."""
+        task = await self.add(*step_ids)
         await self.incarnation.register()
         pumping = asyncio.get_running_loop().create_task(self.claim_loop.run())
         async with asyncio.timeout(10):

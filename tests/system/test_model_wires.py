@@ -1,6 +1,7 @@
 """``soong run`` with real providers' clients in the workers, over the wires of a server that is not ours."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from llmock.scenarios import Fail, Match, Reply, ToolCall
@@ -10,6 +11,7 @@ from soong.shared.agents.compaction import LEFT_OUT
 from tests.system.cli_scene import CliHarness, scene
 from tests.wires.wire import MODELS, Wires
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAN = """
 title: look
 steps:
@@ -189,3 +191,20 @@ def test_a_worker_does_other_steps_while_a_provider_makes_one_wait(cli: CliHarne
         assert [one["data"]["seconds"] for one in waits] == [ASKED_S]
         started = next(one for one in told if one["type"] == "soong.run_started")
         assert waits[0]["time"] < started["time"] < told[-1]["time"] < asked[-1]["time"]
+
+
+@pytest.mark.spec("DIS-09")
+def test_a_plan_mixes_functions_scripts_and_a_model(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(Reply(text='{"said": "One file."}', times=None))
+        (cli.folder / "a.py").touch()
+
+        ended = cli.json("run", str(EXAMPLES / "mixed.yaml"), "--model", PLAIN)
+
+        look, tally, tell = ended["steps"]
+        assert (tally["output"], tell["output"]) == ({"kinds": {".py": 1}, "bytes": 0}, {"said": "One file."})
+        assert look["output"]["files"] == [{"path": "a.py", "bytes": 0}]
+        models = {run["step"]: run["model"] for run in cli.json("runs", "list", "--task", ended["id"])}
+        assert (models["look"], models["tell"], len(wires.requests)) == ("script", PLAIN, 1)

@@ -13,7 +13,7 @@ def test_the_list_names_every_example_with_a_sentence_that_is_not_cut(tmp_path: 
     shown = soong("demo", "--list", home=tmp_path).stdout
     listed = json.loads(soong("demo", "--list", "--json", home=tmp_path).stdout)
 
-    assert {"approve", "audit", "hello", "pull"} <= {one["name"] for one in listed}
+    assert {"approve", "audit", "hello", "mixed", "pull", "refactor", "research"} <= {one["name"] for one in listed}
     assert all(one["summary"] in shown for one in listed)
 
 

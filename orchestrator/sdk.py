@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
+from soong.shared.engine.tasks.plan.model_settings import read_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.service import TaskService
@@ -40,6 +41,19 @@ PlanSource: TypeAlias = str | Path | Mapping[str, Json]
 
 END_LIMIT_S = 10.0
 """How long a program waits for the end of the service that it started; longer only while another client needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanCall:
+    """What a caller says of a plan's run."""
+
+    inputs: Mapping[str, Json]
+    callback: PermissionCallback | None
+    allow: Sequence[str]
+    step_grants: Sequence[StepGrant | str]
+    model: str
+    budget: str
+    settings: Mapping[str, Json]
 
 
 class Soong:
@@ -118,6 +132,7 @@ class Soong:
         model: str = "",
         max_concurrent: int = 0,
         budget: str = "",
+        settings: Mapping[str, Json] | None = None,
     ) -> TaskResult:
         """Run a plan to its end. A failed step is an outcome, not an exception.
 
@@ -128,6 +143,7 @@ class Soong:
         beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they are now. At most
         ``max_concurrent`` of its steps run at once; 0 takes the settings' limit, if there is one. ``budget`` is what
         its agents may use in all, such as ``2usd``, ``200ktok`` or ``2usd,200ktok``; empty: the configuration's.
+        ``settings`` say how the models of all its agents are asked, such as ``{"temperature": 0}``.
 
         Cancelling it leaves the task to the service; :meth:`result` shows its state later.
 
@@ -138,7 +154,8 @@ class Soong:
         """
         if permission_callback or allow or step_grants:
             await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
-        prepared = self._prepare(plan, inputs or {}, permission_callback, allow, step_grants, project, model, budget)
+        given = _PlanCall(inputs or {}, permission_callback, allow, step_grants, model, budget, settings or {})
+        prepared = self._prepare(plan, project, given)
         return await self._followed(prepared, permission_callback, max_concurrent)
 
     async def ask(
@@ -152,6 +169,7 @@ class Soong:
         project: str | Path = ".",
         max_workers: int = 0,
         budget: str = "",
+        settings: Mapping[str, Json] | None = None,
         on_answer: Callable[[AnswerDelta], object] | None = None,
     ) -> TaskResult:
         """Give an agent a goal and wait for its end; ``answer`` of the result is what it answers.
@@ -159,7 +177,8 @@ class Soong:
         ``agent`` is the id of its definition, ``model`` that of agents whose definitions name none. At most
         ``max_workers`` agents of it run on workers at once; 0 takes the settings' limit, if there is one. ``on_answer``
         gets what the agent's model writes while it writes it; some pieces may be missing, and a new turn or an answer
-        that broke off starts at 0 (:meth:`AnswerDelta.applied_to`). Everything else is as for :meth:`run`.
+        that broke off starts at 0 (:meth:`AnswerDelta.applied_to`). ``settings`` say how its own model is asked.
+        Everything else is as for :meth:`run`.
 
         Raises:
             UsageError: the goal is empty, no model is named, or a rule is wrong; nothing was written.
@@ -181,6 +200,7 @@ class Soong:
             principal=self._settings.principal,
             cwd=program_folder(Path(project)),
             budget=(budget,),
+            settings=read_settings(settings or {}),
         )
         return await self._followed(prepared, permission_callback, max_workers, on_answer)
 
@@ -221,6 +241,7 @@ class Soong:
         model: str = "",
         max_concurrent: int = 0,
         budget: str = "",
+        settings: Mapping[str, Json] | None = None,
     ) -> str:
         """Start a plan and return its task's id at once; nobody is asked, what no ``allow`` rule covers is denied.
 
@@ -230,7 +251,8 @@ class Soong:
         """
         if allow or step_grants:
             await check_person(self._client.store.sessions, "allow what a plan asks for")
-        prepared = self._prepare(plan, inputs or {}, None, allow, step_grants, project, model, budget)
+        given = _PlanCall(inputs or {}, None, allow, step_grants, model, budget, settings or {})
+        prepared = self._prepare(plan, project, given)
         session, task = prepared.session, prepared.task
         await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
         return prepared.task.id
@@ -326,35 +348,26 @@ class Soong:
         assert last is not None
         return last
 
-    def _prepare(
-        self,
-        plan: PlanSource,
-        inputs: Mapping[str, Json],
-        callback: PermissionCallback | None,
-        allow: Sequence[str],
-        step_grants: Sequence[StepGrant | str],
-        project: str | Path,
-        model: str,
-        budget: str,
-    ) -> Submission:
+    def _prepare(self, plan: PlanSource, project: str | Path, given: _PlanCall) -> Submission:
         read = self._read(plan, project)
-        named = [grant for grant in step_grants if isinstance(grant, str)]
-        shown = [grant for grant in step_grants if isinstance(grant, StepGrant)]
+        named = [grant for grant in given.step_grants if isinstance(grant, str)]
+        shown = [grant for grant in given.step_grants if isinstance(grant, StepGrant)]
         if named:
-            shown += self._preview(read, inputs, allow, project).grants(named)
+            shown += self._preview(read, given.inputs, given.allow, project).grants(named)
         return submission(
             read,
-            inputs,
+            given.inputs,
             project=Path(project),
-            approval_mode=ApprovalMode.DENY if callback is None else ApprovalMode.PROMPT,
-            model=model or self._settings.model,
-            allow=allow,
+            approval_mode=ApprovalMode.DENY if given.callback is None else ApprovalMode.PROMPT,
+            model=given.model or self._settings.model,
+            allow=given.allow,
             catalogue=self._catalogue,
             clock=self._client.clock,
             principal=self._settings.principal,
             cwd=program_folder(Path(project)),
             step_grants=shown,
-            budget=(budget,),
+            budget=(given.budget,),
+            settings=read_settings(given.settings),
         )
 
     def _preview(self, plan: Plan, inputs: Mapping[str, Json], allow: Sequence[str], project: str | Path) -> Preview:

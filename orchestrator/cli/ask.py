@@ -3,18 +3,21 @@
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from soong.orchestrator.approvals.provenance import check_person_now
-from soong.orchestrator.cli.run import approval_mode, check_models, run_and_follow
+from soong.orchestrator.cli.run import BUDGET_HELP, SETTING_HELP, approval_mode, check_models, run_and_follow
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import Submission, ask_submission, follow_up
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.tasks.plan.model_settings import parse_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 
 
@@ -27,6 +30,7 @@ def command(
     ),
     project: Path | None = typer.Option(None, "--project", help="Folder that the agents work in [.]."),
     model: str | None = typer.Option(None, "--model", help="Model of agents that name none [SOONG_MODEL]."),
+    setting: list[str] = typer.Option([], "--setting", metavar="NAME=VALUE", help=SETTING_HELP),
     allow: list[str] = typer.Option(
         [], "--allow", metavar="TOOL:SCOPE", help="Allow a tool for one folder, file or host; may be repeated."
     ),
@@ -34,9 +38,7 @@ def command(
         None, "--approvals", help="prompt, inbox or deny, as for `soong run` [prompt in a terminal, else deny]."
     ),
     detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
-    budget: list[str] = typer.Option(
-        [], "--budget", metavar="LIMIT", help="What it may use in all: 2usd, 200ktok, or both [the configuration's]."
-    ),
+    budget: list[str] = typer.Option([], "--budget", metavar="LIMIT", help=BUDGET_HELP),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
@@ -53,7 +55,8 @@ def command(
     if session:
         if project is not None or allow or approvals is not None:
             raise UsageError("--session continues with the folder and the rules of the session; leave out the others")
-        prepared = asyncio.run(_follow_up(settings, text, session, agent=agent, model=model or "", budget=budget))
+        given = _FollowUp(agent, model or "", budget, parse_settings(setting))
+        prepared = asyncio.run(_follow_up(settings, text, session, given))
     else:
         prepared = ask_submission(
             text,
@@ -66,14 +69,23 @@ def command(
             clock=SystemClock(),
             principal=settings.principal,
             budget=budget,
+            settings=parse_settings(setting),
         )
     check_models(settings, frozenset({prepared.task.root_run.identity.model}))
     raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))
 
 
-async def _follow_up(
-    settings: Settings, goal: str, session: str, *, agent: str, model: str, budget: Sequence[str]
-) -> Submission:
+@dataclass(frozen=True, slots=True)
+class _FollowUp:
+    """What the command says of another goal for a session."""
+
+    agent: str
+    model: str
+    budget: Sequence[str]
+    settings: JsonObject
+
+
+async def _follow_up(settings: Settings, goal: str, session: str, given: _FollowUp) -> Submission:
     """Return another goal for a session, with the conversation of its last ask."""
     from soong.orchestrator.cli.ids import last_ask, opened_store  # late: SQLAlchemy
 
@@ -81,7 +93,17 @@ async def _follow_up(
         # Looked up before a service is started for it: a wrong id starts nothing.
         former = await last_ask(store, session)
         root, row = await store.runs.run(former.root_run_id), await store.sessions.session(former.session_id)
-    if budget:
+    if given.budget:
         check_person_now("change a budget")
     catalogue = Catalogue.of(settings)
-    return follow_up(goal, row, root, agent=agent, model=model, catalogue=catalogue, clock=SystemClock(), budget=budget)
+    return follow_up(
+        goal,
+        row,
+        root,
+        agent=given.agent,
+        model=given.model,
+        catalogue=catalogue,
+        clock=SystemClock(),
+        budget=given.budget,
+        settings=given.settings,
+    )

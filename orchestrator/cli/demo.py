@@ -27,6 +27,7 @@ def command(
     ),
     given: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="An input of the plan; may be repeated."),
     model: str | None = typer.Option(None, "--model", help="Let a model do the work, not the scripted agents."),
+    setting: list[str] = typer.Option([], "--setting", metavar="NAME=VALUE", help=run.SETTING_HELP),
     allow: list[str] = typer.Option(
         [], "--allow", metavar="TOOL:SCOPE", help="Allow a tool for one folder, file or host; may be repeated."
     ),
@@ -50,6 +51,7 @@ def command(
         project=project or Path(),
         given=given,
         model=model,
+        setting=setting,
         allow=allow,
         budget=budget,
         is_previewed=False,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import typer
 
@@ -24,7 +25,13 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.expansion import models_of
+from soong.shared.engine.tasks.plan.model_settings import parse_settings
 from soong.shared.permissions.consent import Preview, StepGrant
+
+BUDGET_HELP: Final = "What it may use in all: 2usd, 200ktok, or both [the configuration's]."
+SETTING_HELP: Final = (
+    "How the model is asked: temperature, max_tokens, thinking, timeout_s, parallel_calls, cache; may be repeated."
+)
 
 
 def command(
@@ -33,12 +40,11 @@ def command(
     project: Path = typer.Option(Path(), "--project", help="Folder that the steps work in."),
     given: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="An input of the plan; may be repeated."),
     model: str | None = typer.Option(None, "--model", help="Default model of agent steps [SOONG_MODEL]."),
+    setting: list[str] = typer.Option([], "--setting", metavar="NAME=VALUE", help=SETTING_HELP),
     allow: list[str] = typer.Option(
         [], "--allow", metavar="TOOL:SCOPE", help="Allow a tool for one folder, file or host; may be repeated."
     ),
-    is_previewed: bool = typer.Option(
-        False, "--preview", help="Show what the steps will ask for; take one answer per step."
-    ),
+    is_previewed: bool = typer.Option(False, "--preview", help="Show what steps will ask for; take one answer each."),
     allowed_steps: list[str] = typer.Option(
         [], "--allow-step", metavar="STEP", help="Pre-approve the permissions declared by this step (repeatable)."
     ),
@@ -49,9 +55,7 @@ def command(
         "deny: what no rule allows is denied [prompt in a terminal, else deny].",
     ),
     detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
-    budget: list[str] = typer.Option(
-        [], "--budget", metavar="LIMIT", help="What it may use in all: 2usd, 200ktok, or both [the configuration's]."
-    ),
+    budget: list[str] = typer.Option([], "--budget", metavar="LIMIT", help=BUDGET_HELP),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
     workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
@@ -84,6 +88,7 @@ def command(
         principal=settings.principal,
         step_grants=grants,
         budget=budget,
+        settings=parse_settings(setting),
     )
     check_models(settings, models_of(read, settings.model))
     raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))

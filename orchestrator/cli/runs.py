@@ -11,7 +11,7 @@ from soong.orchestrator.cli.ids import deployment, find_run, find_task, opened_s
 from soong.orchestrator.cli.steering import asked_of_task
 from soong.orchestrator.cli.step_words import time_text
 from soong.orchestrator.client.tail import Listen, RunTail, no_subscription
-from soong.orchestrator.schemas.run import RunDetail, RunSchema
+from soong.orchestrator.schemas.run import RunDetail, RunSchema, settings_of
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import ConflictError, UsageError
 from soong.shared.core.settings import Settings, load_settings
@@ -120,6 +120,7 @@ async def _show(text: str, *, is_json: bool) -> None:
         emit(RunDetail.of(run).model_dump())
         return
     shown = {name: value for name, value in RunSchema.of(run).model_dump().items() if value not in ("", None)}
+    shown |= {"settings": settings} if (settings := settings_of(run)) else {}
     output(
         table(
             ("run", run.id),

@@ -125,7 +125,7 @@ class Catalogue:
             nothing = surface_request(self.config, Role.WORKER, RunMode.READONLY, allowed_tools=())
             return compute_surface(self.tools, nothing).to_json()
         surface = compute_surface(self.tools, self._request(step, definition)).to_json()
-        return {**surface, DEFINITION: definition.to_json()}
+        return {**surface, DEFINITION: definition.with_settings(step.settings).to_json()}
 
     def surface_of_ask(self, definition: AgentDefinition, role: Role) -> JsonObject:
         """Return the stored surface of an agent with a goal, which the owner of its session runs."""

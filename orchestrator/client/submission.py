@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.agents.definition import AgentDefinition
@@ -17,7 +18,7 @@ from soong.shared.core.config import Config
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import new_id
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import require_text
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, configured_budget, parse_budget
 from soong.shared.engine.runs.record import Run
@@ -26,6 +27,7 @@ from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.expansion import models_of, new_ask, new_task
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
+from soong.shared.engine.tasks.plan.model_settings import with_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.spec import StepSpec
@@ -34,6 +36,8 @@ from soong.shared.permissions.consent import StepGrant
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import Rule, parse_allow
 from soong.shared.sandbox.marked_project import project_id
+
+NO_SETTINGS: Final[JsonObject] = MappingProxyType({})
 
 
 class Ids(NamedTuple):
@@ -69,11 +73,13 @@ def submission(
     ids: "Ids | None" = None,
     policy: Policy | None = None,
     budget: Sequence[str] = (),
+    settings: JsonObject = NO_SETTINGS,
 ) -> Submission:
     """Bind and check everything. ``cwd`` is the folder that its caller is in, our own by default.
 
     ``step_grants`` are the consents to the steps' declarations (PER-17); ``ids`` are new ones by default;
-    ``policy`` is what the rules are added to, by default that of the catalogue.
+    ``policy`` is what the rules are added to, by default that of the catalogue. ``settings`` are those of the requests
+    of all its agents' models (:func:`read_settings`).
 
     Raises:
         UsageError: the project is not a folder, a wrong input, rule or model, a step without model and script.
@@ -100,7 +106,7 @@ def submission(
         now_us=now_us,
     )
     task = new_task(
-        plan,
+        with_settings(plan, settings),
         bind_inputs(plan, inputs),
         session,
         surface_of=catalogue.surface_of,
@@ -136,8 +142,11 @@ def ask_submission(
     ids: "Ids | None" = None,
     policy: Policy | None = None,
     budget: Sequence[str] = (),
+    settings: JsonObject = NO_SETTINGS,
 ) -> Submission:
     """Bind and check a goal for an agent. ``agent`` is the id of its definition; ``model`` is used where it names none.
+
+    ``settings`` are those of the requests of its own model; the agents that it starts have their own.
 
     The agent ``orchestrator`` has that role; any other answers as the main agent of its session (DIS-01).
 
@@ -147,7 +156,7 @@ def ask_submission(
     """
     _check_goal(goal)
     catalogue = catalogue.at(project)
-    definition = _definition(catalogue, agent)
+    definition = _definition(catalogue, agent).with_settings(settings)
     name = definition.model or model
     if name in ("", SCRIPT):
         raise UsageError(f"the agent {agent!r} has no model; choose one with --model provider:name, or set SOONG_MODEL")
@@ -179,6 +188,7 @@ def follow_up(
     catalogue: Catalogue,
     clock: Clock,
     budget: Sequence[str] = (),
+    settings: JsonObject = NO_SETTINGS,
 ) -> Submission:
     """Bind another goal for the conversation of ``former``, the root run of a completed ask in the session.
 
@@ -197,7 +207,7 @@ def follow_up(
     name = model or former.identity.model
     check_name(name)
     catalogue = catalogue.at(Path(session.project))
-    definition = _definition(catalogue, agent or former.identity.definition)
+    definition = _definition(catalogue, agent or former.identity.definition).with_settings(settings)
     task = _ask(goal, session, definition, name, catalogue, clock.now_us(), follows=former.id)
     return Submission(session, task, parse_budget(*budget))
 

@@ -28,6 +28,7 @@ from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
+from soong.shared.engine.tasks.plan.model_settings import SETTING_NAMES, read_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
 from soong.shared.permissions.consent import Preview, StepGrant
@@ -36,6 +37,7 @@ from soong.shared.permissions.rules import parse_allow
 from soong.shared.permissions.scope import is_within
 
 MAX_STEP_GRANTS = 1_000
+MAX_SETTINGS = 20
 
 PlanSource = Annotated[
     dict[str, JsonValue] | str, Field(description="The plan: an object, or the text of a plan file (YAML or JSON).")
@@ -93,6 +95,9 @@ class AskBody(Body):
         description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody.",
     )
     model: str = Field(default="", max_length=200, description="The model of agents that name none.")
+    settings: dict[str, JsonValue] = Field(
+        default_factory=dict, max_length=MAX_SETTINGS, description=f"How its model is asked: {SETTING_NAMES}."
+    )
     budget: str = BUDGET
 
 
@@ -111,6 +116,11 @@ class SubmissionBody(PreviewBody):
         description="Who answers questions: anyone with the right, at any time; the submitter alone; nobody.",
     )
     model: str = Field(default="", max_length=200, description="The model of steps that name none.")
+    settings: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        max_length=MAX_SETTINGS,
+        description=f"How the models of its agents are asked, whatever the plan says: {SETTING_NAMES}.",
+    )
     budget: str = BUDGET
     step_grants: list[StepGrantBody] = Field(
         default_factory=list,
@@ -220,6 +230,7 @@ def prepared(
         ids=ids,
         policy=_policy(catalogue, settings),
         budget=(body.budget,),
+        settings=read_settings(body.settings),
     )
 
 
@@ -252,6 +263,7 @@ def prepared_ask(
         ids=ids,
         policy=_policy(catalogue, settings),
         budget=(body.budget,),
+        settings=read_settings(body.settings),
     )
 
 

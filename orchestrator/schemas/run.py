@@ -1,11 +1,14 @@
 """A run with its log, as programs see it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from soong.orchestrator.schemas.base import AnyObject, Instant, Schema, instant, step_id_of
+from soong.shared.agents.definition import DEFINITION
 from soong.shared.core.clock import rfc3339
+from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Node
 from soong.shared.engine.runs.record import Run
 
@@ -85,13 +88,22 @@ class ToolVerdict(Schema):
 class RunDetail(RunSchema):
     tools: list[str] = Field(description="The tools that the run may call.")
     surface: list[ToolVerdict] = Field(description="Every tool, and the rule that decided.")
+    settings: AnyObject = Field(description="How its model is asked, where that is set.")
 
     @classmethod
     def of(cls, run: Run) -> "RunDetail":
         stored = run.surface.get("decisions")
         rows = [row for row in stored if isinstance(row, list | tuple)] if isinstance(stored, list | tuple) else []
         verdicts = [ToolVerdict(tool=str(row[0]), is_in=bool(row[1]), rule=str(row[2])) for row in rows]
-        return cls(**cls.fields_of(run), tools=[one.tool for one in verdicts if one.is_in], surface=verdicts)
+        tools = [one.tool for one in verdicts if one.is_in]
+        return cls(**cls.fields_of(run), tools=tools, surface=verdicts, settings=settings_of(run))
+
+
+def settings_of(run: Run) -> dict[str, Json]:
+    """Return the settings of a run's model requests, as its row has them."""
+    definition = run.surface.get(DEFINITION)
+    options = definition.get("options") if isinstance(definition, Mapping) else None
+    return dict(options) if isinstance(options, Mapping) else {}
 
 
 class NodeSchema(Schema):

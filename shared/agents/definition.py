@@ -6,13 +6,13 @@ worker needs no file of its own, and a file that changes later changes nothing o
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final, cast
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode
 
 BUILT_IN: Final = "built-in"
@@ -58,6 +58,10 @@ class ModelOptions:
     def as_json(self) -> dict[str, Any]:
         """Return what is set."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def with_settings(self, settings: JsonObject) -> "ModelOptions":
+        """Return the options with those that a step or a command sets instead."""
+        return replace(self, **dict(settings))  # type: ignore[arg-type]  # validated where they were read
 
 
 class CompactionStrategy(StrEnum):
@@ -112,6 +116,10 @@ class AgentDefinition:
     fallback_models: tuple[str, ...] | None = None
     """The models that continue its runs where a provider fails for good; None: those of the configuration."""
     source: str = BUILT_IN
+
+    def with_settings(self, settings: JsonObject) -> "AgentDefinition":
+        """Return the definition of a run whose model is asked otherwise."""
+        return replace(self, options=self.options.with_settings(settings)) if settings else self
 
     def to_json(self) -> dict[str, Json]:
         """Return what a worker needs of it; what is not set is left out."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
@@ -23,7 +23,17 @@ from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.texts import fault
 from soong.shared.engine.tasks.plan.document import Document, read_document
-from soong.shared.engine.tasks.plan.models import Flag, PlanModel, Seconds, Text, Texts, Title
+from soong.shared.engine.tasks.plan.models import (
+    AnswerTokens,
+    Flag,
+    PlanModel,
+    Seconds,
+    Temperature,
+    Text,
+    Texts,
+    Thinking,
+    Title,
+)
 from soong.shared.engine.tasks.plan.validation import DocumentReader, Expected, kind_of
 from soong.shared.engine.tasks.problems import Hint, Problems
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_file
@@ -90,11 +100,9 @@ class DefinitionDocument(PlanModel):
         default=RunMode.DEFAULT, description="readonly: no tool that changes anything."
     )
     limits: LimitsDocument | None = Field(default=None, description="Limits of its runs.")
-    temperature: Annotated[float, Field(ge=0, le=2), Expected("a number from 0 to 2")] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=10_000_000), Expected("an integer from 1 to 10000000")] | None = Field(
-        default=None, description="Most tokens of one answer."
-    )
-    thinking: Literal["off", "low", "medium", "high"] | None = None
+    temperature: Temperature | None = None
+    max_tokens: AnswerTokens | None = Field(default=None, description="Most tokens of one answer.")
+    thinking: Thinking | None = None
     timeout_s: Seconds | None = Field(default=None, description="Time limit of one model request, in seconds.")
     parallel_calls: Flag | None = Field(default=None, description="Whether one answer may make several calls.")
     cache: Flag | None = Field(default=None, description="Whether the provider may keep the history for the next turn.")

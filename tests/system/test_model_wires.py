@@ -208,3 +208,28 @@ def test_a_plan_mixes_functions_scripts_and_a_model(cli: CliHarness) -> None:
         assert look["output"]["files"] == [{"path": "a.py", "bytes": 0}]
         models = {run["step"]: run["model"] for run in cli.json("runs", "list", "--task", ended["id"])}
         assert (models["look"], models["tell"], len(wires.requests)) == ("script", PLAIN, 1)
+
+
+@pytest.mark.spec("DIS-09")
+def test_a_command_a_step_and_a_definition_say_how_a_model_is_asked(cli: CliHarness) -> None:
+    settings = "{temperature: 1, max_tokens: 9}"
+    step = f"title: look\nsteps: [{{id: look, instructions: Look., agent: looker, settings: {settings}}}]"
+    with LLMockServer() as server:
+        wires = Wires(server)
+        wires.will(Reply(text="seen", times=None))
+        cli.environment |= wires.environment
+        (cli.home / "agents").mkdir(parents=True)
+        (cli.home / "agents" / "looker.md").write_text(DEFINITION % PLAIN)
+
+        plan = cli.plan(step)
+        ended = cli.json("run", plan, "--setting", "temperature=0.25", "--setting", "parallel_calls=false")
+        asked = cli.json("ask", "Look.", "--agent", "looker", "--model", PLAIN, "--setting", "max_tokens=77")
+        refused = cli.run("ask", "Look.", "--model", PLAIN, "--setting", "max_token=77")
+
+        ran, answered = (one.body for one in wires.requests)
+        assert (ran["temperature"], ran["max_completion_tokens"], ran["parallel_tool_calls"]) == (0.25, 9, False)
+        assert (answered["temperature"], answered["max_completion_tokens"]) == (0.5, 77)
+        set_here = {"temperature": 0.25, "max_tokens": 9, "parallel_calls": False}
+        assert cli.json("runs", "show", ended["steps"][0]["run"])["settings"] == set_here
+        assert asked["answer"] == "seen"
+        assert (refused.returncode, "did you mean 'max_tokens'" in refused.stderr) == (2, True)

@@ -227,15 +227,13 @@ class _Surfaces:
     """The surfaces of one plan's steps, with the tools in them. Steps that ask for the same share one object."""
 
     compute: SurfaceOf
-    _known: dict[tuple[StepKind, Role, str, tuple[str, ...] | None], tuple[JsonObject, Sequence[str]]] = field(
-        default_factory=dict
-    )
+    _known: dict[tuple[object, ...], tuple[JsonObject, Sequence[str]]] = field(default_factory=dict)
 
     def of(self, step: PlanStep) -> tuple[JsonObject, Sequence[str]]:
         """Return a step's surface; one that is pulled has none: the run that claims it uses its own."""
         if step.claim is ClaimMode.PULL:
             return {}, ()
-        asked = (step.kind, step.role, step.agent, step.allowed_tools)
+        asked = (step.kind, step.role, step.agent, step.allowed_tools, *sorted(step.settings.items()))
         if asked not in self._known:
             surface = self.compute(step)
             self._known[asked] = surface, _tools(surface)

@@ -123,6 +123,7 @@ def planned(step: Step) -> PlanStep:
         instructions=spec.instructions if spec.bound is None else spec.bound.instructions,
         agent=(step.definition or DEFAULT_DEFINITION) if step.kind is StepKind.AGENT else "",
         model=step.model,
+        settings=spec.settings,
         allowed_tools=spec.allowed_tools,
         permissions=spec.permissions,
         inputs=spec.inputs,

@@ -68,6 +68,8 @@ class StepSpec:
     """The schema of the step's output."""
     call: str = ""
     script: str = ""
+    settings: JsonObject = field(default_factory=dict)
+    """How its model is asked, where it says so itself."""
     allowed_tools: tuple[str, ...] | None = None
     permissions: DeclaredPermissions = DeclaredPermissions()
     timeout_s: float | None = None
@@ -141,6 +143,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "output": _object,
     "call": str,
     "script": str,
+    "settings": _object,
     "allowed_tools": _texts,
     "permissions": DeclaredPermissions.from_json,
     "timeout_s": float,

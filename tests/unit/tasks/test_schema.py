@@ -31,6 +31,7 @@ AGENT: dict[str, Json] = {
     "instructions": "Do it.",
     "agent": "default_worker_agent",
     "model": "test:model",
+    "settings": {"temperature": 0, "thinking": "low", "cache": False},
     "allowed_tools": ["code.*"],
     "permissions": {"write": ["docs/", "out.md"], "hosts": ["api.example.org"], "run": [["git", "status"]]},
     "inputs": {"x": 1},

@@ -18,6 +18,7 @@ CHILD = StepSpec(
 SPECS = {
     "empty": StepSpec(),
     "agent": StepSpec(id="a", instructions="Do.", output={"type": "object"}, timeout_s=1.5, retries=2, script="x.y"),
+    "settings": StepSpec(id="s", instructions="Do.", settings={"temperature": 0.5, "cache": False}),
     "python": StepSpec(id="b", kind=StepKind.PYTHON, call="f", inputs={"x": None}, on_failure=FailurePolicy.KEEP),
     "map": StepSpec(
         id="m", kind=StepKind.MAP, over=[1], step=CHILD, item_key="${item}", child_surface={"tools": []}, max_items=2

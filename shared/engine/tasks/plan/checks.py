@@ -127,7 +127,7 @@ def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
     names = ("model", "allowed_tools", "script", "timeout_s")
     said = [name for name in names if getattr(step, name) not in (None, "")]
     said += ["agent"] if step.agent != DEFAULT_DEFINITION else []
-    said += ["permissions"] if step.permissions else []
+    said += [name for name in ("permissions", "settings") if getattr(step, name)]
     for name in said:
         report((*path, name), f"a step of `claim: pull` has no {name} of its own", hint)
 

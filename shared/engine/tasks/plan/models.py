@@ -83,6 +83,9 @@ Pause: TypeAlias = Annotated[
     float, Field(gt=0, le=LONGEST_PAUSE_S), Expected(f"a number of seconds above 0, at most {LONGEST_PAUSE_S}")
 ]
 Policy: TypeAlias = Annotated[FailurePolicy, Field(strict=False)]
+Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2), Expected("a number from 0 to 2")]
+AnswerTokens: TypeAlias = Annotated[int, Field(ge=1, le=10_000_000), Expected("an integer from 1 to 10000000")]
+Thinking: TypeAlias = Literal["off", "low", "medium", "high"]
 _Declared = Field(max_length=MAX_DECLARED, strict=False)
 _Program: TypeAlias = Annotated[
     tuple[str, ...],
@@ -104,6 +107,17 @@ class PermissionsDocument(PlanModel):
     run: Annotated[tuple[_Program, ...], _Declared, BeforeValidator(_sequence)] = Field(
         default=(), description="Programs to run, each as a list of words, such as [git, status]."
     )
+
+
+class SettingsDocument(PlanModel):
+    """How an agent's model is asked; what is left out is as the agent's definition says."""
+
+    temperature: Temperature | None = None
+    max_tokens: AnswerTokens | None = Field(default=None, description="Most tokens of one answer.")
+    thinking: Thinking | None = None
+    timeout_s: Seconds | None = Field(default=None, description="Time limit of one model request, in seconds.")
+    parallel_calls: Flag | None = Field(default=None, description="Whether one answer may make several calls.")
+    cache: Flag | None = Field(default=None, description="Whether the provider may keep the history for the next turn.")
 
 
 # -- what a run does
@@ -145,6 +159,9 @@ class AgentWork(WorkDocument):
     agent: Text = Field(default=DEFAULT_DEFINITION, description="Id of an agent definition.")
     model: Text = Field(
         default="", description="A model of its own (provider:name); else the one that the task runs with."
+    )
+    settings: SettingsDocument | None = Field(
+        default=None, description="How its model is asked, instead of what its definition says."
     )
     allowed_tools: Texts | None = Field(
         default=None, description="Tools it asks for instead of its definition's; names or globs."

@@ -58,9 +58,10 @@ class PlanStep:
 
     ``instructions``, ``title`` of a map's child, ``inputs`` and ``permissions`` are templates
     (:mod:`soong.shared.engine.tasks.plan.template`). ``script`` names the scripted agent that runs without a model
-    (:mod:`soong.shared.engine.tasks.scripted`). ``allowed_tools`` None takes the definition's. ``permissions``
-    says what the step will ask people for. ``output`` is the schema of the result. ``over``, ``item_name``,
-    ``item_key``, ``step``, ``max_items`` and ``on_item_failure`` belong to a map step; ``call`` to a python step.
+    (:mod:`soong.shared.engine.tasks.scripted`). ``settings`` are those of its model's requests that it
+    sets itself; ``allowed_tools`` None takes the definition's. ``permissions`` says what the step will ask people for.
+    ``output`` is the schema of the result. ``over``, ``item_name``, ``item_key``, ``step``, ``max_items`` and
+    ``on_item_failure`` belong to a map step; ``call`` to a python step.
     ``claim``: PULL leaves an agent step to a run that asks for it, whose agent, model and tools then do it.
     A failure policy of None is the default (:class:`OnFailure`).
     """
@@ -72,6 +73,7 @@ class PlanStep:
     depends_on: tuple[str, ...] = ()
     agent: str = DEFAULT_DEFINITION
     model: str = ""
+    settings: JsonObject = field(default_factory=dict)
     allowed_tools: tuple[str, ...] | None = None
     permissions: DeclaredPermissions = field(default_factory=DeclaredPermissions)
     inputs: JsonObject = field(default_factory=dict)
@@ -177,6 +179,7 @@ def spec_of(step: PlanStep) -> StepSpec:
         output=step.output,
         call=step.call,
         script=step.script,
+        settings=step.settings,
         allowed_tools=step.allowed_tools,
         permissions=step.permissions,
         timeout_s=step.timeout_s,

@@ -174,6 +174,7 @@ def planned_step(step: StepDocument | AgentWork | PythonWork) -> PlanStep:
         said["on_failure"] = FailurePolicy(said["on_failure"])
     if isinstance(step, AgentWork):
         said["permissions"] = _declared(step.permissions)
+        said["settings"] = {} if step.settings is None else step.settings.model_dump(exclude_none=True)
     else:
         said["agent"] = ""
     if isinstance(step, MapStep):

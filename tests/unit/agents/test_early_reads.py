@@ -147,7 +147,7 @@ async def test_a_call_whose_arguments_are_not_valid_does_not_begin_and_stops_tho
     assert sorted(stage.order) == ["b", "c"]
 
 
-@pytest.mark.spec("EXE-10.b")
+@pytest.mark.spec("EXE-10.b", "RES-04.d")
 async def test_calls_of_a_stream_that_is_cut_are_discarded_and_no_model_sees_them() -> None:
     stage = Stage()
 

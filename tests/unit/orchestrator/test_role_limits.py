@@ -16,6 +16,7 @@ from soong.shared.core.config import Config, ToolsConfig
 from soong.shared.core.identity import Role
 from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.permissions.configured import surface_request
+from soong.shared.tools.definition import Permission
 from soong.shared.tools.surface import RunMode, Surface, narrow
 from soong.shared.toolsets.sources import ToolEnvironment
 
@@ -46,8 +47,19 @@ NAMES: Final = sorted(tool.name for tool in TOOLS)
 patterns = st.lists(st.sampled_from([*NAMES, "*", "agent.*", "agent.task_*", "code.*"]), max_size=6).map(tuple)
 
 
+@pytest.mark.spec("REG-07.c")
 def test_the_table_names_tools_that_there_are() -> None:
     assert set(NAMES) >= NEVER_A_CHILDS | A_CHILDS
+
+
+@pytest.mark.spec("DAG-01.f")
+def test_tools_that_start_and_watch_agents_are_readonly() -> None:
+    """What an agent may do is asked where it does it; starting one changes nothing outside."""
+    permissions = {tool.name: tool.permission for tool in TOOLS if tool.name.startswith("agent.")}
+
+    starting = {"agent.create_sub_agent", "agent.fork_agent", "agent.dispatch_worker", "agent.inspect_agent"}
+    assert starting <= set(permissions)
+    assert set(permissions.values()) == {Permission.READONLY}
 
 
 @pytest.mark.spec("ETS-06", "ETS-03", "DIS-01")

@@ -1,0 +1,71 @@
+"""Several agents started in one turn: they run at once, and each end is its own."""
+
+from collections.abc import Iterator
+
+import pytest
+from llmock.scenarios import Delay, Fail, Match, Reply, ToolCall
+from llmock.testing import LLMockServer
+
+from tests.system.cli_scene import CliHarness, scene
+from tests.wires.wire import Wires
+
+PLANNER = "openai-chat:gpt-5"
+SLOW, BROKEN = "openai-chat:gpt-5-mini", "openai-chat:gpt-4o"
+SLOW_S = 3
+
+
+@pytest.fixture
+def cli() -> Iterator[CliHarness]:
+    with scene() as one:
+        yield one
+
+
+def refuse_forks(cli: CliHarness) -> None:
+    """Have a hook of the configuration deny each call of agent.fork_agent."""
+    cli.home.mkdir(parents=True, exist_ok=True)
+    hook = cli.home / "no-forks.sh"
+    hook.write_text("""#!/bin/sh\nprintf '{"action": "deny", "reason": "no forks today"}'\n""")
+    hook.chmod(0o755)
+    entry = f'[[hooks.pre]]\nname = "no-forks"\ntools = "agent.fork_agent"\ncommand = ["{hook}"]\n'
+    (cli.home / "config.toml").write_text(entry)
+
+
+@pytest.mark.spec("CARD-1.c", "EXE-03.b", "EXE-04.d", "EXE-08.e", "REG-07.c")
+def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told(cli: CliHarness) -> None:
+    refuse_forks(cli)
+    # Agents take longer than any tool may: their own limits end them.
+    cli.environment |= {"SOONG_TOOL_TIMEOUT_MS": "500", "SOONG_TOOL_MAX_TIMEOUT_MS": "500"}
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        calls = (
+            ToolCall("agent__dispatch_worker", {"instructions": "Take your time.", "model": SLOW}),
+            ToolCall("agent__create_sub_agent", {"instructions": "Fail.", "model": BROKEN}),
+            ToolCall("agent__fork_agent", {"instructions": "Look aside."}),
+            ToolCall("agent__dispatch_worker", {"instructions": "Take your time, too.", "model": SLOW}),
+        )
+        wires.will(
+            Reply(tool_calls=calls, match=Match(model="gpt-5")),
+            Fail(status=401, match=Match(model="gpt-4o")),
+            Delay(seconds=SLOW_S, match=Match(model="gpt-5-mini")),
+            Reply(text="slow but done", match=Match(model="gpt-5-mini"), times=2),
+            Reply(text="Two of four.", match=Match(model="gpt-5")),
+        )
+
+        ended = cli.json("ask", "Do four things.", "--model", PLANNER)
+
+        assert ended["answer"] == "Two of four."
+        asked = [one for one in wires.requests if one.body["model"] == "gpt-5"]
+        told = {one["tool_call_id"]: one["content"] for one in asked[-1].body["messages"] if one["role"] == "tool"}
+        first, second, third, fourth = told.values()
+        assert ("slow but done" in first, "slow but done" in fourth) == (True, True)
+        assert "provider_failed" in second
+        assert "no forks today" in third
+        assert len(asked) == 2
+        runs = [run for run in cli.json("runs", "list", "--task", ended["id"]) if run["step"]]
+        slow = [run for run in runs if run["model"] == SLOW]
+        assert len(runs) == 3
+        assert max(run["started"] for run in runs) < min(run["ended"] for run in slow)
+        (root,) = (run for run in cli.json("runs", "list", "--task", ended["id"]) if not run["step"])
+        assert root["worker"].startswith("own_")
+        assert {run["worker"].partition("_")[0] for run in runs} == {"wrk"}

@@ -15,6 +15,7 @@ from soong.orchestrator.cli.prompt import terminal_console
 from soong.orchestrator.cli.step_words import SYMBOLS, WAITS_FOR_CONSENT, counted, pull_text, seconds_of, time_text
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.program import program
+from soong.shared.engine.runs.budgets import DAY, WARN_AT, BudgetState, charged_text
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
@@ -104,6 +105,7 @@ class Live:
             self._bar(view),
             _steps(view, room, self._voices),
             _workers(view),
+            *(_budget(state) for state in view.budgets),
         ]
         if sentence := pull_text(view):
             parts.append(Text(f"  {sentence}", style="yellow"))
@@ -167,10 +169,20 @@ def _row(step: Step, view: TaskSnapshot, voice: str) -> tuple[Text, ...]:
     )
 
 
+def _budget(state: BudgetState) -> Text:
+    """Return what of a budget is charged: used, and reserved by requests under way."""
+    whose = "of the day" if state.scope == DAY else ""
+    money, tokens = charged_text(state)
+    said = ", ".join(one for one in (money, tokens) if one)
+    style = "red" if state.share >= 1 else "yellow" if state.share >= WARN_AT else "dim"
+    return Text(f"  budget {whose}".rstrip() + f"  {said} ({state.share:.0%})", style=style)
+
+
 def _workers(view: TaskSnapshot) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for worker in view.workers[:8]:
-        full = round(10 * worker.busy / worker.slots) if worker.slots else 0
+        # A slot that is lent has two runs: what waits in it, and what works.
+        full = min(10, round(10 * worker.busy / worker.slots)) if worker.slots else 0
         bar = Text("▰" * max(full, int(worker.busy > 0)), style="cyan").append(
             "▱" * (10 - max(full, int(worker.busy > 0))), style="dim"
         )

@@ -6,15 +6,16 @@ command row. Its channel is SQL for what is and Redis for "look again".
 
 import asyncio
 import functools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from soong.shared.core.clock import Clock
+from soong.shared.core.clock import Clock, utc_date
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
-from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope
+from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState, session_scope
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
@@ -47,6 +48,8 @@ class TaskSnapshot:
     """By step key: why no worker may take what is ready."""
     planned: tuple[Task, ...] = ()
     """The tasks that the agent of an ask has made; their steps are among ``steps``."""
+    budgets: tuple[BudgetState, ...] = ()
+    """Of its session and of the day, where there is one."""
 
     @property
     def counts(self) -> Mapping[StepStatus, int]:
@@ -233,7 +236,17 @@ async def snapshot_of(store: Store, task_id: str) -> TaskSnapshot:
     questions = [one for one in await store.consent.pending(task.session_id) if one.identity.task_id in ids]
     found = [step for one in (task, *planned) for step in in_plan_order(await store.tasks.steps(one.id))]
     steps, workers = tuple(found), tuple(await store.sessions.workers())
-    return TaskSnapshot(task, steps, workers, tuple(questions), _lacks(task, steps, workers), planned)
+    scopes = (session_scope(task.session_id), DAY)
+    budgets = await store.budgets.budgets(scopes, day=utc_date(time.time_ns() // 1000))
+    return TaskSnapshot(
+        task,
+        steps,
+        workers,
+        tuple(questions),
+        _lacks(task, steps, workers),
+        planned,
+        tuple(budgets[scope] for scope in scopes if scope in budgets),
+    )
 
 
 async def tasks_planned_by(store: Store, ask: Task) -> tuple[Task, ...]:

@@ -18,11 +18,11 @@ from soong.shared.agents.model_request import ProviderFailedError, request
 from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.provider_schema import SchemaUnsupportedError
-from soong.shared.agents.spending import NEARLY_SPENT, WARN_AT, warning
+from soong.shared.agents.spending import NEARLY_SPENT, warning
 from soong.shared.agents.turn import add, usage_of
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.budgets import Charge
+from soong.shared.engine.runs.budgets import WARN_AT, Charge
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import Usage
 

@@ -7,10 +7,10 @@ from decimal import Decimal
 from typing import Final
 
 from soong.shared.agents.definition import AgentLimits
+from soong.shared.engine.runs.budgets import WARN_AT
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
 
-WARN_AT: Final = 0.8
 NEARLY_SPENT: Final = "The budget of this session is nearly used up. Finish soon: report what you have."
 
 

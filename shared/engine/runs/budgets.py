@@ -17,6 +17,8 @@ from soong.shared.core.jsontext import Json
 DAY: Final = "day"
 """The scope of what all sessions together may use in a day of UTC."""
 MICRO: Final = 1_000_000
+WARN_AT: Final = 0.8
+"""The share of a budget from which on its agents are asked to finish."""
 MOST: Final = 2**53 - 1
 
 _MONEY = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)\s*(?:usd|\$)?", re.IGNORECASE)
@@ -180,6 +182,16 @@ def _usd(microusd: int | None) -> str | None:
 def usd_text(microusd: int) -> str:
     """Return an amount in US dollars, with as many digits as it has."""
     return f"{Decimal(microusd) / MICRO:f}"
+
+
+def charged_text(state: BudgetState) -> tuple[str, str]:
+    """Return in words what of each limit is charged, in money and in tokens; empty where there is no limit."""
+    limit, used, reserved = state.budget, state.used, state.reserved
+    money, tokens = (used.microusd or 0) + (reserved.microusd or 0), used.tokens + reserved.tokens
+    return (
+        "" if limit.microusd is None else f"${money / MICRO:.4f} of ${usd_text(limit.microusd)}",
+        "" if limit.tokens is None else f"{tokens:,} of {limit.tokens:,} tokens",
+    )
 
 
 def configured_budget(text: str, name: str) -> Budget:

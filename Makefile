@@ -63,8 +63,11 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  $(VENV)/extra/bin/pip install --quiet --require-hashes -r tests/extra.lock; }
 	@[ -e $(VENV)/llama/installed ] || { $(BIN)/python -m venv $(VENV)/llama && $(VENV)/llama/bin/pip install --quiet \
 	  --no-deps --require-hashes -r tests/llama/requirements.lock && touch $(VENV)/llama/installed; }
+	@[ -x $(VENV)/aimock/node_modules/.bin/llmock ] || { mkdir -p $(VENV)/aimock && \
+	  cp tests/aimock/package.json tests/aimock/package-lock.json $(VENV)/aimock && \
+	  npm ci --silent --no-audit --no-fund --prefix $(VENV)/aimock; }
 	TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
-	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python \
+	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python AIMOCK=$(CURDIR)/$(VENV)/aimock/node_modules/.bin/llmock \
 	  $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
 	deploy/test-compose.sh
 

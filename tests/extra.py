@@ -47,3 +47,12 @@ def llama_python() -> str:
         missing("there is no llama.cpp server; set LLAMA_PYTHON to a Python with tests/llama/requirements.lock")
         raise AssertionError
     return python
+
+
+def aimock_program() -> str:
+    """Return ``AIMOCK``: the server of tests/aimock/package.json as npm installs it (node_modules/.bin/llmock)."""
+    program = os.environ.get("AIMOCK")
+    if program is None:
+        missing("there is no aimock server; set AIMOCK to the `llmock` that npm installs from tests/aimock")
+        raise AssertionError
+    return program

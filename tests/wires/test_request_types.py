@@ -1,7 +1,6 @@
 """Our requests hold to what the providers publish: the types of their own clients, which they make of their specs."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, Final
 
 import pytest
@@ -40,17 +39,18 @@ TASKS: Final[Mapping[str, Callable[[], AgentTask]]] = {
 }
 
 
-@cache
-def _validator(shape: type[Any]) -> Draft202012Validator:
-    # As a schema: validated by Pydantic itself, their lists are looked at only while they are read.
-    return Draft202012Validator(TypeAdapter(shape).json_schema())
+# As schemas: validated by Pydantic itself, their lists are looked at only while they are read.
+VALIDATORS: Final = {
+    wire: [Draft202012Validator(TypeAdapter(shape).json_schema()) for shape in shapes] for wire, shapes in TYPES.items()
+}
 
 
 def problems(body: Mapping[str, Any], wire: str) -> list[str]:
     """Return what is wrong with a request."""
-    shape = TYPES[wire][bool(body.get("stream"))]
+    is_streamed = bool(body.get("stream"))
+    shape = TYPES[wire][is_streamed]
     unknown = body.keys() - {*shape.__required_keys__, *shape.__optional_keys__}
-    return [*sorted(unknown), *(error.message[:300] for error in _validator(shape).iter_errors(dict(body)))]
+    return [*sorted(unknown), *(error.message[:300] for error in VALIDATORS[wire][is_streamed].iter_errors(dict(body)))]
 
 
 @pytest.mark.spec("DIS-09", "REG-04")

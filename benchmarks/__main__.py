@@ -7,7 +7,8 @@
 - ``scale``: one, two and four worker processes on PostgreSQL (:mod:`benchmarks.scale`);
 - ``consent``: a question, its answer and its decision beside a bare message there and back (:mod:`benchmarks.consent`);
 - ``history``: a step in an empty database and a full one, a small DAG and a large one (:mod:`benchmarks.history`);
-- ``early-reads``: reads that start while a model's answer arrives (:mod:`benchmarks.early_reads`).
+- ``early-reads``: reads that start while a model's answer arrives (:mod:`benchmarks.early_reads`);
+- ``agents``: agents on a slow model server: makespan, memory, turns (:mod:`benchmarks.agents`).
 
 A part is one line of ``PARTS`` below: a function from these options to its figures and to the promises that they break.
 The figures of the parts that ran replace theirs in ``latest.json``; the exit code is 1 when a promise was broken.
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import against_celery, consent, early_reads, history, scale, tool_call
+from benchmarks import against_celery, agents, consent, early_reads, history, scale, tool_call
 from benchmarks.report import Finding, table, write
 from tests.servers import ServerStartError
 
@@ -57,6 +58,10 @@ def _early_reads(options: argparse.Namespace) -> Finding:
     return early_reads.run(options.rounds)
 
 
+def _agents(options: argparse.Namespace) -> Finding:
+    return agents.run(options.stores, options.agents)
+
+
 PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Finding]]] = {
     tool_call.PART: _tool_call,
     against_celery.NAME: _celery,
@@ -64,6 +69,7 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Finding]]] = {
     consent.NAME: _consent,
     history.NAME: _history,
     early_reads.NAME: _early_reads,
+    agents.NAME: _agents,
 }
 
 
@@ -102,6 +108,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=100, help="steps in the chain of W2")
     parser.add_argument("--finished", type=int, default=history.FINISHED, help="finished steps of H1")
     parser.add_argument("--large", type=int, default=history.LARGE, help="steps in the large DAGs of H2")
+    parser.add_argument("--agents", nargs="+", choices=agents.WHAT, default=list(agents.WHAT), help="what of agents")
     parser.add_argument("--output", type=Path, default=LATEST)
     options = parser.parse_args(arguments)
     unknown = set(options.parts) - PARTS.keys()

@@ -8,10 +8,11 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.handing_over import ServiceError, complete, environment_of, prepare
 from benchmarks.ledger import Ledger
@@ -55,15 +56,26 @@ class ServiceWorkbench:
 
 @contextmanager
 def service_workbench(
-    store: str, home: Path, database_url: str, redis_url: str, ledger: Ledger
+    store: str,
+    home: Path,
+    database_url: str,
+    redis_url: str,
+    ledger: Ledger,
+    *,
+    slots: int = 0,
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[ServiceWorkbench]:
-    """Start the service, wait for its workers, and stop it afterwards."""
+    """Start the service, wait for its workers, and stop it afterwards.
+
+    ``slots`` are those of each worker, 0 as many as it is configured to have; ``more`` is put into its environment.
+    """
     settings = load_settings(agent_home=home, database_url=database_url, redis_url=redis_url, workers=WORKERS)
     log_path = home / "service.log"
+    own = ("--slots", str(slots)) if slots else ()
     with log_path.open("wb") as log, asyncio.Runner() as runner:
         service = subprocess.Popen(
-            [Path(sys.executable).with_name("soong"), "up", "--workers", str(WORKERS)],
-            env=environment_of(settings),
+            [Path(sys.executable).with_name("soong"), "up", "--workers", str(WORKERS), *own],
+            env={**environment_of(settings), **more},
             cwd=home,
             stdin=subprocess.DEVNULL,
             stdout=log,

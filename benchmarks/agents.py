@@ -235,6 +235,8 @@ def _waits_ms(requests: Sequence[Mapping[str, Any]], ends_us: Mapping[str, int])
     wall_s = time.time() - time.monotonic()
     waits = []
     for request in requests:
+        if request["body"] is None:  # the server keeps none that is longer than 256 KB
+            continue
         last = request["body"]["messages"][-1]
         if last["role"] == "tool" and last["tool_call_id"] in ends_us:
             waits.append((request["started_at"] + wall_s) * 1000 - ends_us[last["tool_call_id"]] / 1000)

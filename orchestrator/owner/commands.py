@@ -84,10 +84,17 @@ class Commands:
                 assert_never(other)
 
     async def _steer_all(self, ownership: Ownership, command: Command, reason: str, now_us: int) -> None:
-        """Pause, resume or cancel a task; of an ask, first those that its agent has made."""
-        for task_id in await self._planned(ownership, command.subject):
+        """Pause, resume or cancel a task; of an ask, first those that its agent has made.
+
+        And then those that it made meanwhile: from the change of its own task on, it makes none.
+        """
+        known = await self._planned(ownership, command.subject)
+        for task_id in known:
             await self._steer(ownership, replace(command, id="", subject=task_id), reason, now_us)
         await self._steer(ownership, command, reason, now_us)
+        for task_id in await self._planned(ownership, command.subject):
+            if task_id not in known:
+                await self._steer(ownership, replace(command, id="", subject=task_id), reason, now_us)
 
     async def _steer(self, ownership: Ownership, command: Command, reason: str, now_us: int) -> None:
         """Pause, resume or cancel one task."""

@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from soong.shared.core.errors import InvalidTransitionError, LeaseLostError, NotOwnerError
+from soong.shared.core.errors import ConflictError, InvalidTransitionError, LeaseLostError, NotOwnerError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
@@ -17,11 +17,11 @@ from soong.shared.engine.tasks.expansion import new_ask
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Claim, NewStep
+from soong.shared.engine.tasks.step import Claim, NewStep, NewTask
 from tests.contract.scene import ContractHarness, completed
 from tests.contract.test_growth import added, grow, update
 from tests.contract.test_taint import agent, read, tainted
-from tests.model.builders import make_owner, make_step
+from tests.model.builders import make_owner, make_step, make_task
 
 SURFACE: Final[JsonObject] = {"v": 1, "decisions": [["agent.task_create", True, "definition"]], "unknown": []}
 NODE = NewNode(NodeKind.USER, {"v": 1, "text": "hello"})
@@ -222,6 +222,50 @@ async def test_ask_is_ended_by_its_agent_only_while_it_is_open(scene: ContractHa
 
     with pytest.raises(InvalidTransitionError):
         await scene.store.tasks.cancel_task(scene.own, task_id, reason="late", now_us=scene.now_us)
+
+
+# -- tasks that its agent plans
+def planned_by(claim: Claim) -> NewTask:
+    new = make_task(claim.identity.session_id, "a")
+    parent = replace(
+        new.root_run.identity, parent_run_id=claim.identity.run_id, parent_agent_id=claim.identity.agent_id
+    )
+    return replace(new, root_run=replace(new.root_run, identity=parent))
+
+
+@pytest.mark.spec("DAG-06", "DAG-08")
+@pytest.mark.parametrize("how", ["paused", "cancelled", "ended"])
+async def test_an_agent_that_was_stopped_makes_no_task(scene: ContractHarness, how: str) -> None:
+    task_id = await ask(scene)
+    claim = await take_up(scene, task_id)
+    before, after = planned_by(claim), planned_by(claim)
+    await scene.store.tasks.create_task(before)
+    match how:
+        case "paused":
+            await scene.store.tasks.pause_task(scene.own, task_id, reason="", now_us=scene.now_us)
+        case "cancelled":
+            await scene.store.tasks.cancel_task(scene.own, task_id, reason="", now_us=scene.now_us)
+        case _:
+            await scene.store.asks.end_ask(scene.own, task_id, completed(claim), now_us=scene.now_us)
+
+    with pytest.raises(ConflictError, match="has been stopped"):
+        await scene.store.tasks.create_task(after)
+    await scene.store.tasks.create_task(before)  # the answer was lost: it is there
+
+    assert {task.id for task in await scene.store.tasks.list_tasks()} == {task_id, before.id}
+
+
+@pytest.mark.spec("DAG-08")
+async def test_an_agent_that_is_resumed_makes_tasks_again(scene: ContractHarness) -> None:
+    task_id = await ask(scene)
+    claim = await take_up(scene, task_id)
+    await scene.store.tasks.pause_task(scene.own, task_id, reason="", now_us=scene.now_us)
+    await scene.store.tasks.resume_task(scene.own, task_id, now_us=scene.now_us)
+    new = planned_by(claim)
+
+    await scene.store.tasks.create_task(new)
+
+    assert (await scene.store.tasks.task(new.id)).status is TaskStatus.RUNNING
 
 
 # -- taint

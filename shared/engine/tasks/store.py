@@ -10,7 +10,7 @@ ended in the same transaction.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from soong.shared.core.identity import OWN, Origin
 from soong.shared.engine.runs.call_aborts import CallAbort
@@ -30,6 +30,8 @@ from soong.shared.engine.tasks.step import (
     TaskCounts,
 )
 
+NO_PLANNER: Final = "the agent that plans this task has been stopped"
+
 
 class TaskStore(Protocol):
     # -- making and reading
@@ -42,7 +44,7 @@ class TaskStore(Protocol):
 
         Raises:
             NotFoundError: there is no such session.
-            ConflictError: another session has a task of that id.
+            ConflictError: another session has a task of that id, or the agent that plans this one was stopped.
             UnavailableError: a former task of that id is being removed.
         """
         ...

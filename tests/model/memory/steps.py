@@ -27,6 +27,7 @@ from soong.shared.engine.tasks.step import (
     TaskCounts,
     WaitingSteps,
 )
+from soong.shared.engine.tasks.store import NO_PLANNER
 from tests.model.memory.claiming import choose, claim_steps
 from tests.model.memory.ending import cancel_step, poison, result_of, write_end
 from tests.model.memory.logs import move_run, note_run, note_step
@@ -50,6 +51,9 @@ class MemorySteps:
             raise ConflictError(f"there is a task {task.id} in another session already")
         if stands is not None:
             return
+        planner = task.root_run.identity.parent_run_id
+        if planner and self.rows.task(self.rows.run(planner).identity.task_id).status is not TaskStatus.RUNNING:
+            raise ConflictError(NO_PLANNER)
         if session.is_closed:
             self.rows.sessions[session.id] = replace(session, is_closed=False, owner_id="")
         insert_run(self.rows, task.root_run, RunStatus.RUNNING, now_us)

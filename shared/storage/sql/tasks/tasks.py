@@ -16,6 +16,7 @@ from soong.shared.engine.tasks.step import (
     Task,
     TaskCounts,
 )
+from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.storage.sql.claims.claim_context import result_of
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
@@ -44,6 +45,13 @@ INSERT_TASKS: Final = Insert(
 HELD_SESSION: Final = Statement(
     "held session: of a task that is written; nobody closes or removes it meanwhile",
     "SELECT is_closed FROM sessions WHERE id = :session_id /*pg FOR SHARE */",
+)
+PLANNER: Final = Statement(
+    "planner: whether the task of the agent that plans another is running; held, so that nobody stops it meanwhile",
+    """
+    SELECT 1 FROM tasks WHERE id = (SELECT task_id FROM runs WHERE id = :run_id) AND status || '' = 'running'
+    /*pg FOR SHARE */
+    """,
 )
 LEFT_OF_TASK: Final = Statement(
     "left of task: steps of one of that id that is being removed",
@@ -118,6 +126,9 @@ def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
         if stands.session_id != task.session_id:
             raise ConflictError(f"there is a task {task.id} in another session already")
         return
+    planner = task.root_run.identity.parent_run_id
+    if planner and not tx.rows(PLANNER, run_id=planner):
+        raise ConflictError(NO_PLANNER)
     if tx.rows(LEFT_OF_TASK, task_id=task.id):
         problem = f"a former task {task.id} is being removed; submit it again, after `soong gc` if that was interrupted"
         raise UnavailableError(problem)

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from soong.shared.agents.client_bodies import leave_long_parts
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.engine.tasks.scripted import resolve_script
@@ -86,7 +87,7 @@ def _provider_model(name: str) -> "Model[Any]":
 
     provider = name.partition(":")[0]
     try:
-        return infer_model(name)
+        model = infer_model(name)
     except ImportError as error:
         extra = _EXTRAS.get(provider)
         hint = f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"install what it names: {error}"
@@ -95,6 +96,8 @@ def _provider_model(name: str) -> "Model[Any]":
         raise InvalidConfigError(_unusable(name, str(error))) from error
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidConfigError(f"the model {name!r} cannot be used: {type(error).__name__}: {error}") from error
+    leave_long_parts()
+    return model
 
 
 def forget_models() -> None:

@@ -2,7 +2,7 @@
 
 The client walks each body along its types before it sends it, to rename fields and to encode dates and files. Of a
 long history that is nearly all of a turn's CPU time (with 600 turns: 0.15 s a request), and it changes nothing: the
-model library hands over what goes on the wire. So the long parts of a body are left out of that walk.
+model library hands over what is sent over the wire. So the long parts of a body are left out of that walk.
 """
 
 import sys

@@ -166,11 +166,18 @@ def used(output_tokens: int, finish_reason: FinishReason) -> ModelResponse:
     ("tokens", "reason", "max_tokens", "heard"),
     [
         (60, "stop", 60, "length"),
+        (61, "stop", 60, "stop"),
         (59, "stop", 60, "stop"),
         (60, "stop", None, "stop"),
         (60, "tool_call", 60, "tool_call"),
     ],
-    ids=["all of them", "fewer", "no limit of ours", "calls, whose arguments are judged"],
+    ids=[
+        "all of them",
+        "more, with those of its tools",
+        "fewer",
+        "no limit of ours",
+        "calls, whose arguments are judged",
+    ],
 )
 async def test_an_answer_that_used_all_its_tokens_is_cut_whatever_its_server_says(
     tokens: int, reason: FinishReason, max_tokens: int | None, heard: str

@@ -130,7 +130,7 @@ def settings_of(options: ModelOptions) -> ModelSettings:
 def _cut_where_it_ends(answer: ModelResponse, max_tokens: int | None) -> ModelResponse:
     """Tell an answer as cut that used all the tokens it had, where its server calls that a normal end (llama.cpp).
 
-    More than that is no sign of it: some providers count what their own tools wrote, too.
+    Some providers count what their own tools wrote, too: more than the limit says nothing of the answer.
     """
     is_cut = max_tokens is not None and answer.usage.output_tokens == max_tokens
     return replace(answer, finish_reason="length") if is_cut and answer.finish_reason in {None, "stop"} else answer

@@ -24,7 +24,7 @@ from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
-from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
+from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.model_settings import read_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
@@ -221,14 +221,17 @@ class Soong:
             run_id = task.root_run.identity.run_id
             helpers.append(asyncio.create_task(listen_to_answers(self._client.subscriber, run_id, on_answer)))
         try:
-            view = await self._last_view(task.id)
+            view = await self._last_view(task.id, new_in=session.id)
         finally:
             for helper in helpers:
                 helper.cancel()
-        if view.task.status is TaskStatus.COMPLETED:
-            with contextlib.suppress(UnavailableError):  # asked for, and then done by the next owner
-                await self._client.command(CommandKind.CLOSE, view.task, limit_s=2.0)
-        return await self._result(view)
+        closing = self._close(session.id) if view.task.status is TaskStatus.COMPLETED else asyncio.sleep(0)
+        result, _ = await asyncio.gather(self._result(view), closing)
+        return result
+
+    async def _close(self, session_id: str) -> None:
+        with contextlib.suppress(UnavailableError):  # a session that stays open costs its owner little
+            await self._tasks.request_close(session_id)
 
     async def submit(
         self,
@@ -339,10 +342,10 @@ class Soong:
     async def _result(self, view: TaskSnapshot) -> TaskResult:
         return TaskResult.of_outcome(await outcome_of(self._client.store, view, self._settings.runs))
 
-    async def _last_view(self, task_id: str) -> TaskSnapshot:
+    async def _last_view(self, task_id: str, *, new_in: str = "") -> TaskSnapshot:
         last: TaskSnapshot | None = None
         stall_reasons = StallReasons(self._client, lambda: self._record)
-        async for view in self._client.follow(task_id):
+        async for view in self._client.follow(task_id, new_in=new_in, for_result=True):
             await stall_reasons.refresh(view)
             last = view
         assert last is not None

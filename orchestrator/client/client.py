@@ -10,13 +10,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from soong.shared.core.clock import Clock, utc_date
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState, session_scope
-from soong.shared.engine.runs.events import Event
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
 from soong.shared.engine.tasks.matching import lacking
@@ -25,12 +24,16 @@ from soong.shared.engine.tasks.service import COMMAND_LIMIT_S, TaskService
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Step, Task, session_limit
 from soong.shared.engine.tasks.totals import check_total
-from soong.shared.engine.wire.notifier import Notifier, Subscriber
+from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.permissions.request import PermissionCallback, PermissionRequest
 from soong.shared.storage.store import Store, retry_until_confirmed
 
+T = TypeVar("T")
+
 POLL_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
+PAUSE_PER_LOOK: Final = 5
+"""After a look a client pauses so many times as long as it took: a task of thousands of steps is not all it reads."""
 STOPPING_S: Final = 3.0
 """How long steps that the end of a task stops have to report it, before their current state is shown."""
 PAGE: Final = 1000
@@ -109,13 +112,14 @@ class Client:
         await self.notifier.notify_owners([session.id])
 
     async def _write(self, session: Session, task: NewTask, max_concurrent: int, budget: Budget) -> None:
-        await self.store.sessions.open_session(session)
         limit = max_concurrent or self.settings.max_concurrent_children_per_session
+        writes: list[Awaitable[object]] = [self.store.sessions.open_session(session)]
         if limit:
-            await self.store.claims.set_concurrency_limits([session_limit(session.id, limit)])
+            writes.append(self.store.claims.set_concurrency_limits([session_limit(session.id, limit)]))
         if not budget.is_unlimited:
-            await self.store.budgets.set_budget(session_scope(session.id), budget)
-        await self.store.tasks.create_task(task)
+            writes.append(self.store.budgets.set_budget(session_scope(session.id), budget))
+        # Begun together, in this order: they are written in this order, and most often by one commit.
+        await asyncio.gather(*writes, self.store.tasks.create_task(task))
 
     def attach(
         self,
@@ -154,29 +158,47 @@ class Client:
         """Raises: NotFoundError."""
         return await snapshot_of(self.store, task_id)
 
-    async def follow(self, task_id: str) -> AsyncIterator[TaskSnapshot]:
+    async def follow(self, task_id: str, *, new_in: str = "", for_result: bool = False) -> AsyncIterator[TaskSnapshot]:
         """Yield the state of the task whenever something may have changed, until nothing more happens by itself.
+
+        ``new_in`` is the session of a task that has just been submitted: nothing has happened yet, so the first look
+        comes a moment later, or with the end. ``for_result``: nobody watches, the last view is for the task's result.
 
         A task that is cancelled or fails has ended before its running steps have: these get ``STOPPING_S``. A database
         or Redis that is away for a while is waited for: the rows still say what happened.
         """
-        session_id = (await self.store.tasks.task(task_id)).session_id
+        session_id = new_in or (await self.store.tasks.task(task_id)).session_id
         subscription = await self.subscriber.subscribe_session(session_id)
         loop = asyncio.get_running_loop()
         ended_s: float | None = None
         try:
+            if new_in and await self._status_again(task_id) is TaskStatus.RUNNING:
+                await self._until_news(subscription, task_id, LOOK_AT_MOST_EVERY_S)
             while True:
-                view = await self._view_again(task_id)
+                begun_s = loop.time()
+                view = await self._view_again(task_id, for_result=for_result)
+                pause_s = max(LOOK_AT_MOST_EVERY_S, (loop.time() - begun_s) * PAUSE_PER_LOOK)
                 yield view
                 now_s = loop.time()
                 ended_s = (ended_s or now_s) if _has_ended(view) else None
                 if ended_s is not None and (not view.held or now_s - ended_s >= STOPPING_S):
                     return
-                # At most a few looks a second however many hints come: this is for eyes, nothing depends on it.
-                await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
-                await subscription.wait(POLL_EVERY_S if ended_s is None else LOOK_AT_MOST_EVERY_S)
+                if ended_s is None:
+                    await self._until_news(subscription, task_id, pause_s)
+                else:
+                    await subscription.wait(LOOK_AT_MOST_EVERY_S)
         finally:
             await subscription.close()
+
+    async def _until_news(self, subscription: Subscription, task_id: str, pause_s: float) -> None:
+        """Wait for the next look: not before ``pause_s`` have passed, but at once when the task has ended."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        heard = await subscription.wait(max(pause_s, POLL_EVERY_S))
+        while heard and (left_s := begun_s + pause_s - loop.time()) > 0:
+            if await self._status_again(task_id) is not TaskStatus.RUNNING:
+                return
+            heard = await subscription.wait(left_s)
 
     async def command(
         self, kind: CommandKind, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S
@@ -207,12 +229,20 @@ class Client:
         finally:
             await subscription.close()
 
-    async def _view_again(self, task_id: str) -> TaskSnapshot:
-        while True:
-            try:
-                return await self.view(task_id)
-            except UnavailableError:
-                await asyncio.sleep(POLL_EVERY_S)
+    async def _view_again(self, task_id: str, *, for_result: bool) -> TaskSnapshot:
+        return await _answered(lambda: snapshot_of(self.store, task_id, for_result=for_result))
+
+    async def _status_again(self, task_id: str) -> TaskStatus:
+        return await _answered(lambda: self.store.tasks.status(task_id))
+
+
+async def _answered(read: Callable[[], Awaitable[T]]) -> T:
+    """Read again and again while the database is away."""
+    while True:
+        try:
+            return await read()
+        except UnavailableError:
+            await asyncio.sleep(POLL_EVERY_S)
 
 
 def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -228,21 +258,30 @@ def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(ordered)
 
 
-async def snapshot_of(store: Store, task_id: str) -> TaskSnapshot:
-    """Read the state of a task. Raises: NotFoundError."""
-    task = await store.tasks.task(task_id)
+async def snapshot_of(store: Store, task_id: str, *, for_result: bool = False) -> TaskSnapshot:
+    """Read the state of a task; ``for_result`` of one that has ended only what its result tells.
+
+    Raises: NotFoundError.
+    """
+    task, own = await store.tasks.task_with_steps(task_id)
     planned = await tasks_planned_by(store, task)
-    ids = {task_id, *(one.id for one in planned)}
-    questions = [one for one in await store.consent.pending(task.session_id) if one.identity.task_id in ids]
-    found = [step for one in (task, *planned) for step in in_plan_order(await store.tasks.steps(one.id))]
-    steps, workers = tuple(found), tuple(await store.sessions.workers())
+    steps = [*in_plan_order(own)]
+    for one in planned:
+        steps += in_plan_order(await store.tasks.steps(one.id))
+    if for_result and task.status.is_terminal:
+        return TaskSnapshot(task, tuple(steps), (), (), planned=planned)
     scopes = (session_scope(task.session_id), DAY)
-    budgets = await store.budgets.budgets(scopes, day=utc_date(time.time_ns() // 1000))
+    pending, workers, budgets = await asyncio.gather(
+        store.consent.pending(task.session_id),
+        store.sessions.workers(),
+        store.budgets.budgets(scopes, day=utc_date(time.time_ns() // 1000)),
+    )
+    ids = {task_id, *(one.id for one in planned)}
     return TaskSnapshot(
         task,
-        steps,
-        workers,
-        tuple(questions),
+        tuple(steps),
+        tuple(workers),
+        tuple(one for one in pending if one.identity.task_id in ids),
         _lacks(task, steps, workers),
         planned,
         tuple(budgets[scope] for scope in scopes if scope in budgets),
@@ -265,14 +304,6 @@ def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict
     said = functools.cache(lambda pool, needs: lacking(pool, needs, workers))
     waiting = [step for step in steps if step.status is StepStatus.READY and step.claim_mode is ClaimMode.ASSIGNED]
     return {step.key: words for step in waiting if (words := said(step.pool, step.needs))}
-
-
-async def all_events(store: Store, run_id: str) -> list[Event]:
-    """Return all events of a run, page by page."""
-    found: list[Event] = []
-    while page := await store.runs.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
-        found.extend(page)
-    return found
 
 
 def _has_ended(view: TaskSnapshot) -> bool:

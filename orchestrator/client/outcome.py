@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import groupby
 from pathlib import Path
 
 from soong.orchestrator.approvals.question_status import denial_sentence
-from soong.orchestrator.client.client import TaskSnapshot, all_events
+from soong.orchestrator.client.client import TaskSnapshot
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType, NodeKind
-from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Outcome, Step, Task
+from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.storage.store import Store
 from soong.shared.tools.result import ErrorType
 
@@ -122,24 +122,17 @@ async def outcome_of(store: Store, view: TaskSnapshot, runs: Path) -> TaskOutcom
     denials: list[Denial] = []
     undone: list[Denial] = []
     reports: dict[str, StepReport] = {}
-    current = {step.run_id: step for step in view.steps if step.run_id}
-    tasks = (view.task.id, *(task.id for task in view.planned))
-    runs_of = [await store.runs.list_runs(task_id=task_id, limit=100_000) for task_id in tasks]
-    for run in (run for found in runs_of for run in found):
-        step = current.get(run.id)
-        if step is not None:
-            reports[step.step_id] = await _report(store, step, run)
-        if step is not None and (run.usage.tool_calls or step.outcome is Outcome.PARTIAL):
-            events = await all_events(store, run.id)
-            decided = {
-                str(event.data.get("tool_call_id")): event
-                for event in events
-                if event.type == EventType.PERMISSION_DECIDED
-            }
-            for event in events:
-                deliverables += _deliverables(event, runs)
-                denials += _denials(event, step, decided)
-                undone += _undone(event, step, decided)
+    for task_id in (view.task.id, *(task.id for task in view.planned)):
+        of_task = {step.run_id: step for step in view.steps if step.run_id and step.task_id == task_id}
+        told = await store.runs.last_runs(task_id)
+        for run_id, step in of_task.items():
+            reports[step.step_id] = await _report(store, step, told.granted.get(run_id, ()))
+        for run_id, events in groupby(told.events, key=lambda event: event.run_id):
+            if run_id in of_task:
+                log = _RunLog(of_task[run_id], tuple(events))
+                deliverables += log.deliverables(runs)
+                denials += log.denials()
+                undone += log.undone()
     answer = await _answer(store, view.task)
     return TaskOutcome(view, tuple(deliverables), tuple(denials), reports, tuple(undone), answer)
 
@@ -153,41 +146,60 @@ async def _answer(store: Store, task: Task) -> Json:
     return None if last is None else last.payload.get("output")
 
 
-async def _report(store: Store, step: Step, run: Run) -> StepReport:
-    tools = tools_of(step, run.surface) if step.kind is StepKind.AGENT else None
+async def _report(store: Store, step: Step, granted: Sequence[str]) -> StepReport:
+    tools = tools_of(step, granted) if step.kind is StepKind.AGENT else None
     if not is_unclean(step.status, step.outcome):
         return StepReport(tools)
     result = await store.tasks.result(step.key)
     return StepReport(tools, result.denials, result.unknown_effects, result.partial)
 
 
-def _deliverables(event: Event, runs: Path) -> list[Deliverable]:
-    value = event.data.get("deliverable")
-    if not isinstance(value, Mapping):
-        return []
-    copy = runs / event.run_id / "deliverables" / Path(str(value.get("name", ""))).name
-    return [Deliverable(event.run_id, str(value.get("path", "")), str(copy))]
+@dataclass(frozen=True, slots=True)
+class _RunLog:
+    """What the log of a step's last run says of its calls."""
+
+    step: Step
+    events: Sequence[Event]
+
+    def deliverables(self, runs: Path) -> list[Deliverable]:
+        found = []
+        for event in self.events:
+            value = event.data.get("deliverable")
+            if isinstance(value, Mapping):
+                copy = runs / event.run_id / "deliverables" / Path(str(value.get("name", ""))).name
+                found.append(Deliverable(event.run_id, str(value.get("path", "")), str(copy)))
+        return found
+
+    def denials(self) -> list[Denial]:
+        return [self._denial(event) for event in self.events if event.type == EventType.TOOL_DENIED]
+
+    def undone(self) -> list[Denial]:
+        """Return the calls that a person allowed and that ended because their target had changed since (PER-14)."""
+        found = []
+        for event in self.events:
+            decision = self._decided.get(_call_of(event))
+            if decision is None or event.data.get("error") != ErrorType.PATH_CONFLICT or decision.data.get("error"):
+                continue
+            message = f"allowed, and not done: {event.data.get('message', '')}"
+            tool, error = str(event.data.get("tool", "")), str(event.data.get("error", ""))
+            found.append(Denial(self.step.step_id, event.run_id, tool, error, message, message))
+        return found
+
+    def _denial(self, event: Event) -> Denial:
+        decision = self._decided.get(_call_of(event))
+        said: JsonObject = {} if decision is None else decision.data
+        author, principal, channel = (str(said.get(name, "")) for name in ("author", "principal", "channel"))
+        error, message = str(event.data.get("error", "")), str(event.data.get("message", ""))
+        if said.get("error") != error:  # a yes that did not fit its call any more: its giver denied nothing
+            author = principal = channel = ""
+        reason = str(said.get("reason", "")) if author == "person" else message
+        tool = str(event.data.get("tool", ""))
+        return Denial(self.step.step_id, event.run_id, tool, error, message, reason, author, principal, channel)
+
+    @property
+    def _decided(self) -> Mapping[str, Event]:
+        return {_call_of(event): event for event in self.events if event.type == EventType.PERMISSION_DECIDED}
 
 
-def _denials(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Denial]:
-    if event.type != EventType.TOOL_DENIED:
-        return []
-    decision = decided.get(str(event.data.get("tool_call_id")))
-    said: JsonObject = {} if decision is None else decision.data
-    author, principal, channel = (str(said.get(name, "")) for name in ("author", "principal", "channel"))
-    error, message = str(event.data.get("error", "")), str(event.data.get("message", ""))
-    if said.get("error") != error:  # a yes that did not fit its call any more: its giver denied nothing
-        author = principal = channel = ""
-    reason = str(said.get("reason", "")) if author == "person" else message
-    tool = str(event.data.get("tool", ""))
-    return [Denial(step.step_id, event.run_id, tool, error, message, reason, author, principal, channel)]
-
-
-def _undone(event: Event, step: Step, decided: Mapping[str, Event]) -> list[Denial]:
-    """Return a call that was allowed by a person and ended because its target had changed since (PER-14)."""
-    decision = decided.get(str(event.data.get("tool_call_id")))
-    if decision is None or event.data.get("error") != ErrorType.PATH_CONFLICT or decision.data.get("error"):
-        return []
-    message = f"allowed, and not done: {event.data.get('message', '')}"
-    tool, error = str(event.data.get("tool", "")), str(event.data.get("error", ""))
-    return [Denial(step.step_id, event.run_id, tool, error, message, message)]
+def _call_of(event: Event) -> str:
+    return str(event.data.get("tool_call_id"))

@@ -74,6 +74,10 @@ class AskRunner:
         """Say who hears of it when a run here is over, or was stopped."""
         self._ended = ended
 
+    def holds(self, session_id: str) -> bool:
+        """Say whether an agent of the session runs here."""
+        return any(held.ownership.session_id == session_id for held in self._held.values())
+
     async def look(self, ownership: Ownership) -> None:
         """Start and stop what the rows of a session say. Raises: NotOwnerError, UnavailableError."""
         open_asks = {ask.task_id: ask for ask in await self.asks.open_asks(ownership)}

@@ -10,9 +10,10 @@ followed, and bytes that are not those of their digest are not delivered.
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Final, Protocol
 
@@ -45,7 +46,8 @@ ERROR_EVENTS = frozenset(
         EventType.PERMISSION_FAILED,
     }
 )
-PAGE = 1000
+BATCH_RUNS: Final = 100
+BATCH_EVENTS: Final = 5000
 MAX_NAME_BYTES: Final = 200
 FOLDERS: Final = ("logs", "workspace", "deliverables", "archive")
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
@@ -128,40 +130,67 @@ class RunArchive:
 
     async def _write_runs(self, task_id: str) -> bool:
         """Write the folder of each run that has one; return whether all of them could be written."""
+        found = await self.runs.runs.list_runs(task_id=task_id, limit=100_000)
         is_whole = True
-        for run in await self.runs.runs.list_runs(task_id=task_id, limit=100_000):
-            if run.usage.tool_calls or (run.started_us is not None and run.status is not RunStatus.COMPLETED):
-                try:
-                    await self._write_run(run)
-                except ForeignEntryError as error:
-                    is_whole = False
-                    await self._tell(run, "foreign_entry", str(error))
-                except OSError as error:
-                    is_whole = False
-                    log.error("run_folder_failed", task=task_id, run=run.id, error=str(error))
+        for batch in _batches([run for run in found if _has_folder(run)]):
+            is_whole = await self._write_batch(task_id, batch) and is_whole
         return is_whole
 
-    async def _write_run(self, run: Run) -> None:
-        events = await self._events(run.id)
-        folder = self.folder / run.id
-        await asyncio.to_thread(_write_lines, folder, lines_of(events))
+    async def _write_batch(self, task_id: str, batch: Mapping[str, Run]) -> bool:
+        """Write the folders of these runs: one read and one hand-over to a thread for all of them."""
+        events = await self.runs.runs.events_of(list(batch))
+        logs = {run_id: tuple(group) for run_id, group in groupby(events, key=lambda event: event.run_id)}
+        problems = await asyncio.to_thread(_write_logs, self.folder, {run_id: logs.get(run_id, ()) for run_id in batch})
+        for run_id, problem in problems.items():
+            if isinstance(problem, ForeignEntryError):
+                await self._tell(batch[run_id], "foreign_entry", str(problem))
+            else:
+                log.error("run_folder_failed", task=task_id, run=run_id, error=str(problem))
+        is_whole = not problems
+        for run_id in logs.keys() - problems.keys():
+            is_whole = await self._write_deliverables(task_id, batch[run_id], logs[run_id]) and is_whole
+        return is_whole
+
+    async def _write_deliverables(self, task_id: str, run: Run, events: Sequence[Event]) -> bool:
         names = deliverable_names(events)
-        for event in events:
-            try:
-                await write_deliverable(folder, event, self.artifacts, names)
-            except ForgedError as error:
-                await self._tell(run, error.what, str(error))
+        if not names:
+            return True
+        try:
+            for event in events:
+                try:
+                    await write_deliverable(self.folder / run.id, event, self.artifacts, names)
+                except ForgedError as error:
+                    await self._tell(run, error.what, str(error))
+        except ForeignEntryError as error:
+            await self._tell(run, "foreign_entry", str(error))
+        except OSError as error:
+            log.error("run_folder_failed", task=task_id, run=run.id, error=str(error))
+        else:
+            return True
+        return False
 
     async def _tell(self, run: Run, what: str, problem: str) -> None:
         """Tell the audit log of something that a worker must have left."""
         log.error("tampering_found", what=what, run=run.id, problem=problem)
         await self.runs.audit.note([of_tampering(run.identity, what, problem)], now_us=self.clock.now_us())
 
-    async def _events(self, run_id: str) -> list[Event]:
-        found: list[Event] = []
-        while page := await self.runs.runs.events(run_id, after_seq=found[-1].seq if found else 0, limit=PAGE):
-            found.extend(page)
-        return found
+
+def _has_folder(run: Run) -> bool:
+    return bool(run.usage.tool_calls) or (run.started_us is not None and run.status is not RunStatus.COMPLETED)
+
+
+def _batches(runs: Sequence[Run]) -> Iterator[dict[str, Run]]:
+    """Yield runs by id, so many at a time as leaves their events small."""
+    batch: dict[str, Run] = {}
+    size = 0
+    for run in runs:
+        if batch and (len(batch) == BATCH_RUNS or size + run.last_seq > BATCH_EVENTS):
+            yield batch
+            batch, size = {}, 0
+        batch[run.id] = run
+        size += run.last_seq
+    if batch:
+        yield batch
 
 
 def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:
@@ -256,6 +285,17 @@ def _error(event: Event) -> dict[str, Json]:
     if event.type in TOOL_EVENTS:
         return {**_facts(event), "message": event.data.get("message", "")}
     return {"seq": event.seq, "time_us": event.time_us, "type": event.type, **event.data}
+
+
+def _write_logs(folder: RootedFolder, logs: Mapping[str, Sequence[Event]]) -> dict[str, ForeignEntryError | OSError]:
+    """Write the log files of runs; return by run what kept one from being written."""
+    problems: dict[str, ForeignEntryError | OSError] = {}
+    for run_id, events in logs.items():
+        try:
+            _write_lines(folder / run_id, lines_of(events))
+        except (ForeignEntryError, OSError) as error:
+            problems[run_id] = error
+    return problems
 
 
 def _write_lines(folder: RootedFolder, files: dict[str, list[dict[str, Json]]]) -> None:

@@ -8,7 +8,7 @@ leaves open waits for what it decides, with all that depends on it (DAG-05). Its
 An ask ends with its own run, and never here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.owner.expander import Expander
@@ -18,9 +18,8 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.expansion import next_attempt
-from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Step
+from soong.shared.engine.tasks.step import OpenTask, SessionWork, Step
 from soong.shared.engine.tasks.store import TaskStore
 
 log = get_logger(__name__)
@@ -45,6 +44,8 @@ class ReconcileResult:
 
     ended: tuple[FinishedTask, ...]
     due_us: int | None
+    open_tasks: tuple[OpenTask, ...] = ()
+    """What has not ended."""
 
 
 @dataclass(slots=True)
@@ -55,35 +56,30 @@ class Scheduler:
     runs: RunStore
     expander: Expander
     clock: Clock
-    _agents: dict[str, str] = field(default_factory=dict)
-    """By task: the run that plans it, empty for none. It never changes."""
 
-    async def reconcile(self, ownership: Ownership) -> ReconcileResult:
-        """Do all that is due in the session."""
-        due = await self._promote(ownership)
-        await self.expander.expand_all(ownership)
-        while failed := await self._undecided(ownership):
+    async def reconcile(self, ownership: Ownership, work: SessionWork | None = None) -> ReconcileResult:
+        """Do all that is due in the session; ``work`` is what has just been read of it."""
+        work = work or await self.tasks.session_work(ownership)
+        due = None if work.retry_us is None else await self._promote(ownership)
+        if work.is_expanding and await self.expander.expand_all(ownership):
+            work = await self.tasks.session_work(ownership)
+        while work.has_failures and (failed := await self._undecided(ownership, work)):
             retries = [await self._settle_still(ownership, step) for step in failed]
             due = min((at for at in (due, *retries) if at is not None), default=None)
-        return ReconcileResult(tuple(await self._finish(ownership)), due)
+            work = await self.tasks.session_work(ownership)
+        ended = await self._finish(ownership, work)
+        left = tuple(task for task in work.open_tasks if task.id not in {one.task_id for one in ended})
+        return ReconcileResult(tuple(ended), due, left)
 
-    async def _undecided(self, ownership: Ownership) -> list[Step]:
+    async def _undecided(self, ownership: Ownership, work: SessionWork) -> list[Step]:
         """Return the failures that are ours to settle: those that no agent is still to decide."""
+        planned = {task.id for task in work.open_tasks if task.has_planner}
         failed = await self.tasks.failures(ownership)
-        return [step for step in failed if may_retry(step) or not await self._waits_for_its_agent(step)]
-
-    async def _waits_for_its_agent(self, step: Step) -> bool:
-        return step.spec.on_failure is None and await self._is_planned_by_an_agent(step.task_id)
-
-    async def _is_planned_by_an_agent(self, task_id: str) -> bool:
-        """Say whether the run of an agent that plans the task is still active."""
-        if task_id not in self._agents:
-            task = await self.tasks.task(task_id)
-            is_ask = task.kind is TaskKind.ASK
-            root = task.root_run_id
-            self._agents[task_id] = root if is_ask else (await self.runs.run(root)).identity.parent_run_id
-        agent = self._agents[task_id]
-        return bool(agent) and not (await self.runs.run(agent)).status.is_terminal
+        return [
+            step
+            for step in failed
+            if may_retry(step) or step.spec.on_failure is not None or step.task_id not in planned
+        ]
 
     async def _promote(self, ownership: Ownership) -> int | None:
         """Make due retries ready; return when the next is due.
@@ -120,15 +116,14 @@ class Scheduler:
         await self.tasks.settle_failure(ownership, step.key, step.on_failure, now_us=now_us)
         return None
 
-    async def _finish(self, ownership: Ownership) -> list[FinishedTask]:
+    async def _finish(self, ownership: Ownership, work: SessionWork) -> list[FinishedTask]:
         ended = []
-        for task in await self.tasks.open_tasks(ownership):
-            if await self._is_planned_by_an_agent(task.id):
+        for task in work.open_tasks:
+            if task.has_planner:
                 continue
             status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
             if status is not None:
                 ended.append(FinishedTask(task.id, status))
-                self._agents.pop(task.id, None)
         return ended
 
 

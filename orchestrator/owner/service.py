@@ -54,6 +54,10 @@ class SessionAgents(Protocol):
 
     def on_end(self, ended: Ended) -> None: ...
 
+    def holds(self, session_id: str, /) -> bool:
+        """Say whether an agent of the session runs here."""
+        ...
+
     async def look(self, ownership: Ownership) -> None: ...
 
     def drop(self, session_id: str) -> None: ...
@@ -65,6 +69,9 @@ class NoAsks:
     """For an owner of plans only."""
 
     def on_end(self, ended: Ended) -> None: ...
+
+    def holds(self, _session_id: str, /) -> bool:
+        return False
 
     async def look(self, ownership: Ownership) -> None: ...
 
@@ -183,7 +190,10 @@ class Orchestrator:
         async with self._reconciling:
             wanted = set(session_ids)
             if not wanted <= self._owned.keys():
-                wanted |= await self._within(self._adopt(), set())
+                adopted = await self._within(self._adopt(), set())
+                if adopted:  # a new session has steps that are ready: its workers begin while we look at it
+                    await self._within(self.parts.dispatcher.dispatch(), 0)
+                wanted |= adopted
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
                 if ownership is not None:
@@ -217,26 +227,29 @@ class Orchestrator:
     async def _reconcile_session(self, ownership: Ownership) -> None:
         session_id = ownership.session_id
         try:
-            is_closed = await self.parts.commands.carry_out(ownership)
-            await self.parts.agents.look(ownership)
-            result = await self.parts.scheduler.reconcile(ownership)
-            open_tasks = await self.parts.store.tasks.open_tasks(ownership)
+            work = await self.parts.store.tasks.session_work(ownership)
+            is_closed = work.has_commands and await self.parts.commands.carry_out(ownership)
+            if work.has_commands:
+                work = await self.parts.store.tasks.session_work(ownership)
+            if work.has_asks or self.parts.agents.holds(session_id):
+                await self.parts.agents.look(ownership)
+            result = await self.parts.scheduler.reconcile(ownership, work)
         except NotOwnerError as error:
             # Somebody else owns it now: it is no longer ours to look at.
             log.info("session_left", session=session_id, reason=str(error))
             self._forget(ownership)
             return
-        is_active = any(task.status is TaskStatus.RUNNING for task in open_tasks)
+        if result.ended:  # first of all: somebody waits for it
+            await self.parts.notifier.notify_session(session_id)
+        is_active = any(task.status is TaskStatus.RUNNING for task in result.open_tasks)
         (self._active.add if is_active else self._active.discard)(session_id)
-        if is_closed and not open_tasks:
+        if is_closed and not result.open_tasks:
             self._forget(ownership)
         else:
             await self.parts.broker.review([session_id])
         self._reconcile_later(session_id, result.due_us)
         for end in result.ended:
             await self.parts.recorder.write(end.task_id)
-        if result.ended:
-            await self.parts.notifier.notify_session(session_id)
 
     def _forget(self, ownership: Ownership) -> None:
         """Look at a session no more, unless it has become ours again in the meantime."""

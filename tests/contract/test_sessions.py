@@ -193,6 +193,7 @@ OWNER_WRITES: dict[str, Write] = {
         scene.own, claim.identity.task_id, now_us=scene.now_us
     ),
     "open_tasks": lambda scene, _: scene.store.tasks.open_tasks(scene.own),
+    "session_work": lambda scene, _: scene.store.tasks.session_work(scene.own),
     "pause_task": lambda scene, claim: scene.store.tasks.pause_task(
         scene.own, claim.identity.task_id, reason="x", now_us=scene.now_us
     ),

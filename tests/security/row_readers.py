@@ -7,7 +7,7 @@ from pathlib import Path
 
 from soong.orchestrator.cli.checks import check_database
 from soong.orchestrator.cli.finding import Level
-from soong.orchestrator.client.client import all_events, snapshot_of
+from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.workers import list_workers
 from soong.orchestrator.http.schemas import respond
@@ -89,7 +89,7 @@ async def read_runs(deployment: Deployment, limit: int) -> None:
             await store.runs.is_tainted(run.id)
             await store.runs.calls(run.id)
         async with while_reading(f"the events of run {run.id}"):
-            events = await all_events(store, run.id)
+            events = await store.runs.events_of([run.id])
             [respond(EventSchema.model_validate(event.envelope())) for event in events]
             [dump(line) for lines in lines_of(events).values() for line in lines]
         async with while_reading(f"the nodes of run {run.id}"):

@@ -32,7 +32,8 @@ RARE = frozenset({
 """What happens seldom, and decides much when it does: faults are drawn to it."""
 
 READS = frozenset({
-    "task", "list_tasks", "steps", "step", "result", "counts", "interrupts", "backlog", "steps_in", "failures",
+    "task", "list_tasks", "task_with_steps", "status", "session_work", "last_runs", "events_of",
+    "steps", "step", "result", "counts", "interrupts", "backlog", "steps_in", "failures",
     "open_tasks", "owners", "session", "list_sessions", "busy_sessions", "responders", "take_commands", "command",
     "workers",
     "run", "list_runs", "nodes", "events", "is_tainted", "calls", "request", "pending", "answer_of", "decision_of",

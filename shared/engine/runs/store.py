@@ -4,10 +4,10 @@ Appending is fenced and gapless at once: the run row's counters grow in the same
 fence; no row matched means LeaseLostError and nothing is written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
@@ -57,6 +57,22 @@ class CallRow:
     open_input: JsonObject | None = field(default=None, repr=False)
 
 
+OUTCOME_EVENTS: Final = (EventType.PERMISSION_DECIDED, EventType.TOOL_DENIED, EventType.TOOL_FAILED)
+"""What a task's result tells of a run, in addition to the events that name a deliverable."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastRuns:
+    """What the result of a task tells of the last runs of its steps.
+
+    ``granted`` are the tools of agents by run id. ``events`` are those of OUTCOME_EVENTS and those that name a
+    deliverable, run by run in order of creation.
+    """
+
+    granted: Mapping[str, Sequence[str]]
+    events: Sequence[Event]
+
+
 def second_use(call: CallRow, now_us: int) -> NewEvent:
     """Return the event of a call that would have used a decision again (PER-12)."""
     used: dict[str, Json] = {"decision_id": call.decision_id, "tool_call_id": call.tool_call_id, "tool": call.tool}
@@ -93,6 +109,14 @@ class RunStore(Protocol):
     async def nodes(self, run_id: str) -> Sequence[Node]: ...
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]: ...
+
+    async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
+        """Return all events of these runs, each run's in order, in one read."""
+        ...
+
+    async def last_runs(self, task_id: str) -> LastRuns:
+        """Return what the result of a task tells of its runs, in one read however many there are."""
+        ...
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         """Write the ledger row, consume the decision and append the events in one transaction.

@@ -11,7 +11,6 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepResult
-from soong.shared.tools.surface import Surface
 
 MAX_PARTIAL_CHARS: Final = 4000
 
@@ -118,8 +117,7 @@ def _text(answer: JsonObject | None) -> str:
     return "".join(texts)
 
 
-def tools_of(step: Step, surface: JsonObject) -> dict[str, Json]:
+def tools_of(step: Step, granted: Sequence[str]) -> dict[str, Json]:
     """Return the tools that an agent step asked for (None: its definition's) and those that its run was given."""
     requested = step.spec.allowed_tools
-    granted = Surface.from_json(surface).tools if surface else ()
     return {"requested": None if requested is None else list(requested), "granted": list(granted)}

@@ -193,6 +193,10 @@ class TaskService:
         detail: JsonObject = {"role": role.value, "step": step, "call_id": call_id}
         await self.ask(CommandKind.SPAWN, ask, detail, command_id=command_id)
 
+    async def request_close(self, session_id: str) -> None:
+        """Ask for :meth:`close_session` without waiting for it. Raises: UnavailableError."""
+        await self._send(self._command(session_id, CommandKind.CLOSE, session_id, {}))
+
     async def close_session(self, session_id: str) -> None:
         """Let a session's owner look at it no more once its tasks have ended."""
         await self._ask(session_id, CommandKind.CLOSE, session_id, {})
@@ -220,23 +224,11 @@ class TaskService:
         command_id: str = "",
         limit_s: float = COMMAND_LIMIT_S,
     ) -> None:
-        for path, found in faults(detail):
-            raise UsageError(f"{show(path)}: {found}; expected {EXPECTED}")
-        command = Command(
-            command_id or new_id("cmd"),
-            session_id,
-            kind,
-            subject,
-            self.principal,
-            self.clock.now_us(),
-            {name: value for name, value in detail.items() if value not in ("", None)},
-            may_approve=self.may_approve,
-        )
+        command = self._command(session_id, kind, subject, detail, command_id)
         subscription = await self.subscriber.subscribe_session(session_id)
         try:
             async with asyncio.timeout(limit_s):
-                await self.store.sessions.send_command(command)
-                await self.notifier.notify_owners([session_id])
+                await self._send(command)
                 while True:
                     asked, has_ended = await self.store.sessions.command(command.id)
                     if has_ended:
@@ -251,3 +243,23 @@ class TaskService:
         if asked.refusal:
             is_limit = asked.refusal_type is RefusalType.LIMIT_EXCEEDED
             raise LimitExceededError(asked.refusal) if is_limit else ConflictError(asked.refusal)
+
+    def _command(
+        self, session_id: str, kind: CommandKind, subject: str, detail: JsonObject, command_id: str = ""
+    ) -> Command:
+        for path, found in faults(detail):
+            raise UsageError(f"{show(path)}: {found}; expected {EXPECTED}")
+        return Command(
+            command_id or new_id("cmd"),
+            session_id,
+            kind,
+            subject,
+            self.principal,
+            self.clock.now_us(),
+            {name: value for name, value in detail.items() if value not in ("", None)},
+            may_approve=self.may_approve,
+        )
+
+    async def _send(self, command: Command) -> None:
+        await self.store.sessions.send_command(command)
+        await self.notifier.notify_owners([command.session_id])

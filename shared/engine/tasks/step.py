@@ -96,6 +96,25 @@ class OpenTask:
 
     id: str
     status: TaskStatus
+    kind: TaskKind = TaskKind.PLAN
+    has_planner: bool = False
+    """Whether the run of the agent that plans it, an ask's own, is still active."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWork:
+    """What there is for the owner of a session to do, found in one read: most looks find little."""
+
+    open_tasks: tuple[OpenTask, ...] = ()
+    has_commands: bool = False
+    is_expanding: bool = False
+    has_failures: bool = False
+    retry_us: int | None = None
+    """When its next retry is due."""
+
+    @property
+    def has_asks(self) -> bool:
+        return any(task.kind is TaskKind.ASK for task in self.open_tasks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from soong.shared.engine.tasks.step import (
     NewStep,
     NewTask,
     OpenTask,
+    SessionWork,
     Step,
     StepError,
     StepResult,
@@ -68,6 +69,14 @@ class TaskStore(Protocol):
     async def result(self, step_key: str) -> StepResult: ...
 
     async def counts(self, task_id: str) -> TaskCounts: ...
+
+    async def task_with_steps(self, task_id: str) -> tuple[Task, Sequence[Step]]:
+        """Return a task and its steps, in the order in which they were inserted. Raises: NotFoundError."""
+        ...
+
+    async def status(self, task_id: str) -> TaskStatus:
+        """Return the status of a task without reading its plan. Raises: NotFoundError."""
+        ...
 
     # -- the owner's side; a ``command_id`` is that of a client's command, which has ended with the transaction
     async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
@@ -133,6 +142,10 @@ class TaskStore(Protocol):
 
     async def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
         """Return the session's tasks that have not ended, oldest first."""
+        ...
+
+    async def session_work(self, ownership: Ownership) -> SessionWork:
+        """Return what there is to do in the session: its open tasks, and whether there is more."""
         ...
 
     async def unrecorded(self, owner_id: str) -> Sequence[str]:

@@ -16,6 +16,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, Step
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.surface import Surface
 from soong.shared.toolsets.tasks.claiming import ClaimTools, TaskRows, own_step
 from soong.shared.toolsets.tasks.claims import AdditionalClaims, step_id_of, work_of
 from soong.shared.toolsets.tasks.showing import (
@@ -139,7 +140,8 @@ class TaskTools:
         return {**facts, "each": shown, "truncated": len(steps) > MAX_SHOWN_STEPS}
 
     async def _tools(self, step: Step) -> Json:
-        return tools_of(step, (await self.store.runs.run(step.run_id)).surface)
+        surface = (await self.store.runs.run(step.run_id)).surface
+        return tools_of(step, Surface.from_json(surface).tools if surface else ())
 
     async def _query_any(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task = await task_named(self.store.tasks, context, call_input)

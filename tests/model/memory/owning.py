@@ -12,7 +12,7 @@ from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
-from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
+from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
     StepEvent,
@@ -22,7 +22,7 @@ from soong.shared.engine.tasks.status import (
     advance_step,
     advance_task,
 )
-from soong.shared.engine.tasks.step import NewStep, OpenTask, Step, StepError, Task
+from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step, StepError, Task
 from tests.model.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
 from tests.model.memory.logs import end_run, note_run, note_step, tell_step
 from tests.model.memory.making import insert_run, insert_steps, open_step
@@ -213,11 +213,35 @@ class MemoryOwning:
     @transaction
     def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
         self.rows.owned(ownership)
+        return self._open_tasks(ownership.session_id)
+
+    @transaction
+    def session_work(self, ownership: Ownership) -> SessionWork:
+        self.rows.owned(ownership)
+        session_id = ownership.session_id
+        steps = [step for step in self.rows.steps.values() if step.session_id == session_id]
+        commands = [one for one in self.rows.commands.values() if one.session_id == session_id]
+        retries = [step.not_before_us for step in steps if step.status is StepStatus.PENDING]
+        return SessionWork(
+            tuple(self._open_tasks(session_id)),
+            has_commands=any(one.id not in self.rows.ended_commands for one in commands),
+            is_expanding=any(step.status is StepStatus.EXPANDING for step in steps),
+            has_failures=any(step.session_id == session_id for step in self._unsettled()),
+            retry_us=min((due_us for due_us in retries if due_us is not None), default=None),
+        )
+
+    def _open_tasks(self, session_id: str) -> list[OpenTask]:
+        mine = [task for task in self.rows.tasks.values() if task.session_id == session_id]
         return [
-            OpenTask(task.id, task.status)
-            for task in self.rows.tasks.values()
-            if task.session_id == ownership.session_id and not task.status.is_terminal
+            OpenTask(task.id, task.status, task.kind, self._has_planner(task))
+            for task in mine
+            if not task.status.is_terminal
         ]
+
+    def _has_planner(self, task: Task) -> bool:
+        root = self.rows.run(task.root_run_id)
+        planner = root.id if task.kind is TaskKind.ASK else root.identity.parent_run_id
+        return planner in self.rows.runs and not self.rows.run(planner).status.is_terminal
 
     @transaction
     def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from soong.shared.core.errors import AlreadyConsumedError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.events import Event, NewEvent, NewNode, Node
+from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.store import Appended, CallRow, CallStatus, second_use
+from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Step
+from soong.shared.tools.surface import Surface
 from tests.model.memory.auditing import add_reports
 from tests.model.memory.logs import held_run, write_events, write_nodes
 from tests.model.memory.rows import Rows, page_before, transaction
@@ -76,6 +77,20 @@ class MemoryRuns:
     @transaction
     def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
         return self.rows.events.get(run_id, ())[after_seq : after_seq + limit]
+
+    @transaction
+    def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
+        wanted = [run_id for run_id in self.rows.runs if run_id in set(run_ids)]
+        return [event for run_id in wanted for event in self.rows.events.get(run_id, ())]
+
+    @transaction
+    def last_runs(self, task_id: str) -> LastRuns:
+        last = {step.run_id: step for step in self.rows.steps_of(task_id)}
+        found = {run_id: run for run_id, run in self.rows.runs.items() if run_id in last}
+        events = [event for run_id in found for event in self.rows.events.get(run_id, ()) if _is_of_outcome(event)]
+        agents = {run_id: run for run_id, run in found.items() if last[run_id].kind is StepKind.AGENT and run.surface}
+        granted = {run_id: Surface.from_json(run.surface).tools for run_id, run in agents.items()}
+        return LastRuns(granted, events)
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         try:
@@ -168,3 +183,8 @@ class MemoryRuns:
     @transaction
     def calls(self, run_id: str) -> Sequence[CallRow]:
         return [call for (owner, _), call in self.rows.calls.items() if owner == run_id]
+
+
+def _is_of_outcome(event: Event) -> bool:
+    delivers = event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data
+    return delivers or event.type in OUTCOME_EVENTS

@@ -93,6 +93,14 @@ class MemorySteps:
         return result_of(self.rows, step_key)
 
     @transaction
+    def task_with_steps(self, task_id: str) -> tuple[Task, Sequence[Step]]:
+        return self.rows.task(task_id), self.rows.steps_of(task_id)
+
+    @transaction
+    def status(self, task_id: str) -> TaskStatus:
+        return self.rows.task(task_id).status
+
+    @transaction
     def counts(self, task_id: str) -> TaskCounts:
         return TaskCounts(dict(Counter(step.status for step in self.rows.steps_of(task_id))))
 

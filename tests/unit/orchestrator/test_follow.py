@@ -9,7 +9,7 @@ import soong.orchestrator.client.client
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from tests.contract.scene import ContractHarness, cancelled, open_scene
+from tests.contract.scene import ContractHarness, cancelled, completed, open_scene
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
 
@@ -51,3 +51,35 @@ async def test_a_step_that_does_not_stop_is_shown_as_it_is(monkeypatch: pytest.M
     view = await followed(client_of(scene), claim.identity.task_id)
 
     assert (view.task.status, view.held) == (TaskStatus.CANCELLED, 1)
+
+
+async def test_the_end_is_seen_at_once_however_seldom_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soong.orchestrator.client.client, "LOOK_AT_MOST_EVERY_S", 3600.0)
+    scene = await open_scene(MemoryStore())
+    claim = await scene.start("a")
+    client = client_of(scene)
+    following = asyncio.ensure_future(followed(client, claim.identity.task_id))
+    await asyncio.sleep(0.05)  # it has looked, and waits for the next look
+    await client.notifier.notify_session(claim.identity.session_id)  # of no end
+    await asyncio.sleep(0.05)
+    assert not following.done()
+
+    await scene.advance([completed(claim)])
+    await scene.store.tasks.finish_task(scene.own, claim.identity.task_id, now_us=scene.now_us)
+    await client.notifier.notify_session(claim.identity.session_id)
+
+    assert (await following).task.status is TaskStatus.COMPLETED
+
+
+async def test_a_new_task_that_has_ended_before_it_is_followed_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soong.orchestrator.client.client, "LOOK_AT_MOST_EVERY_S", 3600.0)
+    scene = await open_scene(MemoryStore())
+    claim = await scene.start("a")
+    await scene.advance([completed(claim)])
+    await scene.store.tasks.finish_task(scene.own, claim.identity.task_id, now_us=scene.now_us)
+
+    async with asyncio.timeout(10):
+        following = client_of(scene).follow(claim.identity.task_id, new_in=scene.own.session_id, for_result=True)
+        views = [view async for view in following]
+
+    assert [view.task.status for view in views] == [TaskStatus.COMPLETED]

@@ -8,7 +8,8 @@ from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import Command, Ownership
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.step import SessionWork
 from tests.model.builders import make_owner, make_session
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryBus, MemoryStore
@@ -32,12 +33,12 @@ class TakenStore(MemoryStore):
     looked_at: list[str]
     orchestrator: Orchestrator
 
-    async def take_commands(self, ownership: Ownership) -> Sequence[Command]:
+    async def session_work(self, ownership: Ownership) -> SessionWork:
         self.looked_at.append(ownership.session_id)
         if len(self.looked_at) == 1:
             await self.release_owner(ownership.owner_id)
             await self.orchestrator._beat_once()
-        return await super().take_commands(ownership)
+        return await super().session_work(ownership)
 
 
 def make_orchestrator(store: TakenStore) -> Orchestrator:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Select, select
 
@@ -10,16 +10,17 @@ from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotFo
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.store import Appended, CallRow, CallStatus, second_use
+from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
-from soong.shared.storage.sql.engine.rows import call_of, event_of, inputs_of, node_of, pack, run_of
+from soong.shared.storage.sql.engine.rows import call_of, event_of, inputs_of, node_of, pack, run_of, unpack
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement, packed_rows
 from soong.shared.storage.sql.engine.tables import calls, events, nodes, runs, surfaces, taints
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.taint import TAINT, is_tainted
+from soong.shared.tools.surface import Surface
 
 APPEND: Final = Statement(
     "append: count a held run's logs on; no row means that the lease is lost",
@@ -75,6 +76,28 @@ PUT_CALL: Final = Statement(
     """,
 )
 
+LAST_SURFACES: Final = Statement(
+    "last surfaces: those of the last runs of a task's agents",
+    """
+    SELECT r.id, r.surface FROM steps AS s JOIN runs AS r ON r.id = s.run_id
+    WHERE s.task_id = :task_id AND s.kind = 'agent' AND r.surface <> ''
+    """,
+)
+SURFACE_BODIES: Final = Statement(
+    "surface bodies: surfaces by digest", "SELECT digest, body FROM surfaces WHERE digest IN @digests"
+)
+RESULT_EVENTS: Final = Statement(
+    "result events: of the last runs of a task's steps, those that its result tells of; whether a text names a "
+    "deliverable, the reader of the event finds out",
+    """
+    SELECT e.run_id, e.seq, e.type, e.time_us, e.data
+    FROM steps AS s JOIN runs AS r ON r.id = s.run_id JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
+    WHERE s.task_id = :task_id
+      AND (e.type IN @types OR (e.type = 'tool_completed' AND e.data LIKE :deliverable))
+    ORDER BY r.ordinal, e.seq
+    """,
+)
+
 _TAINT = select(taints.c.run_id).where(taints.c.run_id == runs.c.id).scalar_subquery()
 WHOLE_RUNS = select(runs, surfaces.c.body, _TAINT.label("is_tainted")).outerjoin(
     surfaces, surfaces.c.digest == runs.c.surface
@@ -93,6 +116,31 @@ def _events_of(run_id: str, after: int) -> Select[Any]:
     most = select(runs.c.last_seq).where(runs.c.id == run_id).scalar_subquery()
     wanted = select(events).where(events.c.run_id == run_id, events.c.seq > after, events.c.seq <= most)
     return wanted.order_by(events.c.seq)
+
+
+def _events_of_all(run_ids: Sequence[str]) -> Select[Any]:
+    held = select(events).join(runs, runs.c.id == events.c.run_id).where(runs.c.id.in_(run_ids))
+    return held.where(events.c.seq <= runs.c.last_seq).order_by(runs.c.ordinal, events.c.seq)
+
+
+class _EventRow(NamedTuple):
+    """A row of RESULT_EVENTS, as the reader of events takes it."""
+
+    run_id: str
+    seq: int
+    type: str
+    time_us: int
+    data: str
+
+
+def _last_runs(tx: Transaction, task_id: str) -> LastRuns:
+    digests: dict[str, str] = dict(tx.rows(LAST_SURFACES, task_id=task_id))
+    bodies = tx.rows(SURFACE_BODIES, digests=sorted(set(digests.values()))) if digests else ()
+    # A step that is pulled has an empty surface: the run that claims it uses its own.
+    tools = {digest: Surface.from_json(stored).tools for digest, body in bodies if (stored := unpack(body))}
+    told = tx.rows(RESULT_EVENTS, task_id=task_id, types=OUTCOME_EVENTS, deliverable='%"deliverable"%')
+    granted = {run_id: tools[digest] for run_id, digest in digests.items() if digest in tools}
+    return LastRuns(granted, [event_of(_EventRow(*row)) for row in told])
 
 
 class SqlRuns:
@@ -157,6 +205,13 @@ class SqlRuns:
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
         wanted = _events_of(run_id, after_seq).limit(limit)
         return await self._database.read(lambda tx: [event_of(row) for row in tx.execute(wanted)])
+
+    async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
+        wanted = _events_of_all(run_ids)
+        return await self._database.read(lambda tx: [event_of(row) for row in tx.execute(wanted)])
+
+    async def last_runs(self, task_id: str) -> LastRuns:
+        return await self._database.read(lambda tx: _last_runs(tx, task_id))
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         try:

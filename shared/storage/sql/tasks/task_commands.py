@@ -1,6 +1,6 @@
 """The owner's side of tasks: pausing, cancelling, finishing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -9,8 +9,9 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
-from soong.shared.engine.tasks.step import OpenTask
+from soong.shared.engine.tasks.step import OpenTask, SessionWork
 from soong.shared.storage.sql.claims.readiness import tell_maps
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned, command_done, owned_task
@@ -69,9 +70,25 @@ HOLDERS: Final = Statement(
     "SELECT DISTINCT worker_id FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')",
 )
 OPEN_TASKS: Final = Statement(
-    "open tasks: of a session, without their plans, which are as large as they like",
+    "open tasks: of a session, without their plans, which are as large as they like; and whether the run of the agent "
+    "that plans each is active",
     """
-    SELECT id, status FROM tasks WHERE session_id = :session_id AND status IN ('running', 'paused') ORDER BY ordinal
+    SELECT t.id, t.status, t.kind, EXISTS (
+        SELECT 1 FROM runs AS root
+        JOIN runs AS planner ON planner.id = CASE WHEN t.kind = 'ask' THEN root.id ELSE root.parent_run_id END
+        WHERE root.id = t.root_run_id AND planner.status NOT IN ('completed', 'failed', 'cancelled')
+    )
+    FROM tasks AS t WHERE t.session_id = :session_id AND t.status IN ('running', 'paused') ORDER BY t.ordinal
+    """,
+)
+SESSION_WORK: Final = Statement(
+    "session work: whether there are commands, maps to expand and failures, and when the next retry is due",
+    """
+    SELECT EXISTS (SELECT 1 FROM commands WHERE session_id = :session_id AND is_ended = 0),
+           EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'expanding'),
+           EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0),
+           (SELECT min(not_before_us) FROM steps
+            WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL)
     """,
 )
 LEFT: Final = Statement(
@@ -137,8 +154,16 @@ class SqlTaskCommands(SqlChanging):
     async def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
         def read(tx: Transaction) -> list[OpenTask]:
             check_owned(tx, ownership, is_read=True)
-            rows = tx.rows(OPEN_TASKS, session_id=ownership.session_id)
-            return [OpenTask(task_id, TaskStatus(status)) for task_id, status in rows]
+            return list(_open_tasks(tx, ownership))
+
+        return await self._database.read(read)
+
+    async def session_work(self, ownership: Ownership) -> SessionWork:
+        def read(tx: Transaction) -> SessionWork:
+            check_owned(tx, ownership, is_read=True)
+            commands, expanding, failures, retry_us = tx.rows(SESSION_WORK, session_id=ownership.session_id)[0]
+            found = tuple(_open_tasks(tx, ownership))
+            return SessionWork(found, bool(commands), bool(expanding), bool(failures), retry_us)
 
         return await self._database.read(read)
 
@@ -237,6 +262,11 @@ class SqlTaskCommands(SqlChanging):
             return workers
 
         return await self._database.write(write)
+
+
+def _open_tasks(tx: Transaction, ownership: Ownership) -> Iterator[OpenTask]:
+    for task_id, status, kind, has_planner in tx.rows(OPEN_TASKS, session_id=ownership.session_id):
+        yield OpenTask(task_id, TaskStatus(status), TaskKind(kind), bool(has_planner))
 
 
 def move_task(tx: Transaction, task_id: str, status: TaskStatus, reason: str, ended_us: int | None) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, func, select
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
     NewTask,
     Step,
@@ -53,6 +53,7 @@ PLANNER: Final = Statement(
     /*pg FOR SHARE */
     """,
 )
+TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
 LEFT_OF_TASK: Final = Statement(
     "left of task: steps of one of that id that is being removed",
     "SELECT 1 FROM steps WHERE task_id = :task_id LIMIT 1",
@@ -94,6 +95,18 @@ class SqlTasks:
         if result is None:
             raise NotFoundError("step", step_key)
         return result
+
+    async def task_with_steps(self, task_id: str) -> tuple[Task, Sequence[Step]]:
+        def read(tx: Transaction) -> tuple[Task, Sequence[Step]]:
+            return read_task(tx, task_id), read_steps(tx, steps.c.task_id == task_id)
+
+        return await self._database.read(read)
+
+    async def status(self, task_id: str) -> TaskStatus:
+        found = await self._database.read(lambda tx: tx.value(TASK_STATUS, task_id=task_id))
+        if found is None:
+            raise NotFoundError("task", task_id)
+        return TaskStatus(found)
 
     async def counts(self, task_id: str) -> TaskCounts:
         counted = select(steps.c.status, func.count()).where(steps.c.task_id == task_id).group_by(steps.c.status)

@@ -1,0 +1,155 @@
+"""What the result of a task and the look of its owner are read from, each in one read."""
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from soong.shared.core.errors import NotFoundError
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.sessions.session import CommandKind
+from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import OpenTask, SessionWork
+from tests.contract.scene import ContractHarness, completed
+from tests.contract.test_asks import ask, take_up
+from tests.model.builders import make_map, make_step, make_task
+
+SURFACE: Final[JsonObject] = {
+    "v": 1,
+    "decisions": [["code.read_file", True, "definition"], ["code.write_file", False, "role"]],
+    "unknown": [],
+}
+
+
+async def agents(scene: ContractHarness, *ids: str) -> str:
+    """Make a task of agents whose runs have that surface, of one without any, as it is pulled, and of a function."""
+    steps = [make_step(step_id, kind=StepKind.AGENT) for step_id in (*ids, "pulled")]
+    task = make_task(scene.own.session_id, *steps, make_step("function"))
+    surfaces = dict.fromkeys(ids, SURFACE) | {"pulled": {}}
+    made = [
+        replace(step, run=replace(step.run, surface=surfaces[step.step_id]))
+        if step.run and step.step_id in surfaces
+        else step
+        for step in task.steps
+    ]
+    await scene.store.tasks.create_task(replace(task, steps=tuple(made)))
+    return task.id
+
+
+@pytest.mark.spec("DAG-10")
+async def test_the_last_runs_of_a_task_tell_their_tools_and_what_became_of_their_calls(scene: ContractHarness) -> None:
+    task_id = await agents(scene, "a", "b")
+    await scene.task("other")
+    claims = {claim.step_key.rpartition("/")[2]: claim for claim in await scene.claim()}
+    told = [
+        NewEvent(EventType.TOOL_DENIED, {"tool_call_id": "1"}),
+        NewEvent(EventType.TOOL_COMPLETED, {"deliverable": {"name": "x"}}),
+        NewEvent(EventType.TOOL_COMPLETED, {"tool_call_id": "2"}),
+        NewEvent(EventType.PERMISSION_DECIDED, {"tool_call_id": "1"}),
+        NewEvent(EventType.TOOL_FAILED, {"error": "path_conflict"}),
+    ]
+    for claim in claims.values():
+        events = [replace(event, data={**event.data, "of": claim.step_key}) for event in told]
+        await scene.store.runs.append(claim.identity.run_id, claim.fence, events=events, now_us=scene.now_us)
+
+    last = await scene.store.runs.last_runs(task_id)
+
+    run_of = {name: claim.identity.run_id for name, claim in claims.items()}
+    assert last.granted == {run_of["a"]: ("code.read_file",), run_of["b"]: ("code.read_file",)}
+    types = [EventType.TOOL_DENIED, EventType.TOOL_COMPLETED, EventType.PERMISSION_DECIDED, EventType.TOOL_FAILED]
+    wanted = [(run_of[name], type_) for name in ("a", "b", "pulled", "function") for type_ in types]
+    assert [(event.run_id, event.type) for event in last.events] == wanted
+    assert last.events[1].data["deliverable"] == {"name": "x"}
+
+
+@pytest.mark.spec("DAG-10")
+async def test_an_earlier_attempt_is_not_the_last_run(scene: ContractHarness) -> None:
+    first = await scene.start(make_step("a", max_attempts=2))
+    await scene.store.runs.append(
+        first.identity.run_id, first.fence, events=[NewEvent(EventType.TOOL_DENIED)], now_us=scene.now_us
+    )
+    await scene.fail(first)
+    await scene.retry(first.step_key)
+
+    assert not (await scene.store.runs.last_runs(first.identity.task_id)).events
+
+
+async def test_events_of_several_runs_come_run_by_run(scene: ContractHarness) -> None:
+    await scene.task("a", "b", "c")
+    one, two, other = await scene.claim()
+    for claim in (two, one, other):
+        noted = [NewEvent("note", {"step": claim.step_key}), NewEvent("note")]
+        await scene.store.runs.append(claim.identity.run_id, claim.fence, events=noted, now_us=scene.now_us)
+
+    events = await scene.store.runs.events_of([two.identity.run_id, one.identity.run_id])
+
+    each = [await scene.store.runs.events(claim.identity.run_id) for claim in (one, two)]
+    assert list(events) == [*each[0], *each[1]]
+    assert not await scene.store.runs.events_of([])
+
+
+async def test_a_task_is_read_with_its_steps(scene: ContractHarness) -> None:
+    task_id = await scene.task("a", make_step("b", depends_on=["a"]))
+    await scene.task("other")
+
+    task, steps = await scene.store.tasks.task_with_steps(task_id)
+
+    assert (task, list(steps)) == (await scene.store.tasks.task(task_id), await scene.store.tasks.steps(task_id))
+    assert [step.step_id for step in steps] == ["a", "b"]
+    assert await scene.store.tasks.status(task_id) is TaskStatus.RUNNING
+    for read in (scene.store.tasks.task_with_steps, scene.store.tasks.status):
+        with pytest.raises(NotFoundError):
+            await read("task_none")
+
+
+# -- the owner's look
+async def test_a_session_without_anything_has_no_work(scene: ContractHarness) -> None:
+    await scene.another_session()
+
+    assert await scene.store.tasks.session_work(scene.own) == SessionWork()
+
+
+async def test_work_is_told_by_kind(scene: ContractHarness) -> None:
+    other = await scene.another_session()
+    task_id = await scene.task("a", make_step("m", depends_on=["a"]), make_map("map", depends_on=["a"]))
+    assert await scene.store.tasks.session_work(scene.own) == SessionWork((OpenTask(task_id, TaskStatus.RUNNING),))
+    claim = await scene.claim_one()
+    await scene.advance([completed(claim)])
+    command_id = await scene.command(task_id, CommandKind.PAUSE)
+    failing = await scene.claim_one()
+    await scene.fail(failing)
+
+    work = await scene.store.tasks.session_work(scene.own)
+
+    assert (work.has_commands, work.is_expanding, work.has_failures, work.retry_us) == (True, True, True, None)
+    assert await scene.store.tasks.session_work(other) == SessionWork()
+    await scene.store.sessions.end_command(command_id)
+    await scene.retry(failing.step_key, not_before_us=scene.later_us)
+    work = await scene.store.tasks.session_work(scene.own)
+    assert (work.has_commands, work.has_failures, work.retry_us) == (False, False, scene.later_us)
+
+
+@pytest.mark.spec("DAG-05")
+async def test_a_task_has_a_planner_while_the_run_of_its_agent_lasts(scene: ContractHarness) -> None:
+    ask_id = await ask(scene)
+    claim = await take_up(scene, ask_id)
+    planned = make_task(scene.own.session_id, "a")
+    root = planned.root_run
+    of_agent = replace(root, identity=replace(root.identity, parent_run_id=claim.identity.run_id))
+    await scene.store.tasks.create_task(replace(planned, root_run=of_agent))
+    plain = await scene.task("b")
+    running = TaskStatus.RUNNING
+    alone = OpenTask(plain, running)
+
+    assert await scene.store.tasks.open_tasks(scene.own) == [
+        OpenTask(ask_id, running, TaskKind.ASK, has_planner=True),
+        OpenTask(planned.id, running, has_planner=True),
+        alone,
+    ]
+    assert (await scene.store.tasks.session_work(scene.own)).has_asks
+    await scene.store.asks.end_ask(scene.own, ask_id, completed(claim), now_us=scene.now_us)
+
+    assert await scene.store.tasks.open_tasks(scene.own) == [OpenTask(planned.id, running), alone]
+    assert not (await scene.store.tasks.session_work(scene.own)).has_asks

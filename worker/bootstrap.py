@@ -16,6 +16,7 @@ from soong.shared.core.config import Config, load_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import configure
 from soong.shared.core.settings import ARTIFACTS, Settings, secret_values
+from soong.shared.core.startup import settle_gc
 from soong.shared.engine.tasks.functions import STEP_THREADS
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
@@ -63,6 +64,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
     process = thread.submit(_build(settings, config, clean, node_name, thread, watcher, recycle_limits, pulse)).result()
     thread.submit(process.start()).result()
     status.ready()
+    settle_gc()
     watcher.start()
     try:
         code = run_celery(app, settings, node_name, process, thread, recycle_limits=recycle_limits, parent=parent)

@@ -12,6 +12,7 @@ from soong.orchestrator.client.logs import configure_logs
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.startup import settle_gc
 from soong.shared.storage.store import Store
 
 
@@ -43,6 +44,7 @@ async def _serve(settings: Settings) -> None:
     await orchestrator.start()
     try:
         async with _metrics(settings, orchestrator.parts.store):
+            settle_gc()
             say("soong orchestrator is ready")
             await stop.wait()
     finally:

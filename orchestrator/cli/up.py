@@ -11,6 +11,7 @@ from soong.orchestrator.embedded.service import EmbeddedService, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.startup import settle_gc
 from soong.shared.storage.store import Store
 
 
@@ -30,6 +31,7 @@ def command(
     service = EmbeddedService(settings, build_owner, is_ephemeral=ephemeral, log=log)
 
     def ready() -> None:
+        settle_gc()
         workers = "1 worker" if settings.workers == 1 else f"{settings.workers} workers"
         say(f"soong is up, home {settings.home}; starting {workers} of {settings.slots} slots")
         if settings.http_port:

@@ -10,7 +10,7 @@ from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.embedded.http_port import sign
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import load_settings
-from soong.shared.core.startup import tune_gc
+from soong.shared.core.startup import settle_gc, tune_gc
 from soong.shared.core.terminal import guard_streams
 
 
@@ -25,6 +25,7 @@ def serve(listener: socket.socket, lock: int, when_parent_ends: Callable[[Callab
     configure_logs(settings, "http")
 
     async def until_told() -> None:
+        settle_gc()
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)

@@ -39,6 +39,7 @@ from soong.shared.core.config import Config, ModelConfig
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.startup import settle_gc
 from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.spec import BoundStep
@@ -299,6 +300,7 @@ class AgentRuntime:
         if not is_warm(name):
             # Seconds of imports: on the loop they would hold up every other run and the tick of the heartbeat.
             await asyncio.to_thread(warm_up, name)
+            settle_gc()
         return resolve_model(name, script)
 
     def _fallbacks(self, claim: Claim, definition: AgentDefinition) -> Fallbacks:

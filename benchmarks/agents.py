@@ -4,6 +4,7 @@
   beside the ideal one (agents x 1 s / slots), and the memory of the service with its workers;
 - **turns**: from the end of a tool call, as its run's log has it, to the arrival of the run's next request at the
   server, by one run and by many at once. Requests and calls are paired by the id of the call;
+- **early**: from the end of a streamed answer with five reads, as the server has it, to the end of the last of them;
 - **long**: a run of a thousand turns: stored bytes beside a history that each turn stores whole, and time a turn;
 - **flat**: the memory of the service, sampled while thousands of runs pass through it.
 
@@ -52,6 +53,9 @@ SPREAD: Final = 0.5
 
 MAX_OVER_IDEAL: Final = 1.5
 MAX_MEMORY_MB: Final = 600.0
+READS: Final = 5
+"""Calls in each answer of the early part."""
+MAX_READS_MS: Final = 50.0
 MAX_NEXT_MS: Final[Mapping[str, float]] = {"turns-1": 5.0, f"turns-{MANY}": 25.0}
 MAX_GROWTH_KB: Final = 1.0
 """Memory a run, over all processes: more than that over 5,000 runs is a leak."""
@@ -103,7 +107,7 @@ You look into folders.
 
 
 def run(stores: Sequence[str], what: Sequence[str]) -> Finding:
-    """Measure the named of crowd, turns, long and flat on each store."""
+    """Measure the named parts on each store."""
     found = Finding(())
     for store in stores:
         if {"crowd", "flat", "long"} & set(what):
@@ -111,9 +115,11 @@ def run(stores: Sequence[str], what: Sequence[str]) -> Finding:
                 for name in ("crowd", "long", "flat"):
                     if name in what:
                         found = found.and_also(_PARTS[name](store, scene))
-        if "turns" in what:
+        if {"turns", "early"} & set(what):
             with _scene(store, MANY_SLOTS) as scene:
-                found = found.and_also(_turns(store, scene))
+                for name in ("turns", "early"):
+                    if name in what:
+                        found = found.and_also(_PARTS[name](store, scene))
     return found
 
 
@@ -260,8 +266,39 @@ def _waits_ms(requests: Sequence[Mapping[str, Any]], ends_us: Mapping[str, int])
     return waits
 
 
-_PARTS: Final = {"crowd": _crowd, "long": _long, "flat": _flat}
-WHAT: Final = ("crowd", "turns", "long", "flat")
+# -- reads of a streamed answer
+def _early(store: str, scene: Scene) -> Finding:
+    scene.server.will(calls=TURNS, tool="code__list_dir", at_once=READS)
+    prepared = scene.prepare("early", 1)
+    scene.run(prepared)
+    waits = _after_stream_ms(scene.server.requests(), call_ends(scene.log, prepared.task.id))
+    late = statistics.quantiles(waits, n=20)[-1]
+    name = f"early-{READS}"
+    figures = [
+        _figure(name, store, "stream's end to last read's end, p50", "ms", statistics.median(waits)),
+        _figure(name, store, "stream's end to last read's end, p95", "ms", late, "bound", MAX_READS_MS),
+        _figure(name, store, "turns", "1", len(waits)),
+    ]
+    broken = f"{name} on {store}: the last of {READS} reads ends {late:.1f} ms after the stream (p95)"
+    return Finding(figures, [broken] if late > MAX_READS_MS else [])
+
+
+def _after_stream_ms(requests: Sequence[Mapping[str, Any]], ends_us: Mapping[str, int]) -> list[float]:
+    """Return for each answer of one run how long after its end the last of its calls ended."""
+    wall_s = time.time() - time.monotonic()
+    waits = []
+    for answered, following in pairwise(requests):
+        if following["body"] is None:  # as in _waits_ms
+            continue
+        results = [one for one in following["body"]["messages"][-READS:] if one["role"] == "tool"]
+        ends = [ends_us[one["tool_call_id"]] for one in results if one["tool_call_id"] in ends_us]
+        if ends:
+            waits.append(max(ends) / 1000 - (answered["ended_at"] + wall_s) * 1000)
+    return waits
+
+
+_PARTS: Final = {"crowd": _crowd, "turns": _turns, "early": _early, "long": _long, "flat": _flat}
+WHAT: Final = tuple(_PARTS)
 
 
 def _figure(

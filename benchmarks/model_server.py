@@ -32,17 +32,24 @@ class ModelServer:
         return {"OPENAI_BASE_URL": f"http://127.0.0.1:{self.port}/v1", "OPENAI_API_KEY": "sk-bench"}
 
     def will(
-        self, *, calls: int = 0, tool: str = "", latency_s: float = 0.0, latencies_s: Sequence[float] = ()
+        self,
+        *,
+        calls: int = 0,
+        tool: str = "",
+        at_once: int = 1,
+        latency_s: float = 0.0,
+        latencies_s: Sequence[float] = (),
     ) -> None:
-        """Forget all; answer so many requests with a call of a tool, and then every one with a text, after a pause.
+        """Forget all; answer so many requests with calls of a tool, and then every one with a text, after a pause.
 
+        ``at_once`` calls are in each of these answers.
         The first requests pause for ``latencies_s``, one each, all others for ``latency_s``.
         """
         self._send("POST", "/_llmock/reset")
         call = {"name": tool, "arguments": {"path": "."}}
         behaviors: list[Mapping[str, Any]] = [TEXT]
         if calls:
-            behaviors.insert(0, {"type": "reply", "tool_calls": [call], "times": calls})
+            behaviors.insert(0, {"type": "reply", "tool_calls": [call] * at_once, "times": calls})
         behaviors += [{"type": "delay", "seconds": seconds, "times": 1} for seconds in latencies_s]
         if latency_s:
             behaviors.append({"type": "delay", "seconds": latency_s, "times": None})

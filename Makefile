@@ -66,9 +66,11 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	@[ -x $(VENV)/aimock/node_modules/.bin/llmock ] || { mkdir -p $(VENV)/aimock && \
 	  cp tests/aimock/package.json tests/aimock/package-lock.json $(VENV)/aimock && \
 	  npm ci --silent --no-audit --no-fund --prefix $(VENV)/aimock; }
+	@[ -e $(VENV)/litellm/installed ] || { $(BIN)/python -m venv $(VENV)/litellm && $(VENV)/litellm/bin/pip install \
+	  --quiet --require-hashes -r tests/litellm/requirements.lock && touch $(VENV)/litellm/installed; }
 	TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
 	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python AIMOCK=$(CURDIR)/$(VENV)/aimock/node_modules/.bin/llmock \
-	  $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
+	  LITELLM=$(CURDIR)/$(VENV)/litellm/bin/litellm $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
 	deploy/test-compose.sh
 
 lint: env ## ruff, mypy --strict, import contracts, plain English
@@ -110,6 +112,7 @@ lock: env ## Resolve the requirements again
 	$(LOCK) --upgrade pyproject.toml --extra test --extra lint --extra docs --extra build -o requirements/dev.lock
 	$(LOCK) pyproject.toml --extra build -c requirements/dev.lock -o requirements/runtime.lock
 	$(LOCK) requirements/uv.in -o requirements/uv.lock
+	$(LOCK) tests/litellm/requirements.in -o tests/litellm/requirements.lock
 
 clean: ## Remove the environment and everything that was made
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -56,3 +56,12 @@ def aimock_program() -> str:
         missing("there is no aimock server; set AIMOCK to the `llmock` that npm installs from tests/aimock")
         raise AssertionError
     return program
+
+
+def litellm_program() -> str:
+    """Return ``LITELLM``: the proxy of tests/litellm/requirements.lock (bin/litellm of its environment)."""
+    program = os.environ.get("LITELLM")
+    if program is None:
+        missing("there is no LiteLLM proxy; set LITELLM to the program that tests/litellm/requirements.lock brings")
+        raise AssertionError
+    return program

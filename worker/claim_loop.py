@@ -32,8 +32,8 @@ NOTIFY_FIRST_S = 0.002
 NOTIFY_AGAIN_S = 0.25
 """Owners are notified of left-over work at once, and then only now and then: a woken owner stays awake."""
 
-
-"""A run and the fence under which it is held."""
+FILL_AGAIN_S = 0.02
+"""A worker claims its share of what is ready, also where the others are full. What they leave, it claims after this."""
 
 
 def retry_s(attempt: int) -> float:
@@ -81,6 +81,7 @@ class ClaimLoop:
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _serving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _notifying: asyncio.Task[None] | None = None
+    _filling: asyncio.TimerHandle | None = None
     _was_left: bool = False
     _given: set[RunFence] = field(default_factory=set)
     """Claims that were heard and have not come back: what this process knows that it holds."""
@@ -134,6 +135,14 @@ class ClaimLoop:
     def fill(self) -> None:
         """Claim steps for the spare slots, with nothing to hand in."""
         self._request_turn((), wants_step=False)
+
+    def _fill_again(self, delay_s: float) -> None:
+        if self._filling is None:
+            self._filling = asyncio.get_running_loop().call_later(delay_s, self._fill_now)
+
+    def _fill_now(self) -> None:
+        self._filling = None
+        self.fill()
 
     def forget(self, claim: Claim) -> None:
         """Let go of a claim that has come back without an end."""
@@ -211,6 +220,9 @@ class ClaimLoop:
         for turn in turns:
             turn.stale = advance.stale
         self._place(self._answer(turns, advance.claims))
+        if advance.ready_left and advance.claims and self.free_slots() > 0:
+            # If the batch was the limit, there is more of this worker's share; if not, others get a moment for theirs.
+            self._fill_again(0.0 if len(advance.claims) == BATCH else FILL_AGAIN_S)
         await self._tell_owners(advance)
         await self._tell_followers(turns, advance)
 
@@ -286,9 +298,8 @@ class ClaimLoop:
         """Ring owners at once about what only they can do, and about work that is left for others."""
         if advance.owner_sessions:
             await self.notifier.notify_owners(sorted(advance.owner_sessions))
-        elif advance.ready_left and (self._notifying is None or self._notifying.done()):
-            delay_s = NOTIFY_AGAIN_S if self._was_left else NOTIFY_FIRST_S
-            self._notifying = asyncio.get_running_loop().create_task(self._notify_soon(delay_s))
+        elif advance.ready_left:
+            self._notify_later(NOTIFY_AGAIN_S if self._was_left else NOTIFY_FIRST_S)
         self._was_left = advance.ready_left
 
     async def _tell_followers(self, turns: list[SlotTurn], advance: Advance) -> None:
@@ -297,6 +308,14 @@ class ClaimLoop:
         begun = [claim.identity.run_id for claim in advance.claims if claim.kind is StepKind.AGENT]
         if ended or begun:
             await self.notifier.notify_runs([*ended, *begun])
+
+    def pass_on(self) -> None:
+        """Let owners call again: a dispatch came here that was meant for a worker with a free slot."""
+        self._notify_later(NOTIFY_AGAIN_S)
+
+    def _notify_later(self, delay_s: float) -> None:
+        if self._notifying is None or self._notifying.done():
+            self._notifying = asyncio.get_running_loop().create_task(self._notify_soon(delay_s))
 
     async def _notify_soon(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)

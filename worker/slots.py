@@ -72,13 +72,15 @@ class Slots:
         self.lent.slots = self
 
     async def hold(self) -> int:
-        """Hold one slot until nothing is claimable; return how many steps it ran. At once 0 when all are held.
+        """Hold one slot until nothing is claimable; return how many steps it ran.
 
-        While those that are left are promised to a batch under way, it waits to see how many of them are taken.
+        At once 0 when all are held; owners then call again, for a worker that has one. While those that are left are
+        promised to a batch under way, it waits to see how many of them are taken.
         """
         while 0 < self.free_slots() <= self.claim_loop.reserved:
             await self.claim_loop.settled()
         if self.free_slots() <= 0:
+            self.claim_loop.pass_on()
             return 0
         self._open += 1
         return await self._slot(None)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -41,9 +42,9 @@ class SlotsHarness:
         clock = SystemClock()
         self.incarnation = Incarnation(self.store, clock, "w@h", capacity, ("default",), ())
         self.slots = Slots(capacity, self.store, clock, Running(work), NoFlower())
-        board = MemoryBus()
+        self.board = MemoryBus()
         self.claim_loop = ClaimLoop(
-            self.store, board, clock, self.incarnation.capacity, self.slots.free_slots, self.slots.start_slot
+            self.store, self.board, clock, self.incarnation.capacity, self.slots.free_slots, self.slots.start_slot
         )
         self.slots.claim_loop = self.claim_loop
 
@@ -225,12 +226,36 @@ async def test_work_that_cancels_itself_fails_its_step() -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 3])
-async def test_a_dispatch_to_a_full_process_returns_at_once(capacity: int) -> None:
+async def test_a_dispatch_to_a_full_process_returns_at_once_and_owners_call_again(capacity: int) -> None:
     bench = SlotsHarness(lambda claim: asyncio.sleep(0, done(claim)), capacity=capacity)
+    owner = await bench.board.subscribe_owner()
     for _ in range(capacity):
         bench.slots._open += 1
 
     assert await bench.slots.hold() == 0
+    assert await owner.wait(10) == ("",)
+
+
+@pytest.mark.spec("DIS-03.c")
+@pytest.mark.parametrize(("many", "workers"), [(2 * BATCH + 1, 1), (9, 4)], ids=["a batch", "its share"])
+async def test_one_dispatch_claims_more_than(many: int, workers: int) -> None:
+    may_end = asyncio.Event()
+    running: set[str] = set()
+
+    async def work(claim: Claim) -> StepEnd:
+        running.add(claim.step_key)
+        await may_end.wait()
+        return done(claim)
+
+    bench = SlotsHarness(work, capacity=many)
+    own = bench.claim_loop.capacity
+    bench.claim_loop.capacity = lambda: replace(own(), live_workers=workers)  # the others are full
+    holding = asyncio.ensure_future(bench.hold(*map(str, range(many))))
+    async with asyncio.timeout(10):
+        while len(running) < many:  # noqa: ASYNC110  # nothing tells of it
+            await asyncio.sleep(0)
+    may_end.set()
+    await holding
 
 
 @pytest.mark.spec("EXE-07.c", "DIS-05")

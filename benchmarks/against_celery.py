@@ -1,13 +1,15 @@
 """W: the service beside bare Celery on the same Redis, interleaved, medians of several rounds.
 
-For each store the service and the peer stand side by side; each round runs every workload on the one and at once on the
-other, so that whatever else the machine does falls on both.
+For each store the service stands beside the peer in its default form, one worker with two child processes, and in its
+fastest one, two workers that run their tasks themselves. Each round runs every workload on each of them, one after the
+other, so that whatever else the machine does falls on all.
 """
 
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +25,14 @@ from benchmarks.workload import Shape, Work, Workload
 from tests.servers import postgres_server, redis_server
 
 NAME: Final = "celery"
+SINGLES: Final = 40
+"""Tasks of one step in each round: 200 in five."""
 
 
 def run(stores: Sequence[str], rounds: int, width: int, length: int) -> Finding:
     """Run all workloads on each store in turn: fans of ``width`` steps, chains of ``length``."""
-    workloads = [Workload(shape, work, width if shape is Shape.FAN else length) for shape in Shape for work in Work]
+    sizes = {Shape.FAN: width, Shape.CHAIN: length, Shape.SINGLE: SINGLES}
+    workloads = [Workload(shape, work, size) for shape, size in sizes.items() for work in Work]
     return Finding([line for store in stores for line in _on_store(store, workloads, rounds)])
 
 
@@ -35,41 +40,54 @@ def _on_store(store: str, workloads: Sequence[Workload], rounds: int) -> list[Fi
     with (
         redis_server() as server,
         redis.Redis.from_url(server.socket_url) as broker,
-        _database(store) as (home, database_url, ledger),
-        celery_workbench(server.socket_url) as theirs,
-        service_workbench(store, home, database_url, server.socket_url, ledger) as ours,
+        _database(store) as place,
+        celery_workbench(server.socket_url, pool="prefork") as prefork,
+        celery_workbench(server.socket_url, pool="solo") as solo,
+        service_workbench(store, place.home, place.url, server.socket_url, place.ledger, more_pids=place.pids) as ours,
     ):
-        samples = _interleaved(ours, theirs, workloads, rounds, broker)
-        return [line for load in workloads for line in figures(load, ours.name, *_pair(samples[load], theirs.name))]
-
-
-def _pair(samples: tuple[list[Sample], list[Sample]], peer: str) -> tuple[list[Sample], str, list[Sample]]:
-    return samples[0], peer, samples[1]
+        samples = _interleaved((ours, prefork, solo), workloads, rounds, broker)
+    peers = (prefork.name, solo.name)
+    return [
+        line
+        for load, (own, *theirs) in samples.items()
+        for peer, other in zip(peers, theirs, strict=True)
+        for line in figures(load, store, own, peer, other)
+    ]
 
 
 def _interleaved(
-    ours: Workbench, theirs: Workbench, workloads: Sequence[Workload], rounds: int, broker: redis.Redis
-) -> dict[Workload, tuple[list[Sample], list[Sample]]]:
-    samples: dict[Workload, tuple[list[Sample], list[Sample]]] = {workload: ([], []) for workload in workloads}
-    # Round 0 warms both up and is not counted.
+    benches: Sequence[Workbench], workloads: Sequence[Workload], rounds: int, broker: redis.Redis
+) -> dict[Workload, tuple[list[Sample], ...]]:
+    samples: dict[Workload, tuple[list[Sample], ...]] = {one: tuple([] for _ in benches) for one in workloads}
+    # Round 0 warms all up and is not counted.
     for number in range(rounds + 1):
         for workload in workloads:
-            for workbench, kept in zip((ours, theirs), samples[workload], strict=True):
+            for workbench, kept in zip(benches, samples[workload], strict=True):
                 sample = measure(workbench, workload, broker)
                 if number:
                     kept.append(sample)
-        print(f"round {number} of {rounds} on {ours.name}", file=sys.stderr, flush=True)
+        print(f"round {number} of {rounds} on {benches[0].name}", file=sys.stderr, flush=True)
     return samples
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a service keeps what it does. ``url`` is empty for SQLite in its home."""
+
+    home: Path
+    url: str
+    ledger: Ledger
+    pids: Sequence[int] = ()
+
+
 @contextmanager
-def _database(store: str) -> Iterator[tuple[Path, str, Ledger]]:
-    """Yield a home for the service, the URL of its database (empty: SQLite in that home), and its ledger."""
+def _database(store: str) -> Iterator[_Place]:
     with tempfile.TemporaryDirectory(prefix="soong-bench-") as folder:
-        home = Path(folder)
+        home = Path(folder) / "home"
+        home.mkdir()
         if store == "sqlite":
-            yield home, "", SqliteLedger(home / "soong.db")
+            yield _Place(home, "", SqliteLedger(home / "soong.db"))
             return
         # As durable as the SQLite of the embedded service: a commit is on the disk.
         with postgres_server(durable=True) as server, server.fresh_database("soong") as url:
-            yield home, url, PostgresLedger(server.url("soong", driver="postgresql"))
+            yield _Place(home, url, PostgresLedger(server.url("soong", driver="postgresql")), (server.pid,))

@@ -1,8 +1,8 @@
-"""How many writing transactions a database has committed, read from outside without writing to it."""
+"""How much a database has committed and written, read from outside without writing to it."""
 
 import struct
 from pathlib import Path
-from typing import Protocol
+from typing import LiteralString, Protocol
 
 import psycopg
 
@@ -11,9 +11,11 @@ _CHANGE_OFFSET = 8
 
 
 class Ledger(Protocol):
-    """Counts what a store commits."""
+    """Counts what a store commits and writes ahead; None where the database does not say."""
 
     def transactions(self) -> int | None: ...
+
+    def log_bytes(self) -> int | None: ...
 
 
 class SqliteLedger:
@@ -31,14 +33,23 @@ class SqliteLedger:
             return None
         return counter
 
+    def log_bytes(self) -> int | None:
+        return None
+
 
 class PostgresLedger:
-    """Reads the next transaction id of the server, which only writing transactions raise."""
+    """Reads the next transaction id of the server, which only writing transactions raise, and the end of its log."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def transactions(self) -> int | None:
+        return self._number("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+
+    def log_bytes(self) -> int | None:
+        return self._number("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
+
+    def _number(self, question: LiteralString) -> int | None:
         with psycopg.connect(self._url, autocommit=True) as connection:
-            row = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+            row = connection.execute(question).fetchone()
         return None if row is None else int(row[0])

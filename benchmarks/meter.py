@@ -12,13 +12,18 @@ from benchmarks.workload import Workload
 
 def measure(workbench: Workbench, workload: Workload, broker: redis.Redis) -> Sample:
     """Run ``workload`` once between two readings of every counter."""
-    commands, transactions, cpu_s = _commands(broker), workbench.transactions(), _cpu_s(workbench.processes())
-    elapsed_s = workbench.run(workload)
-    cpu_used_s = _cpu_s(workbench.processes()) - cpu_s
+    redis_pid = int(broker.info("server")["process_id"])
+    before = (workbench.transactions(), workbench.log_bytes())
+    commands, cpu_s = _commands(broker), _cpu_s((*workbench.processes(), redis_pid))
+    waits_s = workbench.run(workload)
+    cpu_used_s = _cpu_s((*workbench.processes(), redis_pid)) - cpu_s
     commands_used = _commands(broker) - commands
-    after = workbench.transactions()
-    committed = None if transactions is None or after is None else after - transactions
-    return Sample(elapsed_s, cpu_used_s, commands_used, committed)
+    transactions, log_bytes = map(_grown, before, (workbench.transactions(), workbench.log_bytes()))
+    return Sample(sum(waits_s), cpu_used_s, commands_used, transactions, log_bytes, waits_s)
+
+
+def _grown(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
 
 
 def _commands(broker: redis.Redis) -> int:

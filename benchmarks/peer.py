@@ -1,23 +1,27 @@
-"""The workbench of the peer: bare Celery on the same Redis, in the same run."""
+"""The workbench of the peer: bare Celery on the same Redis, in the same run, in its default and its fastest form."""
 
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import redis
 from celery import Celery
 
-from benchmarks.peer_app import COUNTER, DONE, PROCESSES, make_app
+from benchmarks.peer_app import PROCESSES, counter_of, make_app
 from benchmarks.workload import Shape, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN_LIMIT_S = 120
 STOP_LIMIT_S = 15.0
+
+Pool: TypeAlias = Literal["prefork", "solo"]
+"""PREFORK: one worker with as many child processes. SOLO: as many workers that run tasks in their own process."""
 
 
 class PeerError(RuntimeError):
@@ -26,57 +30,91 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class CeleryWorkbench:
-    """A running Celery worker and its sender."""
+    """Running Celery workers and their sender."""
 
     app: Celery
     client: redis.Redis
-    pid: int
+    queue: str
+    pool: Pool
+    pids: Sequence[int]
     concurrency: int = PROCESSES
 
     @property
     def name(self) -> str:
-        return f"celery prefork -c {self.concurrency}"
+        return (
+            f"celery prefork -c {self.concurrency}" if self.pool == "prefork" else f"celery {self.concurrency} x solo"
+        )
 
-    def run(self, workload: Workload) -> float:
-        self.client.delete(COUNTER, DONE)
+    def run(self, workload: Workload) -> Sequence[float]:
+        if workload.shape is Shape.SINGLE:
+            return [self._answer(number) for number in range(workload.size)]
+        counter, done = counter_of(self.queue)
+        self.client.delete(counter, done)
         began = time.perf_counter()
         self._send(workload)
-        if self.client.blpop([DONE], timeout=RUN_LIMIT_S) is None:
+        if self.client.blpop([done], timeout=RUN_LIMIT_S) is None:
             raise PeerError(f"{self.name} did not end {workload.name} within {RUN_LIMIT_S} s")
-        return time.perf_counter() - began
+        return [time.perf_counter() - began]
 
     def processes(self) -> Sequence[int]:
-        return (self.pid,)
+        return self.pids
 
     def transactions(self) -> int | None:
         return None
 
+    def log_bytes(self) -> int | None:
+        return None
+
+    def _answer(self, number: int) -> float:
+        began = time.perf_counter()
+        if self.app.send_task("answer", (number,)).get(timeout=RUN_LIMIT_S) != number:
+            raise PeerError(f"{self.name} answered something else")
+        return time.perf_counter() - began
+
     def _send(self, workload: Workload) -> None:
-        match workload.shape:
-            case Shape.FAN:
-                with self.app.producer_pool.acquire(block=True) as producer:
-                    for _ in range(workload.size):
-                        self.app.send_task("count", (workload.size,), producer=producer)
-            case Shape.CHAIN:
-                self.app.send_task("hop", (workload.size,))
+        if workload.shape is Shape.CHAIN:
+            self.app.send_task("hop", (workload.size,))
+            return
+        with self.app.producer_pool.acquire(block=True) as producer:
+            for _ in range(workload.size):
+                self.app.send_task("count", (workload.size,), producer=producer)
 
 
 @contextmanager
-def celery_workbench(redis_url: str, concurrency: int = PROCESSES) -> Iterator[CeleryWorkbench]:
-    """Start the peer's worker with so many processes, wait until it has done one task, and stop it afterwards."""
+def celery_workbench(redis_url: str, concurrency: int = PROCESSES, pool: Pool = "prefork") -> Iterator[CeleryWorkbench]:
+    """Start the peer's workers with so many processes, wait until they have done a task, and stop them afterwards."""
+    queue = f"benchmark-{pool}"
     # redis-py gives a blocking read no more than its socket timeout, so this client has none.
     client = redis.Redis.from_url(redis_url, socket_timeout=None)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-m", "benchmarks.peer_app", redis_url, str(concurrency)]
-    silent = subprocess.DEVNULL
+    number, each = (1, concurrency) if pool == "prefork" else (concurrency, 1)
+    commands = [
+        [sys.executable, "-P", "-m", "benchmarks.peer_app", redis_url, queue, pool, str(each), str(one)]
+        for one in range(number)
+    ]
+    app = make_app(redis_url, queue)
+    with ExitStack() as stack:
+        stack.callback(client.close)
+        stack.callback(app.close)
+        pids = [stack.enter_context(_running(command)) for command in commands]
+        bench = CeleryWorkbench(app, client, queue, pool, pids, concurrency)
+        _warm(bench)
+        yield bench
+
+
+def _warm(bench: CeleryWorkbench) -> None:
+    """Wait until each worker takes tasks."""
+    deadline = time.monotonic() + RUN_LIMIT_S
+    while len(bench.app.control.ping(timeout=1.0)) < len(bench.pids):
+        if time.monotonic() > deadline:
+            raise PeerError(f"the workers of {bench.name} did not start")
+
+
+@contextmanager
+def _running(command: Sequence[str]) -> Iterator[int]:
+    environment, silent = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.DEVNULL
     worker = subprocess.Popen(command, env=environment, cwd="/", stdin=silent, stdout=silent, stderr=silent)
-    app = make_app(redis_url)
     try:
-        client.delete(COUNTER, DONE)
-        app.send_task("count", (1,))
-        if client.blpop([DONE], timeout=RUN_LIMIT_S) is None:
-            raise PeerError(f"the peer's worker did not start; see what it says: {' '.join(command)}")
-        yield CeleryWorkbench(app, client, worker.pid, concurrency)
+        yield worker.pid
     finally:
         worker.terminate()
         try:
@@ -84,5 +122,3 @@ def celery_workbench(redis_url: str, concurrency: int = PROCESSES) -> Iterator[C
         except subprocess.TimeoutExpired:
             worker.kill()
             worker.wait(STOP_LIMIT_S)
-        app.close()
-        client.close()

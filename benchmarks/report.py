@@ -45,6 +45,11 @@ class _Metric:
 
 _THROUGHPUT = _Metric("throughput", "steps/s", lambda sample, size: size / sample.elapsed_s)
 _HOP = _Metric("hop", "ms", lambda sample, size: sample.elapsed_s * 1000 / size)
+_WAITS = (
+    _Metric("wait, p50", "ms", lambda sample, _size: statistics.median(sample.waits_s) * 1000),
+    _Metric("wait, p99", "ms", lambda sample, _size: statistics.quantiles(sample.waits_s, n=100)[-1] * 1000),
+)
+_SPEED: Mapping[Shape, Sequence[_Metric]] = {Shape.FAN: (_THROUGHPUT,), Shape.CHAIN: (_HOP,), Shape.SINGLE: _WAITS}
 _COSTS = (
     _Metric("cpu", "ms/step", lambda sample, size: sample.cpu_s * 1000 / size),
     _Metric("redis_commands", "1/step", lambda sample, size: sample.redis_commands / size),
@@ -53,6 +58,11 @@ _COSTS = (
         "1/step",
         lambda sample, size: None if sample.transactions is None else sample.transactions / size,
     ),
+    _Metric(
+        "written ahead",
+        "KB/step",
+        lambda sample, size: None if sample.log_bytes is None else sample.log_bytes / 1e3 / size,
+    ),
 )
 
 
@@ -60,9 +70,8 @@ def figures(
     workload: Workload, store: str, ours: Sequence[Sample], peer: str, theirs: Sequence[Sample]
 ) -> list[Figure]:
     """Return the medians of one workload on one store beside the peer's."""
-    speed = _THROUGHPUT if workload.shape is Shape.FAN else _HOP
     found = []
-    for metric in (speed, *_COSTS):
+    for metric in (*_SPEED[workload.shape], *_COSTS):
         own, other = _median(metric, ours, workload.size), _median(metric, theirs, workload.size)
         if own is not None:
             ratio = own / other if other else None

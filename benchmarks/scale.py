@@ -113,7 +113,7 @@ def _round(own: Fleet, peer: CeleryWorkbench, server: PostgresServer, kept: Samp
         kept.rate.setdefault(work, []).append(WIDTH / elapsed_s)
         kept.cpu_ms.setdefault(work, []).append((own.cpu_s() - cpu_s) * 1000 / WIDTH)
         kept.database_ms.setdefault(work, []).append((_database_cpu_s(server) - database_s) * 1000 / WIDTH)
-    kept.peer_rate.append(WIDTH / peer.run(Workload(Shape.FAN, Work.PYTHON, WIDTH)))
+    kept.peer_rate.append(WIDTH / sum(peer.run(Workload(Shape.FAN, Work.PYTHON, WIDTH))))
     for _ in range(TRICKLE):
         single = own.prepare("one", _many(WORKS["python"], 1))
         own.runner.run(complete(own.client, single))
@@ -144,7 +144,7 @@ def _many(body: Mapping[str, Json], number: int) -> list[Mapping[str, Json]]:
 
 
 def _database_cpu_s(server: PostgresServer) -> float:
-    return cpu_of_tree(int((server.folder / "data" / "postmaster.pid").read_text().splitlines()[0]))
+    return cpu_of_tree(server.pid)
 
 
 def _number(row: tuple[object, ...]) -> float:

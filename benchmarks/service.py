@@ -1,7 +1,6 @@
 """The workbench of the service: ``soong up`` with two worker processes as a child, and a client of it here.
 
-A run is timed from handing the prepared task over (its rows are written within that time) to reading that it completed.
-Reading the plan is not: the peer reads none.
+A workload is timed as a program sees it: from calling ``Soong.run`` with the plan to having its result.
 """
 
 import asyncio
@@ -14,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.handing_over import ServiceError, complete, environment_of, prepare
+from benchmarks.handing_over import ServiceError, environment_of
 from benchmarks.ledger import Ledger
 from benchmarks.plans import plan_of
-from benchmarks.workload import Workload
+from benchmarks.workload import Shape, Workload
 from soong.orchestrator.client.bootstrap import open_client
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.embedded.starter import living_service
+from soong.orchestrator.sdk import Soong
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.engine.tasks.status import TaskStatus
 
 WORKERS = 2
 START_LIMIT_S = 60.0
@@ -39,19 +40,42 @@ class ServiceWorkbench:
     runner: asyncio.Runner
     pid: int
     ledger: Ledger
+    more_pids: Sequence[int] = ()
+    """Of the database's server."""
 
     @property
     def name(self) -> str:
         return self.store
 
-    def run(self, workload: Workload) -> float:
-        return self.runner.run(complete(self.client, prepare(self.home, plan_of(workload))))
+    def run(self, workload: Workload) -> Sequence[float]:
+        return self.runner.run(self._run(workload))
+
+    async def _run(self, workload: Workload) -> Sequence[float]:
+        soong, plan = Soong(self.client, self.client.settings), plan_of(workload)
+        waits_s = []
+        for _ in range(workload.size if workload.shape is Shape.SINGLE else 1):
+            began = time.perf_counter()
+            result = await soong.run(plan, project=self.project)
+            waits_s.append(time.perf_counter() - began)
+            if result.status is not TaskStatus.COMPLETED:
+                raise ServiceError(f"{workload.name} ended as {result.status}")
+        return waits_s
+
+    @property
+    def project(self) -> Path:
+        """Return the folder that agents look into; no tool reads the home."""
+        folder = self.home.parent / f"{self.home.name}-project"
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def processes(self) -> Sequence[int]:
-        return (self.pid,)
+        return (self.pid, *self.more_pids)
 
     def transactions(self) -> int | None:
         return self.ledger.transactions()
+
+    def log_bytes(self) -> int | None:
+        return self.ledger.log_bytes()
 
 
 @contextmanager
@@ -64,10 +88,12 @@ def service_workbench(
     *,
     slots: int = 0,
     more: Mapping[str, str] = MappingProxyType({}),
+    more_pids: Sequence[int] = (),
 ) -> Iterator[ServiceWorkbench]:
     """Start the service, wait for its workers, and stop it afterwards.
 
     ``slots`` are those of each worker, 0 as many as it is configured to have; ``more`` is put into its environment.
+    ``more_pids`` are processes whose CPU time counts as its own.
     """
     settings = load_settings(agent_home=home, database_url=database_url, redis_url=redis_url, workers=WORKERS)
     log_path = home / "service.log"
@@ -86,7 +112,7 @@ def service_workbench(
             client = runner.run(_connect(settings, service))
             if client is None:
                 raise ServiceError(f"the service did not start: {log_path.read_text(errors='replace')[-3000:]}")
-            yield ServiceWorkbench(store, home, client, runner, service.pid, ledger)
+            yield ServiceWorkbench(store, home, client, runner, service.pid, ledger, more_pids)
         finally:
             if client is not None:
                 runner.run(client.close())

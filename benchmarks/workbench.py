@@ -15,24 +15,30 @@ class Workbench(Protocol):
         """The store of the service, or the peer with its settings, as the report shows it."""
         ...
 
-    def run(self, workload: Workload) -> float:
-        """Run the workload to its end and return the seconds from handing it over to knowing that it is done."""
+    def run(self, workload: Workload) -> Sequence[float]:
+        """Run the workload to its end; return the seconds from handing over to the result, of each single task."""
         ...
 
     def processes(self) -> Sequence[int]:
-        """Return the ids of the processes whose CPU time counts, without this one, the broker and the database."""
+        """Return the ids of the processes whose CPU time counts, in addition to this one and Redis."""
         ...
 
     def transactions(self) -> int | None:
         """Return how many transactions the store has committed so far; None where there is no store."""
         ...
 
+    def log_bytes(self) -> int | None:
+        """Return how many bytes the database has written ahead so far; None where it does not say."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of one workload, as measured from outside."""
+    """One run of one workload, as measured from outside. ``waits_s`` are the times of its single tasks."""
 
     elapsed_s: float
     cpu_s: float
     redis_commands: int
     transactions: int | None
+    log_bytes: int | None = None
+    waits_s: Sequence[float] = ()

@@ -1,6 +1,6 @@
-"""The workloads: W1, a fan of parallel steps between one root and one join; W2, a chain.
+"""The workloads: W1, a fan of parallel steps between one root and one join; W2, a chain; W5, tasks of one step each.
 
-Each is run with ``python`` steps that return their input, and with one-turn ``script`` agents.
+Each is run with ``python`` steps that return their input, and with agents that make one read-only tool call, or three.
 """
 
 from dataclasses import dataclass
@@ -8,17 +8,26 @@ from enum import StrEnum
 
 
 class Shape(StrEnum):
-    """FAN: 1 root, ``size`` parallel steps, 1 join. CHAIN: ``size`` steps, each after the one before."""
+    """FAN: 1 root, ``size`` parallel steps, 1 join. CHAIN: ``size`` steps, each after the one before.
+
+    SINGLE: ``size`` tasks of one step, each begun when the result of the one before is there.
+    """
 
     FAN = "W1"
     CHAIN = "W2"
+    SINGLE = "W5"
 
 
 class Work(StrEnum):
-    """What one step does: PYTHON calls a registered function, SCRIPT runs an agent for one scripted turn."""
+    """What one step does: PYTHON calls a registered function, an agent makes 1 or 3 calls by its script."""
 
     PYTHON = "python"
-    SCRIPT = "script"
+    AGENT = "agent"
+    AGENT_3 = "agent-3"
+
+    @property
+    def calls(self) -> int:
+        return {Work.PYTHON: 0, Work.AGENT: 1, Work.AGENT_3: 3}[self]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,11 @@ class PostgresServer:
 
     folder: Path
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the server's first process, whose children are the others."""
+        return int((self.folder / "data" / "postmaster.pid").read_text().splitlines()[0])
+
     def url(self, database: str, *, driver: str = "postgresql+psycopg") -> str:
         return f"{driver}://postgres@/{database}?host={self.folder}"
 

@@ -225,6 +225,7 @@ class Soong:
         finally:
             for helper in helpers:
                 helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)  # they close what they opened
         closing = self._close(session.id) if view.task.status is TaskStatus.COMPLETED else asyncio.sleep(0)
         result, _ = await asyncio.gather(self._result(view), closing)
         return result
@@ -345,9 +346,10 @@ class Soong:
     async def _last_view(self, task_id: str, *, new_in: str = "") -> TaskSnapshot:
         last: TaskSnapshot | None = None
         stall_reasons = StallReasons(self._client, lambda: self._record)
-        async for view in self._client.follow(task_id, new_in=new_in, for_result=True):
-            await stall_reasons.refresh(view)
-            last = view
+        async with contextlib.aclosing(self._client.follow(task_id, new_in=new_in, for_result=True)) as views:
+            async for view in views:
+                await stall_reasons.refresh(view)
+                last = view
         assert last is not None
         return last
 

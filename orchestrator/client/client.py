@@ -8,7 +8,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -158,7 +158,7 @@ class Client:
         """Raises: NotFoundError."""
         return await snapshot_of(self.store, task_id)
 
-    async def follow(self, task_id: str, *, new_in: str = "", for_result: bool = False) -> AsyncIterator[TaskSnapshot]:
+    async def follow(self, task_id: str, *, new_in: str = "", for_result: bool = False) -> AsyncGenerator[TaskSnapshot]:
         """Yield the state of the task whenever something may have changed, until nothing more happens by itself.
 
         ``new_in`` is the session of a task that has just been submitted: nothing has happened yet, so the first look

@@ -5,7 +5,7 @@ The log is the truth and is read from rows; pieces of answers come between its e
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final, TypeAlias
 
 from soong.orchestrator.client.tail import Listen, RunTail
@@ -60,12 +60,13 @@ async def _hear(listen: Listen, run_id: str, queue: "asyncio.Queue[_Item]") -> N
 
 async def listen_to_answers(subscriber: Subscriber, run_id: str, take: Callable[[AnswerDelta], object]) -> None:
     """Pass on the pieces of a run's answers until it is cancelled, or until ``take`` raises, which is logged."""
-    async for delta in _deltas(subscriber.subscribe_answer, run_id):
-        try:
-            take(delta)
-        except Exception as error:  # noqa: BLE001  # a caller's own code, on which the run does not depend
-            log.warning("answers_not_taken", run=run_id, error=f"{type(error).__name__}: {error}")
-            return
+    async with aclosing(_deltas(subscriber.subscribe_answer, run_id)) as deltas:
+        async for delta in deltas:
+            try:
+                take(delta)
+            except Exception as error:  # noqa: BLE001  # a caller's own code, on which the run does not depend
+                log.warning("answers_not_taken", run=run_id, error=f"{type(error).__name__}: {error}")
+                return
 
 
 async def _deltas(listen: Listen, run_id: str) -> AsyncGenerator[AnswerDelta]:

@@ -2,6 +2,9 @@
 
 It watches beat counters. A counter that has not moved for the lease time, as this process measured it, means the
 process is gone; no comparison of two machines' clocks decides anything, and a clock that jumps expires nobody.
+
+Time in which the reaper itself could not read the counters is nobody's silence: while the database does not answer, no
+heartbeat can be written either.
 """
 
 from collections.abc import Iterable
@@ -9,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from soong.shared.core.clock import Clock
+from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.sessions.store import SessionStore
@@ -25,14 +29,22 @@ class BeatWatch:
     clock: Clock
     lease_s: float
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _looked_s: float = 0.0
+    _is_blind: bool = False
+
+    def look_failed(self) -> None:
+        """Note that the counters could not be read: the time from the last look to the next one is not counted."""
+        self._is_blind = True
 
     def overdue(self, beats: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """Take the current counters and return those that have stood still for the lease time."""
         now = self.clock.monotonic_s()
-        current = dict(beats)
+        unseen_s = now - self._looked_s if self._is_blind else 0.0
+        self._looked_s, self._is_blind = now, False
+        before = self._seen
         self._seen = {
-            key: self._seen[key] if key in self._seen and self._seen[key][0] == beat else (beat, now)
-            for key, beat in current.items()
+            key: (beat, before[key][1] + unseen_s) if key in before and before[key][0] == beat else (beat, now)
+            for key, beat in beats
         }
         return [(key, beat) for key, (beat, since) in self._seen.items() if now - since >= self.lease_s]
 
@@ -55,7 +67,19 @@ class Reaper:
         self._owners = BeatWatch(self.clock, self.lease.total_seconds())
 
     async def sweep(self) -> frozenset[str]:
-        """Expire processes that are overdue or whose row is malformed; return the sessions that lost something."""
+        """Expire processes that are overdue or whose row is malformed; return the sessions that lost something.
+
+        Raises:
+            UnavailableError: The database did not answer.
+        """
+        try:
+            return await self._look()
+        except UnavailableError:
+            self._workers.look_failed()
+            self._owners.look_failed()
+            raise
+
+    async def _look(self) -> frozenset[str]:
         concerned = await self._end_bad_workers()
         workers = await self.sessions.workers()
         names = {worker.id: worker.node_name for worker in workers}

@@ -59,3 +59,21 @@ def test_who_has_left_the_list_is_forgotten(clock: FakeClock) -> None:
     clock.advance(timedelta(seconds=60))
 
     assert watch.overdue([("wrk_1", 7)]) == []
+
+
+def test_time_in_which_no_look_succeeded_is_nobodys_silence(clock: FakeClock) -> None:
+    watch = BeatWatch(clock, lease_s=20)
+    watch.overdue([("wrk_1", 7)])
+    clock.advance(timedelta(seconds=5))
+    watch.overdue([("wrk_1", 7)])
+
+    clock.advance(timedelta(seconds=60))
+    watch.look_failed()
+    after_the_outage = watch.overdue([("wrk_1", 7)])
+    clock.advance(timedelta(seconds=14.9))
+    early = watch.overdue([("wrk_1", 7)])
+    clock.advance(timedelta(seconds=0.1))
+
+    assert after_the_outage == []
+    assert early == []
+    assert watch.overdue([("wrk_1", 7)]) == [("wrk_1", 7)]

@@ -12,7 +12,7 @@ export UV_CACHE_DIR ?= $(shell [ -n "$$HOME" ] && mkdir -p "$$HOME/.cache/uv" 2>
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-extra lint docs simulate chaos spec mutants bench lock clean
+.PHONY: help env demo test test-extra lint console docs simulate chaos spec mutants bench lock clean
 .DELETE_ON_ERROR:
 
 help: ## Say what there is
@@ -54,7 +54,7 @@ JOBS ?= 4
 test: env ## Run the test suite
 	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal
 
-# What no wheel brings: a system's Redis of version 7 or newer (or REDIS_SERVER=program), PgBouncer (or
+# What no wheel brings: a system's Redis of version 7 or newer (or REDIS_SERVER=program), Chromium, PgBouncer (or
 # PGBOUNCER=program), Docker with Compose, npm, Kubernetes' schemas, and a model. Nothing is left out: a part that is missing is a failure.
 test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and npm
 	@for part in docker npm node curl openssl; do command -v $$part >/dev/null || { echo "make test-extra needs $$part" >&2; exit 1; }; done
@@ -66,11 +66,14 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	@[ -x $(VENV)/aimock/node_modules/.bin/llmock ] || { mkdir -p $(VENV)/aimock && \
 	  cp tests/aimock/package.json tests/aimock/package-lock.json $(VENV)/aimock && \
 	  npm ci --silent --no-audit --no-fund --prefix $(VENV)/aimock; }
+	@[ -d $(VENV)/console/node_modules ] || { mkdir -p $(VENV)/console && \
+	  cp tests/console/package.json tests/console/package-lock.json $(VENV)/console && \
+	  npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/console; }
 	@[ -e $(VENV)/litellm/installed ] || { $(BIN)/python -m venv $(VENV)/litellm && $(VENV)/litellm/bin/pip install \
 	  --quiet --require-hashes -r tests/litellm/requirements.lock && touch $(VENV)/litellm/installed; }
 	TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
 	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python AIMOCK=$(CURDIR)/$(VENV)/aimock/node_modules/.bin/llmock \
-	  LITELLM=$(CURDIR)/$(VENV)/litellm/bin/litellm $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
+	  CONSOLE_DRIVER=$(CURDIR)/$(VENV)/console LITELLM=$(CURDIR)/$(VENV)/litellm/bin/litellm $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
 	deploy/test-compose.sh
 
 lint: env ## ruff, mypy --strict, import contracts, plain English
@@ -79,6 +82,11 @@ lint: env ## ruff, mypy --strict, import contracts, plain English
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	PYTHONPATH=. $(BIN)/python -P -m tests.architecture.language
+
+# The built files are in the repository, so nobody needs Node.js to install or test. It needs Node.js 20 and npm.
+console: ## Build the web console from console/ into orchestrator/http/console/
+	npm ci --silent --ignore-scripts --no-audit --no-fund --prefix console
+	cd console && npm run --silent types && npm run --silent check && npm run --silent build
 
 # Without a network. Diagrams are drawn where `npm ci --prefix tests/npm` has installed mermaid, and are text elsewhere.
 docs: env ## Build the documentation site into site/, strictly

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -65,3 +66,14 @@ def litellm_program() -> str:
         missing("there is no LiteLLM proxy; set LITELLM to the program that tests/litellm/requirements.lock brings")
         raise AssertionError
     return program
+
+
+def console_folder() -> Path:
+    """Return ``CONSOLE_DRIVER``: a folder in which npm has installed tests/console/package.json."""
+    folder = os.environ.get("CONSOLE_DRIVER")
+    if folder is None or shutil.which("node") is None:
+        missing("there is no browser driver; set CONSOLE_DRIVER to a folder with what tests/console/package.json names")
+        raise AssertionError
+    if not Path(os.environ.get("CHROMIUM", "/usr/bin/chromium")).exists():
+        missing("there is no Chromium; install it, or set CHROMIUM")
+    return Path(folder)

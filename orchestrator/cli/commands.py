@@ -120,6 +120,7 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
         "metrics": CommandEntry("metrics", "Print the metrics in Prometheus' text form."),
     },
     "HTTP API": {
+        "console": CommandEntry("web_console", "Open the web console in a browser.", ("soong console",)),
         "serve": CommandEntry("serve", "Serve the HTTP API of a running service.", ("soong serve --port 8642",)),
         "tokens": CommandEntry(
             "tokens",

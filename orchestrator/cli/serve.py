@@ -41,12 +41,12 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
     attachment = await attach(settings, may_start=False)
     try:
-        await run(attachment.settings, listener, partial(_until_told, attachment), lambda: _tell(settings, listener))
+        await run(attachment.settings, listener, partial(until_told, attachment), lambda: _tell(settings, listener))
     finally:
         await attachment.release()
 
 
-async def _until_told(attachment: Attachment) -> None:
+async def until_told(attachment: Attachment) -> None:
     """Return at a signal, or when the service that is served has ended."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

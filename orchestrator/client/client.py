@@ -297,6 +297,12 @@ async def tasks_planned_by(store: Store, ask: Task) -> tuple[Task, ...]:
     return tuple(one for one in reversed(others) if roots[one.id] == ask.root_run_id)
 
 
+async def lack_of(store: Store, step: Step) -> str:
+    """Return why no living worker may take a step that is ready; empty when one may, or it is not ready."""
+    task = await store.tasks.task(step.task_id)
+    return _lacks(task, [step], await store.sessions.workers()).get(step.key, "")
+
+
 def _lacks(task: Task, steps: Sequence[Step], workers: Sequence[Worker]) -> dict[str, str]:
     """Return by step key what keeps the living workers from what is ready; where none lives, that is another matter."""
     if task.status is not TaskStatus.RUNNING or not any(worker.state is ProcessState.LIVE for worker in workers):

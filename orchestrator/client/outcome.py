@@ -126,7 +126,7 @@ async def outcome_of(store: Store, view: TaskSnapshot, runs: Path) -> TaskOutcom
         of_task = {step.run_id: step for step in view.steps if step.run_id and step.task_id == task_id}
         told = await store.runs.last_runs(task_id)
         for run_id, step in of_task.items():
-            reports[step.step_id] = await _report(store, step, told.granted.get(run_id, ()))
+            reports[step.step_id] = await step_report(store, step, told.granted.get(run_id, ()))
         for run_id, events in groupby(told.events, key=lambda event: event.run_id):
             if run_id in of_task:
                 log = _RunLog(of_task[run_id], tuple(events))
@@ -146,7 +146,8 @@ async def _answer(store: Store, task: Task) -> Json:
     return None if last is None else last.payload.get("output")
 
 
-async def _report(store: Store, step: Step, granted: Sequence[str]) -> StepReport:
+async def step_report(store: Store, step: Step, granted: Sequence[str]) -> StepReport:
+    """Return the report of a step whose run may call the ``granted`` tools."""
     tools = tools_of(step, granted) if step.kind is StepKind.AGENT else None
     if not is_unclean(step.status, step.outcome):
         return StepReport(tools)

@@ -11,7 +11,16 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.http import approval_routes, run_routes, service_routes, session_routes, task_routes
+from soong.orchestrator.http import (
+    approval_routes,
+    console_files,
+    run_routes,
+    service_routes,
+    session_routes,
+    sign_in_routes,
+    task_routes,
+    watch_routes,
+)
 from soong.orchestrator.http.context import Api, Needs
 from soong.orchestrator.http.edge import EdgeMiddleware
 from soong.orchestrator.http.front_page import POLICY, front_page
@@ -28,7 +37,16 @@ A token (`soong tokens create`) is sent as `Authorization: Bearer soong_tok_…`
 one tenant: a token with `read` sees all of it. Bodies are strict JSON: unknown fields, duplicate keys and NaN are
 refused. Problems are RFC 9457 documents with a stable `code`."""
 
-_ROUTERS: Final = (service_routes, session_routes, task_routes, run_routes, approval_routes)
+_ROUTERS: Final = (
+    service_routes,
+    sign_in_routes,
+    session_routes,
+    task_routes,
+    run_routes,
+    approval_routes,
+    watch_routes,
+    console_files,
+)
 
 
 def make_app(api: Api, borders: RequestPolicy) -> EdgeMiddleware:
@@ -73,7 +91,7 @@ def _routes() -> FastAPI:
         return respond(_describe(app))
 
     @app.get(
-        "/",
+        "/api",
         tags=["service"],
         response_class=Response,
         responses={200: {"content": {"text/html": {}}, "description": "A page of HTML."}},
@@ -88,11 +106,11 @@ def _routes() -> FastAPI:
         tags=["service"],
         status_code=307,
         response_class=Response,
-        responses={307: {"description": "Go to `/`."}},
+        responses={307: {"description": "Go to `/api`."}},
     )
     async def docs() -> Response:
-        """Lead to the page at `/`. Needs no token."""
-        return Response(status_code=307, headers={"Location": "/"})
+        """Lead to the page at `/api`. Needs no token."""
+        return Response(status_code=307, headers={"Location": "/api"})
 
     return app
 

@@ -112,6 +112,21 @@ class Authenticator:
             raise self._failed(address, f"the token is {problem}; make another with `soong tokens create`")
         return Caller(token)
 
+    async def sign_in(self, code: str, digest: str, address: str) -> Caller:
+        """Put a secret, given by its digest, in the place of a sign-in's code; return whom it speaks for.
+
+        Raises:
+            ProblemError: unauthenticated, or rate_limited after too many wrong codes or tokens.
+        """
+        found = read_token(code)
+        token = None
+        if found is not None:
+            now_us = self.clock.now_us()
+            token = await self.tokens.sign_in(found[0], code_digest=digest_of(found[1]), digest=digest, now_us=now_us)
+        if token is None:
+            raise self._failed(address, "the code is wrong, used or late; `soong console` makes another")
+        return Caller(token)
+
     async def still(self, caller: Caller) -> bool:
         """Say whether a caller whose stream is open may continue: its token neither revoked nor expired since."""
         token = await self.tokens.token(caller.token.id)

@@ -17,6 +17,7 @@ from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.responder_leases import ResponderLeases
 from soong.orchestrator.http.subscriptions import SubscriptionPool
+from soong.orchestrator.http.task_feed import TaskFeeds
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService
@@ -37,6 +38,7 @@ class Api:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     authenticator: Authenticator = field(init=False)
     subscriptions: SubscriptionPool = field(init=False)
+    feeds: TaskFeeds = field(init=False)
     attending: ResponderLeases = field(init=False)
     requests: RequestLimiter = field(init=False)
     streams: RequestLimiter = field(init=False)
@@ -50,6 +52,7 @@ class Api:
         self.streams = RequestLimiter(self.limits.streams, self.limits.streams_each)
         self.large_plans = asyncio.Semaphore(self.limits.large_plans)
         self.subscriptions = SubscriptionPool(self.client.subscriber)
+        self.feeds = TaskFeeds(self.client.store, self.subscriptions)
         self.attending = ResponderLeases(self.client)
 
     async def catalogue(self) -> Catalogue:
@@ -86,6 +89,7 @@ class Api:
             self._catalogue.cancel()
             await asyncio.gather(self._catalogue, return_exceptions=True)
         await self.attending.close()
+        await self.feeds.close()
         await self.subscriptions.close()
         await self.metrics.close()
         await self.client.close()

@@ -17,14 +17,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from soong.orchestrator.http.authentication import Authenticator
+from soong.orchestrator.http.console_files import ASSETS
 from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.peers import Address, Peers
 from soong.orchestrator.http.problems import TOLD, ProblemCode, ProblemError, problem_of
 from soong.shared.permissions.access.token import Right
 
-OPEN_PATHS: Final = frozenset({"/", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json"})
-"""What is shown without a token: that we live, and what can be asked."""
+OPEN_PATHS: Final = frozenset({"/", "/api", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/sign-in"})
+"""What needs no token: that we live, what can be asked, the console's page, and the way to a token."""
 
 _TOLD_OF_APPROVAL: Final = ("/v1/approvals", "/v1/me")
 """What is read of questions and of oneself says whether one may approve."""
@@ -132,7 +133,7 @@ class EdgeMiddleware:
         await self.inner(scope, receive, answer.send)
 
     async def _authenticate(self, scope: Scope) -> None:
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS or scope["path"].startswith(ASSETS):
             return
         address = scope["client"][0] if scope.get("client") else ""
         caller = await self.authenticator.caller(scope["headers"], address)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api
-from soong.orchestrator.http.schemas import json_bytes
+from soong.orchestrator.http.frames import END, KEEP_ALIVE, RETRY, frame
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.status import TaskStatus
@@ -24,17 +24,6 @@ from soong.shared.engine.wire.answers import AnswerDelta
 POLL_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
 TASKS_TOLD: Final = 100
-KEEP_ALIVE: Final = ": keep-alive\n\n"
-RETRY: Final = "retry: 1000\n\n"
-END: Final = "event: end\ndata: {}\n\n"
-"""Nothing more will come. A reader that connects again is answered 204, which tells an EventSource to stop."""
-
-
-def frame(data: Json, *, id: str = "", event: str = "") -> str:
-    """Return one event as it is sent; compact JSON has no line break that could end it early."""
-    lines = [f"id: {id}"] if id else []
-    lines += [f"event: {event}"] if event else []
-    return "\n".join([*lines, f"data: {json_bytes(data).decode()}", "", ""])
 
 
 async def run_frames(events: AsyncIterator[Event | AnswerDelta]) -> AsyncGenerator[str]:

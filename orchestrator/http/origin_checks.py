@@ -58,7 +58,8 @@ class RequestPolicy:
         """Raises: ProblemError."""
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         host = self._check_host([value for name, value in headers if name == b"host"])
-        self._check_origin(headers, host)
+        if not _opens_page(scope["method"], scope["path"], headers):
+            self._check_origin(headers, host)
         if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
             raise ProblemError(
                 ProblemCode.UPGRADE_NOT_ALLOWED, "there are no WebSockets here; streams are sent as events"
@@ -82,6 +83,11 @@ class RequestPolicy:
         if not origins and site in {b"cross-site", b"same-site"}:
             # A browser says so of a link, an image or a form of another page, which send no Origin.
             raise ProblemError(ProblemCode.ORIGIN_NOT_ALLOWED, "a page of another origin sent the request")
+
+
+def _opens_page(method: str, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Say whether a person follows a link to the console's page, as from a mail: it shows nothing by itself."""
+    return method == "GET" and path == "/" and (b"sec-fetch-mode", b"navigate") in headers
 
 
 def name_of(host: str) -> str | None:

@@ -13,7 +13,9 @@ from starlette.responses import Response
 from soong.orchestrator.schemas.base import AnyObject, Instant, Schema
 from soong.orchestrator.schemas.session import SessionSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskSchema
+from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import dump
+from soong.shared.permissions.audit_log.entry import AuditEntry
 
 T = TypeVar("T")
 
@@ -23,6 +25,36 @@ class Page(Schema, Generic[T]):
 
     items: list[T]
     next: str | None
+
+
+class Items(Schema, Generic[T]):
+    """A list that is sent as one."""
+
+    items: list[T]
+
+
+class AuditEntrySchema(Schema):
+    """One entry of the audit log, as `soong audit export` writes it."""
+
+    chain: str
+    number: int = Field(description="From 1 on in its chain, without gaps.")
+    time: Instant
+    kind: str
+    session: str
+    data: AnyObject
+    digest: str
+
+    @classmethod
+    def of(cls, entry: AuditEntry) -> "AuditEntrySchema":
+        return cls(
+            chain=entry.chain,
+            number=entry.number,
+            time=rfc3339(entry.time_us),
+            kind=entry.kind,
+            session=entry.session_id,
+            data=dict(entry.data),
+            digest=entry.digest,
+        )
 
 
 class SessionDetail(SessionSchema):

@@ -34,14 +34,16 @@ async def ready(request: Request) -> Response:
 @router.get("/v1/me", response_model=CallerSchema, tags=["service"])
 async def me(caller: Caller = READER) -> Response:
     """Say who the token speaks for, and what it may do."""
+    return respond(caller_document(caller))
+
+
+def caller_document(caller: Caller) -> CallerSchema:
     expires_us = caller.token.expires_us
-    return respond(
-        CallerSchema(
-            principal=caller.principal,
-            token=caller.token.id,
-            rights=[str(right) for right in Right if caller.may(right)],
-            expires=None if expires_us is None else rfc3339(expires_us),
-        )
+    return CallerSchema(
+        principal=caller.principal,
+        token=caller.token.id,
+        rights=[str(right) for right in Right if caller.may(right)],
+        expires=None if expires_us is None else rfc3339(expires_us),
     )
 
 

@@ -30,6 +30,7 @@ from soong.shared.engine.tasks.step import (
     Task,
     TaskCounts,
 )
+from soong.shared.engine.tasks.step_state import StepState
 
 NO_PLANNER: Final = "the agent that plans this task has been stopped"
 
@@ -64,6 +65,10 @@ class TaskStore(Protocol):
 
     async def step(self, step_key: str) -> Step:
         """Raises: NotFoundError."""
+        ...
+
+    async def step_states(self, task_id: str) -> Sequence[StepState]:
+        """Return the state of each step, in the order of ``steps``, without reading specs and outputs."""
         ...
 
     async def result(self, step_key: str) -> StepResult: ...

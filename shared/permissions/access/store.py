@@ -17,6 +17,13 @@ class AccessStore(Protocol):
         """Return all tokens in the order they were made, those that are revoked or expired too."""
         ...
 
+    async def sign_in(self, token_id: str, *, code_digest: str, digest: str, now_us: int) -> ApiToken | None:
+        """Put a secret in the place of a sign-in's code, once; return the token, None when the code is worth nothing.
+
+        ``code_digest`` and ``digest`` are the SHA-256 of both. Of several at the same moment one succeeds.
+        """
+        ...
+
     async def revoke_token(self, token_id: str, *, now_us: int) -> bool:
         """End a token for good; False when it was revoked before, which stays as it is.
 

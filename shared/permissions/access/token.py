@@ -55,6 +55,8 @@ class ApiToken:
     created_us: int
     expires_us: int | None = None
     revoked_us: int | None = None
+    sign_in_by_us: int | None = None
+    """Until when its text is the code of one sign-in, and no token; None: it is a token."""
 
     def allows(self, right: Right) -> bool:
         """Say whether the token carries a right, by itself or because another brings it."""
@@ -68,6 +70,8 @@ class ApiToken:
         """Return why the token is worth nothing now: ``revoked``, ``expired``; empty when it is good."""
         if self.revoked_us is not None:
             return "revoked"
+        if self.sign_in_by_us is not None:
+            return "the code of a sign-in"
         return "expired" if self.expires_us is not None and self.expires_us <= now_us else ""
 
 
@@ -77,9 +81,17 @@ def digest_of(secret: str) -> str:
 
 
 def make_token(
-    principal: str, rights: Iterable[Right], *, now_us: int, expires_us: int | None = None
+    principal: str,
+    rights: Iterable[Right],
+    *,
+    now_us: int,
+    expires_us: int | None = None,
+    sign_in_by_us: int | None = None,
 ) -> tuple[ApiToken, str]:
     """Return a new token and its text, which is to be shown once and kept nowhere.
+
+    With ``sign_in_by_us`` the text is the code of a sign-in: its first sender puts another secret in its place
+    (``AccessStore.sign_in``), so an address or a history that contains the code opens nothing afterwards.
 
     Raises:
         UsageError: the principal is not a plain name, or no right is given.
@@ -93,7 +105,7 @@ def make_token(
     if not held:
         raise UsageError("a token needs a right; name one of " + ", ".join(Right))
     secret = secrets.token_urlsafe(_SECRET_BYTES)
-    token = ApiToken(new_id("tok"), principal, held, digest_of(secret), now_us, expires_us)
+    token = ApiToken(new_id("tok"), principal, held, digest_of(secret), now_us, expires_us, sign_in_by_us=sign_in_by_us)
     return token, f"soong_{token.id}_{secret}"
 
 

@@ -36,6 +36,8 @@ class AuditKind(StrEnum):
     KEY_PUBLISHED = "key_published"
     KEY_RETIRED = "key_retired"
     TOKEN_MADE = "token_made"  # noqa: S105  # the name of an event
+    SIGNED_IN = "signed_in"
+    """Somebody took the code of a sign-in, and has a token of it."""
     TOKEN_REVOKED = "token_revoked"  # noqa: S105  # as above
     SECURITY = "security"
     """Something that did not hold: a forged row, a foreign principal, a second use."""

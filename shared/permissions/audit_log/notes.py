@@ -141,6 +141,11 @@ def of_token_made(token: ApiToken) -> AuditNote:
     return AuditNote(AuditKind.TOKEN_MADE, {**data, "expires_us": token.expires_us})
 
 
+def of_sign_in(token: ApiToken) -> AuditNote:
+    """Return the note of a code that became a token."""
+    return AuditNote(AuditKind.SIGNED_IN, {"token": token.id, "principal": token.principal})
+
+
 def of_token_revoked(token: ApiToken) -> AuditNote:
     return AuditNote(AuditKind.TOKEN_REVOKED, {"token": token.id, "principal": token.principal})
 

@@ -150,10 +150,10 @@ async def test_the_root_leads_somewhere_without_a_token_and_loads_nothing_from_e
 async def test_the_page_is_guarded_as_everything_is(open_http: OpenScene) -> None:
     async with open_http(http_allow_hosts=("soong.example",)) as scene:
         browser = scene.with_token("")
-        evil = await browser.get("/", headers={"Host": "evil.example"})
-        page = await browser.get("/", headers={"Host": "soong.example"})
-        framed = await browser.get("/", headers={"Sec-Fetch-Site": "cross-site"})
-        posted = await browser.post("/")
+        evil = await browser.get("/api", headers={"Host": "evil.example"})
+        page = await browser.get("/api", headers={"Host": "soong.example"})
+        framed = await browser.get("/api", headers={"Sec-Fetch-Site": "cross-site"})
+        posted = await browser.post("/api")
 
     assert code_of(evil) == "host_not_allowed"
     assert "https://soong.example/v1/me" in page.text

@@ -4,6 +4,7 @@ import json
 import re
 
 from soong.orchestrator.http.app import _routes, description, right_of, routes_of
+from soong.orchestrator.http.console_files import ASSETS
 from soong.orchestrator.http.edge import OPEN_PATHS
 from soong.shared.permissions.access.token import Right
 
@@ -12,8 +13,9 @@ def test_every_route_names_its_right_or_is_open() -> None:
     rights = {route.path: right_of(route) for route in routes_of(_routes())}
     writing = {route.path: right_of(route) for route in routes_of(_routes()) if "POST" in (route.methods or ())}
 
-    assert {path for path, right in rights.items() if right is None} == OPEN_PATHS
+    assert {path for path, right in rights.items() if right is None} == OPEN_PATHS | {f"{ASSETS}{{name}}"}
     assert {path for path, right in writing.items() if right is Right.READ} == {"/v1/tasks/validate"}
+    assert {path for path, right in writing.items() if right is None} == {"/v1/sign-in"}
     assert rights["/v1/approvals/{request_id}/answer"] is Right.APPROVE
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.permissions.access.token import ApiToken, Right
-from soong.shared.permissions.audit_log.notes import of_token_made, of_token_revoked
+from soong.shared.permissions.audit_log.notes import of_sign_in, of_token_made, of_token_revoked
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.rows import pack, unpack
@@ -18,9 +18,16 @@ from soong.shared.storage.sql.engine.transaction import Transaction
 ADD_TOKEN: Final = Statement(
     "add token: no row means that one of that id exists",
     """
-    INSERT INTO api_tokens (id, principal, rights, digest, created_us, expires_us)
-    VALUES (:id, :principal, :rights, :digest, :created_us, :expires_us)
+    INSERT INTO api_tokens (id, principal, rights, digest, created_us, expires_us, sign_in_by_us)
+    VALUES (:id, :principal, :rights, :digest, :created_us, :expires_us, :sign_in_by_us)
     ON CONFLICT (id) DO NOTHING RETURNING id
+    """,
+)
+SIGN_IN: Final = Statement(
+    "sign in: a secret in the place of a code, once and in time",
+    """
+    UPDATE api_tokens SET digest = :digest, sign_in_by_us = NULL
+    WHERE id = :id AND digest = :code_digest AND sign_in_by_us > :now_us AND revoked_us IS NULL
     """,
 )
 REVOKE_TOKEN: Final = Statement(
@@ -45,6 +52,7 @@ class SqlAccess:
                 digest=token.digest,
                 created_us=token.created_us,
                 expires_us=token.expires_us,
+                sign_in_by_us=token.sign_in_by_us,
             )
             if not written:
                 raise ConflictError(f"there is a token {token.id} already")
@@ -61,6 +69,16 @@ class SqlAccess:
         wanted = select(api_tokens).order_by(api_tokens.c.ordinal)
         return await self._database.read(lambda tx: [_token_of(row) for row in tx.execute(wanted)])
 
+    async def sign_in(self, token_id: str, *, code_digest: str, digest: str, now_us: int) -> ApiToken | None:
+        def write(tx: Transaction) -> ApiToken | None:
+            if not tx.count(SIGN_IN, id=token_id, code_digest=code_digest, digest=digest, now_us=now_us):
+                return None
+            token = _token_of(tx.execute(select(api_tokens).where(api_tokens.c.id == token_id)).one())
+            self._trail.note(tx, [of_sign_in(token)], now_us)
+            return token
+
+        return await self._database.write(write)
+
     async def revoke_token(self, token_id: str, *, now_us: int) -> bool:
         def write(tx: Transaction) -> bool:
             row = tx.execute(select(api_tokens).where(api_tokens.c.id == token_id)).first()
@@ -76,4 +94,5 @@ class SqlAccess:
 
 def _token_of(row: Any) -> ApiToken:
     rights = frozenset(Right(right) for right in unpack(row.rights))
-    return ApiToken(row.id, row.principal, rights, row.digest, row.created_us, row.expires_us, row.revoked_us)
+    times = (row.created_us, row.expires_us, row.revoked_us, row.sign_in_by_us)
+    return ApiToken(row.id, row.principal, rights, row.digest, *times)

@@ -255,7 +255,17 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     ),
     # Who may use the HTTP API is nothing that a run may know.
     "api_tokens": WorkerRight(
-        never=("ordinal", "id", "principal", "rights", "digest", "created_us", "expires_us", "revoked_us")
+        never=(
+            "ordinal",
+            "id",
+            "principal",
+            "rights",
+            "digest",
+            "created_us",
+            "expires_us",
+            "revoked_us",
+            "sign_in_by_us",
+        )
     ),
     "artifacts": WorkerRight(never=("digest", "size_bytes", "media_type", "created_us")),
 }

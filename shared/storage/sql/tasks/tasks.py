@@ -16,6 +16,7 @@ from soong.shared.engine.tasks.step import (
     Task,
     TaskCounts,
 )
+from soong.shared.engine.tasks.step_state import StepState
 from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.storage.sql.claims.claim_context import result_of
 from soong.shared.storage.sql.engine.database import Database
@@ -27,6 +28,7 @@ from soong.shared.storage.sql.engine.tables import edges, steps, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
 from soong.shared.storage.sql.tasks.sessions import REOPEN
+from soong.shared.storage.sql.tasks.step_states import read_states
 
 INSERT_TASKS: Final = Insert(
     "tasks",
@@ -89,6 +91,9 @@ class SqlTasks:
 
     async def step(self, step_key: str) -> Step:
         return await self._database.read(lambda tx: read_step(tx, step_key))
+
+    async def step_states(self, task_id: str) -> Sequence[StepState]:
+        return await self._database.read(lambda tx: read_states(tx, task_id))
 
     async def result(self, step_key: str) -> StepResult:
         result = await self._database.read(lambda tx: result_of(tx, step_key))

@@ -607,6 +607,7 @@ def _make_access() -> None:
         _number("created_us"),
         _instant("expires_us"),
         _instant("revoked_us"),
+        _instant("sign_in_by_us"),
         CheckConstraint("length(digest) = 64", name="digest"),
     )
     op.create_table(

@@ -1,0 +1,37 @@
+"""What of a step changes while it runs, without its spec and output: a console watches thousands of steps at once."""
+
+from dataclasses import dataclass
+
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Outcome, Step, StepError
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """The state of one step at one moment; equal to a former one as long as nothing that people watch has changed."""
+
+    key: str
+    status: StepStatus
+    outcome: Outcome | None
+    run_id: str
+    worker_id: str
+    attempt: int
+    progress: str
+    error: StepError | None
+    started_us: int | None
+    ended_us: int | None
+
+    @classmethod
+    def of(cls, step: Step) -> "StepState":
+        return cls(
+            step.key,
+            step.status,
+            step.outcome,
+            step.run_id,
+            step.worker_id,
+            step.attempt,
+            step.progress,
+            step.error,
+            step.started_us,
+            step.ended_us,
+        )

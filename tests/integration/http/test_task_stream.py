@@ -1,0 +1,126 @@
+"""A task followed over HTTP: every step once, then what changes, for any number of readers from one reading."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from soong.shared.storage.store import Store
+from tests.contract.scene import completed
+from tests.integration.consent import until
+from tests.integration.http.scene import HttpHarness, Sent, code_of, events_of
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04.c", "OPS-04.d")]
+
+LIMIT_S = 30
+
+
+async def read(client: httpx.AsyncClient, task_id: str, seen: list[Sent]) -> None:
+    async with asyncio.timeout(LIMIT_S), client.stream("GET", f"/v1/tasks/{task_id}/stream") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for sent in events_of(response):
+            seen.append(sent)  # noqa: PERF401  # one by one, for whoever watches the list
+
+
+def states(seen: Sequence[Sent]) -> dict[str, str]:
+    """Return what a reader knows after what it has seen: steps by id, later ones in the place of earlier ones."""
+    known: dict[str, str] = {}
+    for sent in seen:
+        known |= {step["id"]: step["status"] for step in (sent.data or {}).get("steps", [])}
+    return known
+
+
+async def test_a_reader_sees_every_step_and_then_what_changes(scene: HttpHarness) -> None:
+    claim = await scene.run_with(1)
+    task_id = claim.identity.task_id
+    seen: list[Sent] = []
+    reading = asyncio.create_task(read(scene.caller, task_id, seen))
+    await until(lambda: bool(seen))
+
+    step = await scene.bench.store.tasks.step(claim.step_key)
+    await scene.bench.store.claims.advance(
+        step.worker_id,
+        [completed(claim, {"said": "done"})],
+        claim=0,
+        pools=(),
+        capabilities=(),
+        live_workers=1,
+        now_us=scene.bench.clock.now_us(),
+    )
+    await until(lambda: bool(states(seen).get(step.step_id) == "completed"))
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+    first = seen[0]
+    assert first.event == "task"
+    assert states(seen[:1]).keys() == {one.step_id for one in await scene.bench.store.tasks.steps(task_id)}
+    assert {sent.event for sent in seen[1:]} == {"change"}
+    assert all("output" not in one for sent in seen for one in sent.data["steps"])
+    assert first.data["task"]["id"] == task_id
+
+
+async def test_many_readers_cost_one_reading(scene: HttpHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = await scene.run_with(1)
+    task_id = claim.identity.task_id
+    store: Store = scene.api.client.store
+    reads: list[str] = []
+    original = type(store.tasks).step_states
+
+    async def counted(self: Any, of: str) -> Any:
+        reads.append(of)
+        return await original(self, of)
+
+    monkeypatch.setattr(type(store.tasks), "step_states", counted)
+    readers: list[list[Sent]] = [[] for _ in range(40)]
+    reading = [asyncio.create_task(read(scene.caller, task_id, one)) for one in readers]
+    await until(lambda: bool(all(readers)))
+    looked = len(reads)
+    for one in reading:
+        one.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
+
+    assert looked < len(readers) / 2
+    assert len({repr(states(one)) for one in readers}) == 1
+
+
+async def test_a_step_is_shown_with_what_it_gave(scene: HttpHarness) -> None:
+    claim = await scene.run_with(1)
+    task_id, step_id = claim.identity.task_id, claim.step_key.partition("/")[2]
+
+    shown = await scene.caller.get(f"/v1/tasks/{task_id}/step", params={"id": step_id})
+    unknown = await scene.caller.get(f"/v1/tasks/{task_id}/step", params={"id": "nothing[a/b]"})
+
+    assert (shown.json()["id"], shown.json()["status"]) == (step_id, "running")
+    assert code_of(unknown) == "not_found"
+
+
+async def test_an_unknown_task_has_no_stream(scene: HttpHarness) -> None:
+    assert code_of(await scene.caller.get("/v1/tasks/task_0/stream")) == "not_found"
+
+
+@pytest.mark.spec("DIS-11")
+async def test_usage_is_added_up_as_on_the_command_line(scene: HttpHarness) -> None:
+    good = await scene.caller.get("/v1/usage", params={"by": "model", "since": "7d"})
+    bad = await scene.caller.get("/v1/usage", params={"since": "yesterday"})
+
+    assert good.json() == {"items": []}
+    assert code_of(bad) == "invalid_input"
+    assert "30d" in bad.json()["detail"]
+
+
+async def test_the_audit_log_is_read_page_by_page(scene: HttpHarness) -> None:
+    await scene.token("somebody")
+    every = (await scene.caller.get("/v1/audit", params={"limit": 200})).json()["items"]
+
+    pages, after = [], "0"
+    while after is not None:
+        page = (await scene.caller.get("/v1/audit", params={"limit": 3, "after": after})).json()
+        pages += page["items"]
+        after = page["next"]
+    made = (await scene.caller.get("/v1/audit", params={"kind": "token_made"})).json()["items"]
+
+    assert pages == every
+    assert {entry["kind"] for entry in made} == {"token_made"}
+    assert made[-1]["data"]["principal"] == "somebody"

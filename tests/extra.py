@@ -9,6 +9,8 @@ from typing import Final
 
 import pytest
 
+from soong.shared.sandbox.bubblewrap.probe import probe
+
 INSISTS: Final = os.environ.get("TEST_EXTRA") == "1"
 
 
@@ -77,3 +79,12 @@ def console_folder() -> Path:
     if not Path(os.environ.get("CHROMIUM", "/usr/bin/chromium")).exists():
         missing("there is no Chromium; install it, or set CHROMIUM")
     return Path(folder)
+
+
+def bubblewrap() -> Path:
+    """Return the bwrap program, which works here."""
+    found = probe()
+    if found.program is None or not found.works:
+        missing(f"no sandbox: {found.problem}; {found.hint}")
+        raise AssertionError
+    return found.program

@@ -29,7 +29,6 @@ from soong.shared.permissions.request import PermissionCallback
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.permissions.writable import writable_by_rule
-from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
@@ -43,6 +42,7 @@ from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ToolResult
 from soong.shared.tools.surface import RunMode, Surface, compute_surface
+from soong.shared.toolsets.command_runner import command_runner
 from soong.shared.toolsets.modules import check_foreign, import_own
 from soong.shared.toolsets.sources import ToolEnvironment
 
@@ -223,7 +223,8 @@ def _hooks(settings: Settings, config: Config, request: DirectRequest, redactor:
     """Return the hooks that a worker has under these settings, together with the caller's own."""
     for module in settings.functions:  # where hooks in Python are registered
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
-    programs = hooks_of(config.hooks, ProcessRunner(), home=settings.home, commands=config.commands, redactor=redactor)
+    runner = command_runner(settings, config)
+    programs = hooks_of(config.hooks, runner, home=settings.home, commands=config.commands, redactor=redactor)
     return registered_hooks() + request.hooks + programs
 
 

@@ -103,6 +103,22 @@ class CommandsConfig(_Section):
         le=600_000,
         description="Longest run of one command, within `SOONG_TOOL_MAX_TIMEOUT_MS`; a model can only ask for less.",
     )
+    sandbox: Literal["auto", "required", "off"] = Field(
+        default="off",
+        description="Run commands, declared tools and hooks in a Bubblewrap sandbox: `auto` where it works, `required` "
+        "always, refusing to run them where it does not.",
+    )
+    sandbox_network: tuple[Text, ...] = Field(
+        default=(),
+        strict=False,
+        description="Programs of `code.run_command` that have the network in the sandbox, by name or path; `*`: all.",
+    )
+    sandbox_read: tuple[Text, ...] = Field(
+        default=(), strict=False, description="More absolute folders and files that every sandbox shows, read-only."
+    )
+    sandbox_write: tuple[Text, ...] = Field(
+        default=(), strict=False, description="More absolute folders and files that every sandbox can write."
+    )
 
 
 class NetworkConfig(_Section):
@@ -130,6 +146,7 @@ class HookConfig(_Section):
     tags: tuple[Text, ...] = Field(default=(), strict=False, description="Tags that a tool must all carry.")
     timeout_s: Seconds = Field(default=60.0, strict=False, description="Longest run; a Pre hook that is slower denies.")
     env: tuple[Text, ...] = Field(default=(), strict=False, description="Variables passed on besides the default ones.")
+    network: bool = Field(default=False, description="Let it reach the network where hooks run in a sandbox.")
 
 
 class HooksConfig(_Section):

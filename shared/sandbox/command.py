@@ -1,17 +1,41 @@
 """What a child process is asked to be and how it ended: the port between tools and whatever runs programs for them.
 
 Owns the values and the :class:`CommandRunner` protocol, the seam for an operating system sandbox. The runner without
-one is :mod:`soong.shared.sandbox.process`.
+one is :mod:`soong.shared.sandbox.process`, the one with Bubblewrap :mod:`soong.shared.sandbox.bubblewrap.runner`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
+from soong.shared.core.errors import SoongError
+
 CommandEnd: TypeAlias = Literal["exited", "timeout", "output_limit"]
 Stream: TypeAlias = Literal["stdout", "stderr"]
+
+
+class SandboxUnavailableError(SoongError):
+    """A command has to run in a sandbox and there is none here; ``hint`` says what to do."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAccess:
+    """What a command can reach in a sandbox, beyond the read-only system; without a sandbox it means nothing.
+
+    Files and folders, absolute and resolved. The deepest entry above a path decides about it, so a folder can be
+    readable inside a writable one, or ``hidden``: it is there, and empty.
+    """
+
+    readable: tuple[Path, ...] = ()
+    writable: tuple[Path, ...] = ()
+    hidden: tuple[Path, ...] = ()
+    has_network: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +48,7 @@ class ChildCommand:
 
     Of each stream the first ``max_…_bytes`` are kept. What comes beyond ends the child (``stop``) or is counted and
     thrown away (``discard``); memory is bounded either way. ``heard`` gets every piece as it comes, on the loop.
+    ``access`` is what a sandbox lets it reach; ``inherited`` are more descriptors that it gets, by their own numbers.
     """
 
     argv: Sequence[str]
@@ -36,6 +61,8 @@ class ChildCommand:
     max_stderr_bytes: int = 16 * 1024
     overflow: Literal["stop", "discard"] = "stop"
     heard: Callable[[Stream, bytes], None] | None = None
+    access: CommandAccess = field(default_factory=CommandAccess)
+    inherited: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +70,8 @@ class Finished:
     """How a child ended. ``code`` is its exit code, negative for a signal; output is complete only after ``exited``.
 
     ``stdout_bytes`` and ``stderr_bytes`` count all that was said, kept or not. ``left_running`` counts descendants that
-    could not be ended: another user's, or stuck in the kernel.
+    could not be ended: another user's, or stuck in the kernel. ``sandbox`` names what confined it; empty: nothing did.
+    ``denial`` says what of its failure the sandbox caused, as far as its own words tell.
     """
 
     code: int
@@ -53,6 +81,8 @@ class Finished:
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     left_running: int = 0
+    sandbox: str = ""
+    denial: str = ""
 
 
 class CommandRunner(Protocol):
@@ -68,5 +98,14 @@ class CommandRunner(Protocol):
         Raises:
             OSError: it cannot be started.
             ValueError: an argument holds NUL.
+            SandboxUnavailableError: it has to run in a sandbox, and there is none.
+        """
+        ...
+
+    def confinement(self, access: CommandAccess) -> str:
+        """Return in one line for people how a command with this access is confined; empty: by nothing.
+
+        Raises:
+            SandboxUnavailableError: it would not be run.
         """
         ...

@@ -15,14 +15,15 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.child import ChildProcess
-from soong.shared.sandbox.command import ChildCommand, Finished
+from soong.shared.sandbox.command import ChildCommand, CommandAccess, Finished
 from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
 
 HAS_SUBREAPER: Final = sys.platform.startswith("linux")
@@ -40,7 +41,7 @@ async def run(command: ChildCommand) -> Finished:
         OSError: it cannot be started.
         ValueError: an argument holds NUL.
     """
-    child = await _started(command, command.argv)
+    child = await _started(command, command.argv, command.inherited)
     try:
         ended = await child.end()
     finally:
@@ -63,12 +64,28 @@ class ProcessRunner:
         with SubreaperPipes() as pipes:
             return await _run_kept(command, pipes)
 
+    def confinement(self, access: CommandAccess) -> str:
+        """Return nothing: whatever it may reach, the command has the rights of this process."""
+        del access
+        return ""
+
+    @contextmanager
+    def wrapped(
+        self, argv: Sequence[str], access: CommandAccess, *, cwd: Path, environment: Mapping[str, str]
+    ) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+        """Give the argv to start and the descriptors that it inherits: the same argv and none, as nothing confines it.
+
+        :meth:`soong.shared.sandbox.bubblewrap.runner.BubblewrapRunner.wrapped` has the other form.
+        """
+        del access, cwd, environment
+        yield tuple(argv), ()
+
 
 async def _run_kept(command: ChildCommand, pipes: SubreaperPipes) -> Finished:
     limit_s = command.timeout.total_seconds() + _SUBREAPER_GRACE_S
     # By path and isolated: neither the current folder nor the environment decides what it imports.
     argv = (sys.executable, "-I", "-S", subreaper.__file__, *map(str, pipes.far_ends), str(limit_s), *command.argv)
-    child = await _started(command, argv, pipes.far_ends)
+    child = await _started(command, argv, (*pipes.far_ends, *command.inherited))
     try:
         pipes.start()  # until here there is only an idle subreaper, which a cancelled start kills
         ended = await child.end()

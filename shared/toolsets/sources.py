@@ -21,6 +21,7 @@ from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.toolsets.code.toolset import CodeTools
+from soong.shared.toolsets.command_runner import command_runner
 from soong.shared.toolsets.controls import controls_of, import_guard
 from soong.shared.toolsets.declarative.toolset import DeclarativeTools
 from soong.shared.toolsets.import_folders import look_in
@@ -64,6 +65,7 @@ class ToolEnvironment:
         return cls(
             settings.home,
             wanted,
+            runner=command_runner(settings, wanted),
             modules=settings.tools,
             redactor=secrets,
             max_timeout=limit,

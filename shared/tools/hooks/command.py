@@ -28,12 +28,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from soong.shared.core.config import CommandsConfig, HookConfig, HooksConfig
 from soong.shared.core.errors import InvalidConfigError, InvalidJsonError
 from soong.shared.core.jsontext import Json, parse_strict
-from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, Stream
+from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, SandboxUnavailableError, Stream
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.paths import is_below
 from soong.shared.sandbox.programs import child_environment, find_program, untrusted_folders, with_trusted_path
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.tools.command_access import access_of
 from soong.shared.tools.definition import Progress, RunDirs
 from soong.shared.tools.hooks.chain import (
     HookCall,
@@ -189,11 +190,11 @@ class _HookProgram:
             stdin = json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii")
         except (ValueError, RecursionError) as error:
             raise HookFailedError(f"cannot get this call: {error}") from error
-        finished = await self._run(found, stdin, call.progress)
+        finished = await self._run(found, call.run_dirs, stdin, call.progress)
         self._check_end(finished)
         return _read(finished.stdout, kind)
 
-    async def _run(self, found: _HookFile, stdin: bytes, progress: Progress) -> Finished:
+    async def _run(self, found: _HookFile, place: RunDirs, stdin: bytes, progress: Progress) -> Finished:
         voice = _Voice(progress, self.redactor)
         folder = -1
         try:
@@ -209,10 +210,13 @@ class _HookProgram:
                     max_stdout_bytes=MAX_ANSWER_BYTES,
                     stdin=stdin,
                     heard=voice.heard,
+                    access=access_of(place, can_write=False, has_network=found.hook.network, more=found.files),
                 )
             )
         except OSError as error:
             raise HookFailedError(f"cannot be started: {error.strerror or error}") from error
+        except SandboxUnavailableError as error:
+            raise HookFailedError(f"cannot be started: {error}; {error.hint}") from error
         finally:
             if folder >= 0:
                 os.close(folder)
@@ -227,7 +231,8 @@ class _HookProgram:
         if finished.code:
             how = f"ended with exit code {finished.code}" if finished.code > 0 else f"died of signal {-finished.code}"
             words = self._summary(finished.stderr)
-            raise HookFailedError(f"{how}: {words}" if words else how)
+            refused = f"; {finished.denial}" if finished.denial else ""
+            raise HookFailedError(f"{how}{refused}: {words}" if words else f"{how}{refused}")
 
     def _summary(self, stderr: bytes) -> str:
         """Return the last words of stderr, from the beginning of a line so that no secret is cut."""

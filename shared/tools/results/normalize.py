@@ -16,6 +16,7 @@ from soong.shared.core.errors import SoongError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.inert import is_told_apart
 from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.command import SandboxUnavailableError
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.hosts import HostRefusedError
 from soong.shared.tools.definition import HandlerOutput, Target, ToolDefinition
@@ -244,8 +245,10 @@ def failure_of(error: Exception) -> ToolFailure:
     match error:
         case ToolError():
             return _sound_failure(error.failure)
-        case PathRefusedError():
-            return ToolFailure(ErrorType(error.refusal.value), _roughly(str(error)), error.hint)
+        case PathRefusedError() | SandboxUnavailableError():
+            is_path = isinstance(error, PathRefusedError)
+            kind = ErrorType(error.refusal.value) if is_path else ErrorType.SANDBOX_DENIED
+            return ToolFailure(kind, _roughly(str(error)), error.hint)
         case HostRefusedError():
             return ToolFailure(ErrorType.NETWORK_DENIED, _roughly(storable(str(error))))
         case OSError() if error.errno in _REFUSED:

@@ -12,10 +12,12 @@ from typing import Final
 
 from soong.shared.core.config import CommandsConfig
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from soong.shared.sandbox.links import stands_linked
 from soong.shared.sandbox.paths import Located, PathPolicy, is_below, write_roots
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
+from soong.shared.tools.command_access import access_of
 from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.named_files import NamedFiles, named_files
@@ -48,6 +50,9 @@ class CommandCall:
     is_wide: bool = False
     """A session grant covers more than this argv: a harmless program that is given nothing beyond the project."""
     files: NamedFiles = field(default_factory=NamedFiles)
+    access: CommandAccess = field(default_factory=CommandAccess)
+    confinement: str = ""
+    """What a question shows of the sandbox that it runs in; empty: none."""
 
     @property
     def program(self) -> Path:
@@ -87,6 +92,8 @@ class CommandCall:
 
     def _preview(self) -> str:
         lines = [f"environment: {', '.join(sorted(self.environment))}"]
+        if self.confinement:
+            lines.append(f"sandbox: {self.confinement}")
         if self.target_path != self.program:
             lines.insert(0, f"{self.argv[0]} leads to {quoted([str(self.target_path)])}")
         if self.is_from_roots:
@@ -121,6 +128,7 @@ def resolve(
         environment=environment,
         is_from_roots=is_from_roots,
         is_wide=is_plain and _stays_within(policy, context.run_dirs, cwd, argv[1:]),
+        access=access_of(context.run_dirs, can_write=True, has_network=_has_network(config, argv[0], program)),
     )
     if not is_plain and (shell := shell_string(found.known_as, argv[1:])):
         hint = "give the program and its arguments as argv, one call a program; nothing is expanded, piped or chained"
@@ -128,6 +136,15 @@ def resolve(
     if found.is_wide:
         return found
     return replace(found, files=named_files(found.argv, cwd, untrusted, policy.is_sensitive))
+
+
+def _has_network(config: CommandsConfig, given_name: str, program: Path) -> bool:
+    """Say whether the user lets this program reach the network from a sandbox. A name means the program that it finds,
+    never a file of that name elsewhere.
+    """
+    wanted = config.sandbox_network
+    is_by_name = "/" not in given_name and given_name in wanted
+    return "*" in wanted or is_by_name or str(program) in wanted
 
 
 def _stays_within(policy: PathPolicy, place: RunDirs, cwd: Path, words: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from soong.shared.toolsets.code.command_call import CommandCall
 LONG_CHARS: Final = 4_000
 """Output over this is led by its last part: a preview is the beginning of a text, and errors are at the end."""
 SUMMARY_CHARS: Final = 2_000
+SANDBOX_HINT: Final = "do without it; only the user can open the sandbox ([commands] in config.toml, docs/sandbox.md)"
 
 
 def result_of(
@@ -29,6 +30,7 @@ def result_of(
         "stdout_bytes": transcript.said["stdout"],
         "stderr_bytes": transcript.said["stderr"],
         "truncated": transcript.is_cut(),
+        "sandbox": finished.sandbox or "none",
     }
     blocks = _blocks(transcript)
     if finished.left_running:
@@ -62,6 +64,9 @@ def _failure(call: CommandCall, finished: Finished, transcript: OutputTranscript
     stderr = transcript.shown("stderr").strip()[-SUMMARY_CHARS:]
     last = (stderr or transcript.shown("stdout").strip()[-SUMMARY_CHARS:]).rpartition("\n")[2].strip()
     details: dict[str, Json] = {"exit_code": finished.code, "stderr": stderr}
+    if finished.denial:
+        problem = f"{how}: {last}; {finished.denial}" if last else f"{how}; {finished.denial}"
+        return ToolFailure(ErrorType.SANDBOX_DENIED, problem, SANDBOX_HINT, details=details)
     return ToolFailure(ErrorType.EXECUTION_FAILED, f"{how}: {last}" if last else how, details=details)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
@@ -116,6 +116,7 @@ class CommandTool:
             max_stderr_bytes=0,
             overflow="discard",
             heard=transcript.hear,
+            access=call.access,
         )
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -145,7 +146,8 @@ class CommandTool:
         return task.result()
 
     def _resolved(self, context: ToolContext, call_input: JsonObject) -> CommandCall:
-        return resolve(self.policy, self.config, self._limit_ms, context, call_input)
+        call = resolve(self.policy, self.config, self._limit_ms, context, call_input)
+        return replace(call, confinement=self.runner.confinement(call.access))
 
     @property
     def _limit_ms(self) -> int:

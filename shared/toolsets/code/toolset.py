@@ -30,7 +30,10 @@ def code_tools(
     rules, wanted = policy or PathPolicy(), config or Config()
     read_file = read_file_tool(rules, instruction_files=wanted.instructions.files)
     limit = min(timedelta(milliseconds=wanted.commands.timeout_ms), max_timeout)
-    command = CommandTool(rules, runner or ProcessRunner(), wanted.commands, redactor or Redactor(), limit)
+    commands = wanted.commands
+    if wanted.network.mode == "off":
+        commands = commands.model_copy(update={"sandbox_network": ()})
+    command = CommandTool(rules, runner or ProcessRunner(), commands, redactor or Redactor(), limit)
     return (
         edit_file_tool(rules),
         list_dir_tool(rules),

@@ -7,14 +7,17 @@ import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished
+from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandRunner, Finished
 from soong.shared.sandbox.descriptors import opened_directory
 from soong.shared.sandbox.threads import run_blocking
-from soong.shared.tools.definition import Progress, ToolContext
+from soong.shared.tools.command_access import access_of
+from soong.shared.tools.definition import Permission, Progress, RunDirs, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
+from soong.shared.toolsets.code.command_result import SANDBOX_HINT
 from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool
 from soong.shared.toolsets.declarative.invocation import EFFECT_VARIABLE, Invocation
 from soong.shared.toolsets.declarative.plaintext import last_lines
@@ -57,6 +60,7 @@ async def run_tool(
             stdin=dump(call_input).encode("utf-8"),
             max_stderr_bytes=tool.stderr_limit_bytes,
             heard=heard,
+            access=access_of_tool(tool, made.cwd, context.run_dirs),
         )
         try:
             finished = await _accompanied(runner.run(command), context.progress)
@@ -67,6 +71,12 @@ async def run_tool(
         except (OSError, ValueError) as error:
             raise _not_started(made, error) from error
     return await _result(tool, context, finished)
+
+
+def access_of_tool(tool: DeclaredTool, cwd: Path, place: RunDirs) -> CommandAccess:
+    """Return what a declared tool reaches in a sandbox: what its permission and its tags declare."""
+    can_write, has_network = tool.permission is Permission.WRITE, "network" in tool.tags
+    return access_of(place, can_write=can_write, has_network=has_network, more=(cwd,))
 
 
 async def _accompanied(running: Coroutine[Any, Any, Finished], progress: Progress) -> Finished:
@@ -91,9 +101,9 @@ async def _result(tool: DeclaredTool, context: ToolContext, finished: Finished) 
         lambda _stop: read_result(context.tool_call_id, finished.stdout, tool.stdout_limit_bytes)
     )
     log = last_lines(finished.stderr, MAX_LOG_CHARS, is_cut=is_cut)
-    if not log:
-        return result
-    facts: dict[str, Json] = {"stderr": log, "stderr_bytes": finished.stderr_bytes}
+    facts: dict[str, Json] = {"sandbox": finished.sandbox or "none"}
+    if log:
+        facts |= {"stderr": log, "stderr_bytes": finished.stderr_bytes}
     return replace(result, metadata={**result.metadata, **facts})
 
 
@@ -111,6 +121,9 @@ def _refuse_failed(tool: DeclaredTool, finished: Finished, log: str) -> None:
         raise ToolError(ErrorType.TIMEOUT, f"no result in time{words}", details=details)
     if finished.code != 0:
         details |= {"exit_code": finished.code}
+        if finished.denial:
+            problem = f"{_ending(finished.code)}; {finished.denial}{words}"
+            raise ToolError(ErrorType.SANDBOX_DENIED, problem, hint=SANDBOX_HINT, details=details)
         raise ToolError(ErrorType.EXECUTION_FAILED, f"{_ending(finished.code)}{words}", details=details)
 
 

@@ -1,7 +1,7 @@
 """The declarative tools of a home as one source (REG-07, CMD-02)."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -20,7 +20,7 @@ from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool
 from soong.shared.toolsets.declarative.folder import read_tool_files
 from soong.shared.toolsets.declarative.invocation import Invocation, hold_to_permission, invocation, target_of
 from soong.shared.toolsets.declarative.protocol import CLAIMABLE
-from soong.shared.toolsets.declarative.running import run_tool
+from soong.shared.toolsets.declarative.running import access_of_tool, run_tool
 
 _OF_EVERY_CALL: Final = {each for types in EVERY_CALL.values() for each in types}
 _ERRORS: Final = tuple(
@@ -76,7 +76,9 @@ def command_tool(
 
     def target_of_made(context: ToolContext, call_input: JsonObject, now: Invocation) -> Target:
         files = named_files(now.argv, now.cwd, untrusted_folders(context.run_dirs), paths.is_sensitive)
-        return target_of(tool, now, call_input, files)
+        target = target_of(tool, now, call_input, files)
+        confinement = runner.confinement(access_of_tool(tool, now.cwd, context.run_dirs))
+        return replace(target, preview=f"{target.preview}\nsandbox: {confinement}") if confinement else target
 
     def target(context: ToolContext, call_input: JsonObject) -> Target:
         return target_of_made(context, call_input, made(context, call_input))

@@ -11,7 +11,7 @@ import pytest
 
 from soong.shared.core.config import CommandsConfig, Config
 from soong.shared.permissions.scope import offered_scope
-from soong.shared.sandbox.command import ChildCommand, Finished
+from soong.shared.sandbox.command import ChildCommand, CommandAccess, Finished
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import Permission, Traits
@@ -47,6 +47,7 @@ async def test_a_command_says_what_it_printed_and_how_it_ended(commands: Command
     assert text_of(result) == "hello\n\nstderr:\ncareful\n"
     data = data_of(result)
     assert data.pop("duration_ms") > 0
+    assert data.pop("sandbox") == "none"
     assert data == {"exit_code": 0, "ended": "exited", "stdout_bytes": 6, "stderr_bytes": 8, "truncated": False}
 
 
@@ -335,6 +336,10 @@ class SilentHalfMinute:
         await asyncio.sleep(30)
         return Finished(0, b"", b"", "exited")
 
+    def confinement(self, access: CommandAccess) -> str:
+        del access
+        return ""
+
 
 @pytest.mark.spec("EXE-09.b")
 def test_a_command_that_says_nothing_is_reported_at_least_every_two_seconds(tmp_path: Path) -> None:
@@ -396,6 +401,9 @@ async def test_another_runner_can_stand_between_tool_and_system(tmp_path: Path) 
             wrapped = ("/usr/bin/env", "INSIDE=sandbox", *command.argv)
             return await ProcessRunner().run(replace(command, argv=wrapped))
 
+        def confinement(self, access: CommandAccess) -> str:
+            return f"a name of its own; network {'yes' if access.has_network else 'no'}"
+
     runner = MarkingRunner()
     commands = make_commands(tmp_path, runner=runner)
 
@@ -404,6 +412,7 @@ async def test_another_runner_can_stand_between_tool_and_system(tmp_path: Path) 
     assert "INSIDE=sandbox" in text_of(result)
     assert runner.seen[0].argv[0].endswith("/env")
     assert "sandbox" not in commands.target.shown
+    assert "sandbox: a name of its own; network no" in commands.target.preview
 
 
 @pytest.mark.spec("EVT-05", "CMD-01.f")

@@ -1,0 +1,188 @@
+"""What happens where there is no Bubblewrap, or none that works; and what a sandbox shows, without starting one."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from soong.orchestrator.cli.finding import Level
+from soong.orchestrator.cli.sandbox_check import check_sandbox
+from soong.shared.core.config import Config, parse_config
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.settings import Settings, load_settings
+from soong.shared.sandbox.bubblewrap import runner as sandbox
+from soong.shared.sandbox.bubblewrap.mounts import HostLayout, SandboxView, view_of
+from soong.shared.sandbox.bubblewrap.probe import BubblewrapProbe, probe
+from soong.shared.sandbox.bubblewrap.refusals import denial
+from soong.shared.sandbox.bubblewrap.runner import BubblewrapRunner
+from soong.shared.sandbox.command import ChildCommand, CommandAccess, SandboxUnavailableError
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.command_runner import command_runner
+from tests.unit.toolsets.commands import data_of, make_commands
+
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/home/nobody-here"}
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine without Bubblewrap: no folder of the system on PATH has it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    probe.cache_clear()
+    yield
+    probe.cache_clear()
+
+
+@pytest.mark.spec("CMD-07.d", "CMD-07.e")
+@pytest.mark.usefixtures("nowhere")
+async def test_required_without_bubblewrap_runs_nothing_asks_nobody_and_says_what_to_install(tmp_path: Path) -> None:
+    commands = make_commands(tmp_path, runner=BubblewrapRunner(HostLayout(tmp_path), is_required=True))
+
+    failure = await commands.failure("/usr/bin/touch", "made")
+
+    assert failure.type is ErrorType.SANDBOX_DENIED
+    assert "required" in failure.message
+    assert "apt install bubblewrap" in failure.hint
+    assert not commands.bench.gate.asked
+    assert not (commands.root / "made").exists()
+
+
+@pytest.mark.spec("CMD-07.d")
+@pytest.mark.usefixtures("nowhere")
+async def test_auto_without_bubblewrap_runs_the_command_and_says_that_nothing_confines_it(tmp_path: Path) -> None:
+    commands = make_commands(tmp_path, runner=BubblewrapRunner(HostLayout(tmp_path)))
+
+    result = await commands.run("/usr/bin/touch", "made")
+
+    assert (result.error, data_of(result)["sandbox"]) == (None, "none")
+    assert "sandbox" not in commands.target.preview
+    assert (commands.root / "made").exists()
+
+
+@pytest.mark.spec("CMD-07.d")
+@pytest.mark.usefixtures("nowhere")
+async def test_a_bwrap_that_is_planted_on_path_is_not_the_systems(tmp_path: Path) -> None:
+    planted = tmp_path / "bwrap"
+    planted.write_text("#!/bin/sh\nexec true\n")
+    planted.chmod(0o755)
+
+    assert not probe().works
+
+
+@pytest.mark.spec("CMD-07.d")
+async def test_a_sandbox_that_cannot_be_made_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under auto: that it worked once and not now is no reason to run a command with all rights."""
+    monkeypatch.setattr(sandbox, "probe", lambda: BubblewrapProbe(Path("/bin/false")))
+    command = ChildCommand(("/bin/true",), os.open(tmp_path, os.O_RDONLY), tmp_path, {}, timedelta(seconds=30), 100)
+
+    with pytest.raises(SandboxUnavailableError, match="no sandbox could be made"):
+        await BubblewrapRunner(HostLayout(tmp_path)).run(command)
+    os.close(command.cwd)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    return load_settings(agent_home=home)
+
+
+@pytest.mark.spec("CMD-07.d", "OPS-07.c")
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize(("mode", "level"), [("off", Level.OK), ("auto", Level.WARN), ("required", Level.FAIL)])
+async def test_doctor_says_what_is_in_force(settings: Settings, mode: str, level: Level) -> None:
+    (settings.home / "config.toml").write_text(f'[commands]\nsandbox = "{mode}"\n')
+
+    finding = await check_sandbox(settings)
+
+    assert (finding.check, finding.level) == ("sandbox", level)
+    assert ("install bubblewrap" in finding.hint) == (level is not Level.OK)
+
+
+@pytest.mark.spec("CMD-07.d")
+def test_a_sandbox_is_off_until_the_user_asks_for_one(settings: Settings) -> None:
+    assert isinstance(command_runner(settings, Config()), ProcessRunner)
+    assert isinstance(command_runner(settings, parse_config('[commands]\nsandbox = "auto"')), BubblewrapRunner)
+
+
+@pytest.mark.spec("CMD-06.e")
+@pytest.mark.parametrize(
+    "text",
+    ['sandbox = "on"', 'sandbox = ["auto"]', 'sandbox_network = "git"', 'sandbox_read = ["cache"]', "sandbox = true"],
+)
+def test_a_wrong_configuration_names_its_place(settings: Settings, text: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"commands\.sandbox"):
+        command_runner(settings, parse_config(f"[commands]\n{text}"))
+
+
+def kinds(view: SandboxView, *paths: Path) -> list[str | None]:
+    return [view.kind_at(path) for path in paths]
+
+
+@pytest.mark.spec("CMD-07.b")
+def test_the_deepest_place_decides(tmp_path: Path) -> None:
+    project, home = tmp_path / "project", tmp_path / "project" / "home"
+    (project / ".git" / "hooks").mkdir(parents=True)
+    (home / "skills").mkdir(parents=True)
+    access = CommandAccess(readable=(project,), writable=(project,))
+    host = HostLayout(tmp_path / "user", own=(home,), shown=(home / "skills",))
+
+    view = view_of(host, access, Path("/usr/bin/env"), ENVIRONMENT)
+
+    assert kinds(view, project, project / ".git" / "index", project / ".git" / "hooks") == ["write", "write", "read"]
+    assert kinds(view, home / "signing.key", home / "skills" / "x") == ["private", "read"]
+    assert kinds(view, tmp_path / "user" / "x", Path("/usr/lib"), Path("/bin/sh"), Path("/srv")) == [
+        *("private", "read", "read", None)
+    ]
+
+
+@pytest.mark.spec("CMD-07.b")
+def test_a_project_that_is_the_home_shows_no_key_of_the_person(tmp_path: Path) -> None:
+    for name in (".ssh", ".aws", "work"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".netrc").write_text("key")
+
+    view = view_of(HostLayout(tmp_path), CommandAccess(writable=(tmp_path,)), Path("/usr/bin/env"), ENVIRONMENT)
+
+    found = kinds(view, *(tmp_path / name for name in (".ssh", ".aws", ".netrc", "work")))
+    assert found == ["private", "private", "empty", "write"]
+
+
+@pytest.mark.spec("CMD-07.b")
+def test_an_installation_of_the_person_is_shown_and_what_lies_beside_it_is_not(tmp_path: Path) -> None:
+    node, local = tmp_path / ".nvm" / "versions" / "v20", tmp_path / ".local"
+    for folder in (node / "bin", node / "lib", local / "bin", local / "lib", local / "share" / "keyrings"):
+        folder.mkdir(parents=True)
+    program = node / "bin" / "node"
+    program.write_text("")
+    environment = {**ENVIRONMENT, "PATH": f"{local}/bin:/usr/bin"}
+
+    view = view_of(HostLayout(tmp_path), CommandAccess(), program, environment)
+
+    assert kinds(view, node / "lib" / "x", local / "bin" / "x") == ["read", "read"]
+    assert kinds(view, local / "share" / "keyrings", tmp_path / ".ssh") == ["private", "private"]
+
+
+@pytest.mark.spec("CMD-07.e")
+@pytest.mark.parametrize(
+    ("words", "has_network", "says"),
+    [
+        ("touch: cannot touch '/usr/x': Read-only file system", False, "'/usr/x' is read-only in the sandbox"),
+        ("OSError: [Errno 30] Read-only file system: '/etc/x'", False, "'/etc/x' is read-only in the sandbox"),
+        ("curl: (6) Could not resolve host: example.org", False, "the sandbox has no network"),
+        ("curl: (6) Could not resolve host: example.org", True, ""),
+        ("cat: /home/me/.ssh/id: No such file or directory", False, "'/home/me/.ssh/id' is not visible in the sandbox"),
+        ("cat: missing: No such file or directory", False, ""),
+        ("cat: /usr/none: No such file or directory", False, ""),
+        ("cat: /proc/1/mem: Permission denied", False, ""),
+        ("Read-only file system\n" + "and then much more\n" * 30, False, ""),
+        ("", False, ""),
+    ],
+)
+def test_what_cannot_come_from_elsewhere_is_named(words: str, has_network: bool, says: str) -> None:
+    view = replace(view_of(HostLayout(Path("/nobody")), CommandAccess(), Path("/usr/bin/env"), ENVIRONMENT))
+
+    assert denial(words, view, has_network=has_network) == says

@@ -7,7 +7,7 @@ owner's own rules (:mod:`soong.orchestrator.approvals.decide`).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from soong.orchestrator.approvals import decide
@@ -19,11 +19,12 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions import call_facts
+from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import check_binding, request_of, verdict_of_policy
 from soong.shared.permissions.grants import GrantBook
-from soong.shared.permissions.policy import Policy, evaluate
+from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
-from soong.shared.permissions.rules import Effect
+from soong.shared.permissions.rules import CallFacts, Effect
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType
@@ -59,7 +60,10 @@ class DirectGate:
 
     async def decide(self, call: GateCall) -> Verdict:
         """Say whether the call may run; asking takes as long as the callback takes, up to ``timeout``."""
-        verdict = evaluate(self.policy, call, is_tainted=self.is_tainted())
+        facts = replace(CallFacts.of(call), is_tainted=self.is_tainted())
+        return with_egress(await self._verdict(call, judge(self.policy, facts)), self.policy, facts)
+
+    async def _verdict(self, call: GateCall, verdict: PolicyVerdict) -> Verdict:
         now_us = self.clock.now_us()
         if verdict.effect is not Effect.ASK:
             settled = call_facts.settled(call, verdict, self.redactor)

@@ -135,6 +135,7 @@ class NetworkConfig(_Section):
     allowed: tuple[Text, ...] = Field(
         default=(), strict=False, description="Hosts that are not asked for; they are listed, too."
     )
+    robots: bool = Field(default=True, description="Let `web.fetch` heed what robots.txt of a site refuses.")
 
 
 class HookConfig(_Section):

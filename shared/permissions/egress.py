@@ -11,6 +11,7 @@ from soong.shared.permissions.rules import CallFacts, Effect, Rule, is_of_step
 from soong.shared.permissions.scope import ScopeKind
 from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.sandbox.hosts import is_host_within
+from soong.shared.tools.ports import Verdict
 
 
 def reachable(policy: Policy, facts: CallFacts) -> EgressPolicy:
@@ -30,6 +31,13 @@ def reachable(policy: Policy, facts: CallFacts) -> EgressPolicy:
     hosts = (*policy.network.hosts, *policy.network.allowed, *written)
     named = tuple(host for host in hosts if not host.startswith("*."))
     return EgressPolicy(facts.target.host, may_follow, is_named)
+
+
+def with_egress(verdict: Verdict, policy: Policy, facts: CallFacts) -> Verdict:
+    """Return the verdict on a call, with what an allowed one that names a host may connect to."""
+    if not verdict.is_allowed or not facts.target.host:
+        return verdict
+    return replace(verdict, egress=reachable(policy, facts))
 
 
 def _speaks(rule: Rule, facts: CallFacts) -> bool:

@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.tools.result import ErrorType, ToolResult
 
 
@@ -139,6 +140,8 @@ class ToolContext:
     target: Target = field(default_factory=Target)
     """What was computed, shown and permitted; the effect is on ``target.shown`` and on nothing else."""
     keep_partial: Callable[[str], None] = _forget
+    egress: EgressPolicy | None = None
+    """What the call may connect to, as its session's policy says; None: nothing."""
 
 
 HandlerOutput: TypeAlias = "ToolResult | Json"

@@ -188,7 +188,7 @@ class ToolPipeline:
         context, gate_call = await self._judged(call_state, definition, pre)
         verdict = self._decided(call_state, await self._gate.decide(gate_call))
         await self._start(call_state, gate_call, verdict, context)
-        return await self._invoked(call_state, definition, context, pre)
+        return await self._invoked(call_state, definition, replace(context, egress=verdict.egress), pre)
 
     # -- hooks before
     async def _before(self, call_state: CallState, definition: ToolDefinition, model_input: JsonObject) -> PreResult:

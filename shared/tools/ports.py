@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition, Traits
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
@@ -92,6 +93,8 @@ class Verdict:
     reason: str = ""
     decision_id: str = ""
     error: ErrorType | None = None
+    egress: EgressPolicy | None = None
+    """What the allowed call may connect to; None: it names no host, and connects to none."""
 
     def as_json(self, shown: Callable[[str], str] = str) -> dict[str, Json]:
         """Return the decision as it is recorded, apart from the facts (PER-19)."""

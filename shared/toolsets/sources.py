@@ -27,6 +27,7 @@ from soong.shared.toolsets.declarative.toolset import DeclarativeTools
 from soong.shared.toolsets.import_folders import look_in
 from soong.shared.toolsets.modules import register_modules
 from soong.shared.toolsets.skills.toolset import SkillTools
+from soong.shared.toolsets.web.toolset import WebTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def builtin_sources(environment: ToolEnvironment) -> tuple[ToolAdapter, ...]:
     """Return the sources that come with Soong and need no store."""
     config, known = environment.config, environment.redactor
     code = CodeTools(environment.paths, config, environment.runner, known, environment.max_timeout)
-    return (code, SkillTools(environment.home, config))
+    return (code, SkillTools(environment.home, config), WebTools(heeds_robots=config.network.robots))
 
 
 def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:

@@ -22,6 +22,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.permissions import call_facts
+from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import check_binding, has_expired, request_of, stale, verdict_of_policy, withdrawn
 from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
@@ -191,7 +192,10 @@ class RunGate:
 
     async def decide(self, call: GateCall) -> Verdict:
         """Say whether the call may run; asking may take as long as a person takes."""
-        verdict = judge(self.policy, await self._facts(call))
+        facts = await self._facts(call)
+        return with_egress(await self._verdict(call, judge(self.policy, facts)), self.policy, facts)
+
+    async def _verdict(self, call: GateCall, verdict: PolicyVerdict) -> Verdict:
         if verdict.effect is not Effect.ASK:
             if self.note is not None:
                 await self.note(EventType.PERMISSION_DECIDED, call_facts.settled(call, verdict, self.redactor))

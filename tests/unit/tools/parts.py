@@ -129,9 +129,10 @@ def make_bench(
     hooks: Hooks = NO_HOOKS,
     config: PipelineConfig | None = None,
     place: Mapping[str, Any] | None = None,
+    gate: RecordingGate | None = None,
     **more: Any,
 ) -> PipelineHarness:
-    gate, log, artifacts = RecordingGate(verdict), RecordingLog(), Artifacts()
+    gate, log, artifacts = gate or RecordingGate(verdict), RecordingLog(), Artifacts()
     run = RunScope(make_identity(), 7, make_run_dirs(project, **(place or {})))
     registered = make_registry(*tools).definitions()
     pipeline = ToolPipeline(registered, run, gate, log, hooks=hooks, artifacts=artifacts, config=config, **more)

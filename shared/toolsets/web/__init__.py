@@ -1,0 +1,1 @@
+"""Tools that read from the web (NET-01). Everything that they return was written by strangers."""

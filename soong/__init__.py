@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from soong.orchestrator.client.outcome import ExitCode
     from soong.orchestrator.direct.bootstrap import call_tool, open_tools
+    from soong.orchestrator.direct.exports import ExportedTools, export_tools
+    from soong.orchestrator.direct.pydantic_ai_toolset import pydantic_ai_toolset
     from soong.orchestrator.direct.session import DirectSession
     from soong.orchestrator.schemas.task import DeliverableSchema, DenialSchema, StepDetail, TaskResult
     from soong.orchestrator.sdk import Soong
@@ -31,9 +33,12 @@ if TYPE_CHECKING:
     from soong.shared.tools.registry import ToolRegistry
     from soong.shared.tools.result import ErrorType, ToolError, ToolResult
     from soong.shared.tools.toolset import Toolset
+    from soong.shared.toolsets.foreign import from_langchain, from_pydantic_ai
 
 _HOMES = {
     "soong.orchestrator.direct.bootstrap": ("call_tool", "open_tools"),
+    "soong.orchestrator.direct.exports": ("ExportedTools", "export_tools"),
+    "soong.orchestrator.direct.pydantic_ai_toolset": ("pydantic_ai_toolset",),
     "soong.orchestrator.direct.session": ("DirectSession",),
     "soong.orchestrator.client.outcome": ("ExitCode",),
     "soong.orchestrator.schemas.task": ("DeliverableSchema", "DenialSchema", "StepDetail", "TaskResult"),
@@ -60,6 +65,7 @@ _HOMES = {
     "soong.shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
     "soong.shared.tools.hooks.sdk": ("post_hook", "pre_hook"),
     "soong.shared.tools.toolset": ("Toolset",),
+    "soong.shared.toolsets.foreign": ("from_langchain", "from_pydantic_ai"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -74,6 +80,7 @@ __all__ = [
     "DirectSession",
     "ErrorType",
     "ExitCode",
+    "ExportedTools",
     "HookCall",
     "InvalidPlanError",
     "Json",
@@ -107,9 +114,13 @@ __all__ = [
     "UnavailableError",
     "UsageError",
     "call_tool",
+    "export_tools",
+    "from_langchain",
+    "from_pydantic_ai",
     "open_tools",
     "post_hook",
     "pre_hook",
+    "pydantic_ai_toolset",
     "scripted_agent",
     "step_function",
 ]

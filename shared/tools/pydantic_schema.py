@@ -27,13 +27,21 @@ def from_pydantic(model: "type[BaseModel]", *, tool: str = "") -> dict[str, Json
     Raises:
         InvalidToolError: the model needs what the subset cannot say; names the field and the keyword.
     """
-    subject = tool or model.__name__
-    exported: dict[str, Any] = model.model_json_schema()
-    definitions = exported.pop("$defs", {})
-    schema = _simplify(exported, definitions, subject, "$", 0)
+    return from_json_schema(model.model_json_schema(), tool=tool or model.__name__, of=f"the model {model.__name__}")
+
+
+def from_json_schema(exported: Mapping[str, Any], *, tool: str, of: str = "its schema") -> dict[str, Json]:
+    """Return a schema that a library made of annotations, brought into the subset.
+
+    Raises:
+        InvalidToolError: it needs what the subset cannot say; names the field and the keyword.
+    """
+    rest = dict(exported)
+    definitions = rest.pop("$defs", {})
+    schema = _simplify(rest, definitions, tool, "$", 0)
     problem = next(schema_problems(schema), None)
     if problem is not None:
-        raise InvalidToolError(subject, f"the model {model.__name__} cannot be a tool's input: {problem}")
+        raise InvalidToolError(tool, f"{of} cannot be a tool's input: {problem}")
     return schema
 
 

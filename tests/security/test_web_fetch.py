@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -310,7 +311,7 @@ async def test_a_direct_call_asks_for_its_host_and_a_person_opens_no_private_add
 
     (tmp_path / "home").mkdir(mode=0o700)
     (tmp_path / "home" / "config.toml").write_text("[network]\nrobots = false\n")
-    options = {"project": tmp_path, "agent_home": tmp_path / "home"}
+    options: dict[str, Any] = {"project": tmp_path, "agent_home": tmp_path / "home"}
     async with serving_web({"/": answer("hello")}) as web:
         url = f"http://127.0.0.1:{web.port}/"
         async with open_tools(permission_callback=allow, **options) as session:

@@ -114,7 +114,8 @@ async def test_the_audit_log_is_read_page_by_page(scene: HttpHarness) -> None:
     await scene.token("somebody")
     every = (await scene.caller.get("/v1/audit", params={"limit": 200})).json()["items"]
 
-    pages, after = [], "0"
+    pages: list[Any] = []
+    after: str | None = "0"
     while after is not None:
         page = (await scene.caller.get("/v1/audit", params={"limit": 3, "after": after})).json()
         pages += page["items"]

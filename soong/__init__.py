@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from soong.shared.tools.result import ErrorType, ToolError, ToolResult
     from soong.shared.tools.toolset import Toolset
     from soong.shared.toolsets.foreign import from_langchain, from_pydantic_ai
+    from soong.shared.toolsets.memory.provider import Memory, MemoryProvider, MemoryScope
 
 _HOMES = {
     "soong.orchestrator.direct.bootstrap": ("call_tool", "open_tools"),
@@ -66,6 +67,7 @@ _HOMES = {
     "soong.shared.tools.hooks.sdk": ("post_hook", "pre_hook"),
     "soong.shared.tools.toolset": ("Toolset",),
     "soong.shared.toolsets.foreign": ("from_langchain", "from_pydantic_ai"),
+    "soong.shared.toolsets.memory.provider": ("Memory", "MemoryProvider", "MemoryScope"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -85,6 +87,9 @@ __all__ = [
     "InvalidPlanError",
     "Json",
     "JsonObject",
+    "Memory",
+    "MemoryProvider",
+    "MemoryScope",
     "NotFoundError",
     "Permission",
     "PermissionCallback",

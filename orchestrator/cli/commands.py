@@ -100,6 +100,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "List, show, explain and call tools without a model.",
             ("soong tools list", "soong tools call code.search query='def main'"),
         ),
+        "memory": CommandEntry(
+            "memory",
+            "List, search, accept and forget what sessions leave for later ones.",
+            ("soong memory list", "soong memory accept mem_4f3a"),
+        ),
     },
     "Service on this machine": {
         "up": CommandEntry("up", "Start the service on this machine and stay.", ("soong up --workers 4 --http 8642",)),

@@ -129,7 +129,7 @@ def call(
     Exit codes: 0 done, 1 the tool failed, 2 wrong use, 3 denied, 130 interrupted.
     """
     settings = load_settings()
-    config, registry = _registered(settings)
+    config, registry = _registered(settings, is_callable=True)
     tool = _find(registry, name)
     arguments = read_arguments(tool.name, tool.input_schema, words or [], text)
     from soong.orchestrator.cli.tool_call import (  # the pipeline: only a call needs it
@@ -151,13 +151,18 @@ def call(
     raise typer.Exit(asyncio.run(calling.run(is_json=is_json)))
 
 
-def _registered(settings: Settings) -> "tuple[Config, ToolRegistry]":
+def _registered(settings: Settings, *, is_callable: bool = False) -> "tuple[Config, ToolRegistry]":
     from soong.orchestrator.client.tool_registry import registry_of
     from soong.shared.core.config import load_config
     from soong.shared.toolsets.sources import ToolEnvironment
 
     config = load_config(settings.home)
-    return config, registry_of(ToolEnvironment.of(settings, config))
+    environment = ToolEnvironment.of(settings, config)
+    if not is_callable:
+        return config, registry_of(environment)
+    from soong.shared.storage.memory.opening import open_memory
+
+    return config, registry_of(environment, open_memory(settings, config))
 
 
 def _surface(

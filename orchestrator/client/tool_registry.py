@@ -10,18 +10,23 @@ from soong.shared.engine.tasks.service import Ledger, TaskService
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.toolsets.agents import DefinitionsOf, LookingTools, StartingTools
+from soong.shared.toolsets.memory.provider import MemoryProvider
+from soong.shared.toolsets.memory.recall import RecallTools
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
 
 
-def registry_of(environment: ToolEnvironment) -> ToolRegistry:
+def registry_of(environment: ToolEnvironment, memory: MemoryProvider | None = None) -> ToolRegistry:
     """Return a registry of every tool, for describing: those of :func:`run_sources` cannot be called from it.
+
+    ``memory`` is where memories are recalled from; without it the tool is only described.
 
     Raises:
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
     known = PlanNames(definitions=known_definitions(environment.home).ids)
-    return make_registry(environment, (PlanTemplates(known), *run_sources()))
+    recall = RecallTools(environment.config.memory, memory, environment.redactor)
+    return make_registry(environment, (PlanTemplates(known), recall, *run_sources()))
 
 
 def run_sources() -> tuple[ToolAdapter, ...]:
@@ -41,6 +46,7 @@ def owner_registry(
     definitions: AgentDefinitionRegistry,
     definitions_of: DefinitionsOf,
     *,
+    memory: MemoryProvider | None = None,
     patience_s: float = 60.0,
 ) -> ToolRegistry:
     """Return the registry of an owner, in whose loop main and orchestrator agents run: they plan through the service.
@@ -51,5 +57,6 @@ def owner_registry(
     own = TaskTools(service.store, lambda: "", clock)
     starting = StartingTools(service, definitions.models, patience_s)
     looking = LookingTools(service.store, definitions_of)
-    sources = (PlanTemplates(service.planner.known), own, PlanningTools(service), starting, looking)
+    recall = RecallTools(environment.config.memory, memory, environment.redactor)
+    sources = (PlanTemplates(service.planner.known), recall, own, PlanningTools(service), starting, looking)
     return make_registry(environment, sources)

@@ -33,6 +33,7 @@ from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.memory.opening import open_memory
 from soong.shared.tools.definition import Permission, RunDirs, ToolAdapter
 from soong.shared.tools.definition_check import shaped
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
@@ -125,7 +126,7 @@ async def open_tools(
     _check_names(settings)
     loaded = load_settings(**settings)
     config = load_config(loaded.home)
-    registry = registry_of(ToolEnvironment.of(loaded, config))
+    registry = registry_of(ToolEnvironment.of(loaded, config), open_memory(loaded, config))
     for definition in (each for source in tools for each in source.tools()):
         check_foreign(shaped(definition))
         registry.register(definition)

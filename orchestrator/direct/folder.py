@@ -16,7 +16,7 @@ from soong.shared.core.jsontext import JsonObject, dump
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, started_event
 from soong.shared.engine.runs.events import Event, NewEvent
-from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
@@ -65,6 +65,7 @@ class FolderLog:
         record: CallRecord | None = None,  # noqa: ARG002  # rows keep it; the folder has it in its events
     ) -> None:
         self.ended[call.id] = result
+        self.is_tainted = self.is_tainted or brings_untrusted(result)
         event = await ended_event(
             call,
             result,

@@ -24,6 +24,7 @@ from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.toolsets.agents import DefinitionsOf
 from soong.shared.toolsets.hooks import all_hooks
+from soong.shared.toolsets.memory.provider import MemoryProvider
 from soong.shared.toolsets.sources import ToolEnvironment
 
 OWNER_SOURCE: Final = f"the orchestrator's {CONFIG_FILE}"
@@ -42,6 +43,7 @@ def owner_agents(
     definitions: AgentDefinitionRegistry,
     definitions_of: DefinitionsOf | None = None,
     pacer: Pacer | None = None,
+    memory: MemoryProvider | None = None,
 ) -> AskRunner:
     """Return what runs the agents of asks in this process.
 
@@ -68,6 +70,7 @@ def owner_agents(
             service.clock,
             definitions,
             definitions_of or (lambda _project: definitions),
+            memory=memory,
             patience_s=settings.no_worker_s,
         ),
         hooks=all_hooks(environment, clean, settings.home),

@@ -11,18 +11,20 @@ from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import open_key
 from soong.orchestrator.client.bootstrap import open_collector
 from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.memory_candidates import EXTRACTOR
 from soong.orchestrator.owner.agent_runtime import owner_agents
 from soong.orchestrator.owner.asks import AskRunner
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.memory_job import MemoryJob
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
 from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
-from soong.shared.core.clock import SystemClock
+from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
 from soong.shared.engine.runs.budgets import DAY, configured_budget
@@ -34,12 +36,15 @@ from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.celery.app import make_celery
 from soong.shared.storage.celery.broker import CeleryBroker
 from soong.shared.storage.celery.events import CeleryRunEvents
+from soong.shared.storage.memory.opening import open_memory
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store, retry_until_confirmed
+from soong.shared.toolsets.memory.module import import_extractor
+from soong.shared.toolsets.memory.provider import MemoryProvider
 
 BROKER_TIMEOUT_S = 5.0
 SWITCH_INTERVAL_S = 0.001
@@ -85,7 +90,9 @@ async def build(settings: Settings) -> Orchestrator:
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)
     artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
-    folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock)
+    memory = open_memory(settings, catalogue.config)
+    job = _memory_job(settings, catalogue, store, memory, clock)
+    folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job)
     client = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=BROKER_TIMEOUT_S)
     broker = CeleryBroker(make_celery(settings.redis_url), client)
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
@@ -101,13 +108,14 @@ async def build(settings: Settings) -> Orchestrator:
         subscriber=subscriber,
         clock=clock,
         scheduler=Scheduler(store.tasks, store.runs, expander, clock),
-        commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner),
+        commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner, job),
         dispatcher=Dispatcher(store.claims, store.sessions, broker),
         broker=ApprovalBroker(
             store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
         ),
         recorder=folders,
-        agents=_agents(settings, catalogue, store, inbox, artifacts, service, RedisPacer(clients.commands)),
+        agents=_agents(settings, catalogue, store, inbox, artifacts, service, RedisPacer(clients.commands), memory),
+        memory=job,
         closers=(inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
         background=(retention.run,) if retention.wanted.is_on else (),
     )
@@ -129,6 +137,7 @@ def _agents(
     artifacts: FolderArtifacts,
     service: TaskService,
     pacer: Pacer,
+    memory: MemoryProvider,
 ) -> AskRunner:
     definitions_of = catalogue.definitions_of if _opens_projects(settings) else None
     return owner_agents(
@@ -142,7 +151,20 @@ def _agents(
         catalogue.definitions,
         definitions_of,
         pacer,
+        memory,
     )
+
+
+def _memory_job(
+    settings: Settings, catalogue: Catalogue, store: Store, memory: MemoryProvider, clock: Clock
+) -> MemoryJob:
+    """Return what remembers sessions that end. Raises: InvalidConfigError, the extractor cannot be used."""
+    config = catalogue.config.memory
+    folders = settings.import_folders
+    script = import_extractor(config.extractor, folders) if config.enabled and config.extractor else ""
+    definition = catalogue.definitions.get(EXTRACTOR)
+    runs = RootedFolder(settings.data, RUNS)
+    return MemoryJob(store, config, definition, memory, runs, clock, script)
 
 
 def _opens_projects(settings: Settings) -> bool:

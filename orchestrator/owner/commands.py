@@ -5,7 +5,7 @@ that dies in between leaves nothing for its successor to repeat.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, assert_never
+from typing import Literal, Protocol, assert_never
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotOwnerError, UsageError
@@ -29,6 +29,14 @@ from soong.shared.engine.wire.capabilities import project_needed
 from soong.shared.engine.wire.notifier import Notifier
 
 
+class SessionMemory(Protocol):
+    """What remembers a session that ends (:mod:`soong.orchestrator.owner.memory_job`)."""
+
+    async def begin(self, ownership: Ownership) -> bool:
+        """Make a job of it, if there is something to remember; say whether one is open now, which then closes it."""
+        ...
+
+
 @dataclass(slots=True)
 class Commands:
     """Carries out a session's open commands in the order they came; a refusal is reported to the client, never lost."""
@@ -39,6 +47,7 @@ class Commands:
     notifier: Notifier
     clock: Clock
     planner: Planner = field(default_factory=Planner)
+    memory: SessionMemory | None = None
 
     async def carry_out(self, ownership: Ownership) -> bool:
         """Carry out what is open; say whether the session was closed by it."""
@@ -79,9 +88,14 @@ class Commands:
             case CommandKind.DISPATCH:
                 await self._dispatch(ownership, command, now_us)
             case CommandKind.CLOSE:
-                await self.sessions.close_session(ownership)
+                await self._close(ownership)
             case other:
                 assert_never(other)
+
+    async def _close(self, ownership: Ownership) -> None:
+        """Close a session, now or when it is remembered."""
+        if self.memory is None or not await self.memory.begin(ownership):
+            await self.sessions.close_session(ownership)
 
     async def _steer_all(self, ownership: Ownership, command: Command, reason: str, now_us: int) -> None:
         """Pause, resume or cancel a task; of an ask, first those that its agent has made.

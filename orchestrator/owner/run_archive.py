@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Final, Protocol
 
+from soong.orchestrator.client.memory_candidates import is_job
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import ForeignEntryError, ForgedError, NotFoundError, UnavailableError
 from soong.shared.core.jsontext import Json, dump
@@ -62,6 +63,14 @@ class StoredArtifacts(Protocol):
         ...
 
 
+class CandidateArchive(Protocol):
+    """Keeps what memory jobs propose (soong.orchestrator.owner.memory_job)."""
+
+    async def keep(self, run_id: str, /) -> None:
+        """Raises: UnavailableError, OSError, ForeignEntryError."""
+        ...
+
+
 class RecordedStore(Protocol):
     """The rows that are written to folders, which remember that they are, and the audit log."""
 
@@ -87,6 +96,7 @@ class RunArchive:
     artifacts: StoredArtifacts
     folder: RootedFolder
     clock: Clock = field(default_factory=SystemClock)
+    memory: CandidateArchive | None = None
     _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _given_up: set[str] = field(default_factory=set)
     """Tasks whose folders this process cannot write: another may, or itself when it is started again."""
@@ -134,6 +144,21 @@ class RunArchive:
         is_whole = True
         for batch in _batches([run for run in found if _has_folder(run)]):
             is_whole = await self._write_batch(task_id, batch) and is_whole
+        return await self._write_candidates(task_id, found) and is_whole
+
+    async def _write_candidates(self, task_id: str, runs: Sequence[Run]) -> bool:
+        """Write what the memory jobs among these runs propose; return whether that could be written."""
+        is_whole = True
+        for run in filter(is_job, runs):
+            try:
+                if self.memory is not None:
+                    await self.memory.keep(run.id)
+            except ForeignEntryError as error:
+                await self._tell(run, "foreign_entry", str(error))
+                is_whole = False
+            except OSError as error:
+                log.error("memory_archive_failed", task=task_id, run=run.id, error=str(error))
+                is_whole = False
         return is_whole
 
     async def _write_batch(self, task_id: str, batch: Mapping[str, Run]) -> bool:

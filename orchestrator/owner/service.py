@@ -65,6 +65,14 @@ class SessionAgents(Protocol):
     async def stop(self, *, is_abandoned: bool = False) -> None: ...
 
 
+class EndedSessions(Protocol):
+    """Closes the session of a memory job that has ended (soong.orchestrator.owner.memory_job)."""
+
+    async def ended(self, ownership: Ownership, task_id: str) -> bool:
+        """Say whether the task was such a job."""
+        ...
+
+
 class NoAsks:
     """For an owner of plans only."""
 
@@ -100,6 +108,7 @@ class Parts:
     broker: SessionReviewer
     recorder: Recorder
     agents: SessionAgents = field(default_factory=NoAsks)
+    memory: EndedSessions | None = None
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Other tasks from start to stop, cancelled at the stop."""
@@ -173,14 +182,24 @@ class Orchestrator:
         await self._safely(self.reconcile(concerned))
 
     async def is_working(self) -> bool:
-        """Say whether a task of a session that is ours, or that we now adopt, is running."""
+        """Say whether a task of a session that is ours, or that we now adopt, is running, or a command is open."""
         async with self._reconciling:
             await self._adopt()
         for session_id in await self._busy():
+            if await self._is_asked(session_id):
+                return True
             open_tasks = await self.parts.store.tasks.list_tasks(session_id=session_id)
             if any(task.status is TaskStatus.RUNNING for task in open_tasks):
                 return True
         return False
+
+    async def _is_asked(self, session_id: str) -> bool:
+        """Say whether a client waits for a command that is not carried out yet, such as the end of its session."""
+        ownership = self._owned.get(session_id)
+        try:
+            return ownership is not None and (await self.parts.store.tasks.session_work(ownership)).has_commands
+        except NotOwnerError:
+            return False  # its new owner carries it out
 
     async def reconcile(self, session_ids: Iterable[str], *, is_sweep: bool = False) -> None:
         """Look at the given sessions, at those adopted with them, and fill free slots.
@@ -267,6 +286,11 @@ class Orchestrator:
         if (await self.parts.store.tasks.task(task_id)).status.is_terminal:
             await self.parts.recorder.write(task_id)
             await self.parts.notifier.notify_session(session_id)
+            ownership = self._owned.get(session_id)
+            memory = self.parts.memory
+            if ownership is not None and memory is not None and await memory.ended(ownership, task_id):
+                self._forget(ownership)
+                return
         await self.reconcile([session_id])
 
     def _reconcile_later(self, session_id: str, due_us: int | None) -> None:

@@ -230,6 +230,29 @@ class ModelConfig(_Section):
     )
 
 
+class MemoryConfig(_Section):
+    """``[memory]``: what sessions leave for later ones (MEM-01, MEM-02)."""
+
+    enabled: bool = Field(default=True, description="Offer `internal.recall_memory`, and run the memory job.")
+    provider: Text = Field(
+        default="files",
+        description="`files`: Markdown files in `memory/` of the home; else the module that has a `memory_provider`.",
+    )
+    write_mode: Literal["disabled", "candidate", "external"] = Field(
+        default="candidate",
+        description="What the job that runs after a session does. `disabled`: there is none; `candidate`: it proposes "
+        "memories, which a person accepts; `external`: it gives them to the provider, but for what strangers may have "
+        "written.",
+    )
+    model: Annotated[str, Field(pattern=r"^([^\s:]{1,100}:\S{1,200})?$")] = Field(
+        default="", description="The model of the job; empty: that of the session's agent."
+    )
+    extractor: str = Field(
+        default="",
+        description="The scripted agent that does the job without a model, as MODULE:NAME; empty: a model does it.",
+    )
+
+
 class BudgetsConfig(_Section):
     """``[budgets]``: what agents may use in money and tokens, such as `5usd`, `2mtok` or `5usd,2mtok` (DIS-11)."""
 
@@ -250,6 +273,7 @@ class Config(_Section):
     instructions: InstructionsConfig = InstructionsConfig()
     context: ContextConfig = ContextConfig()
     agents: AgentsConfig = AgentsConfig()
+    memory: MemoryConfig = MemoryConfig()
     budgets: BudgetsConfig = BudgetsConfig()
     prices: dict[str, PriceConfig] = Field(default_factory=dict)
     models: dict[str, ModelConfig] = Field(default_factory=dict)

@@ -7,12 +7,13 @@ does outwards is asked for again: what was granted before was granted to a run t
 from typing import Final
 
 from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.result import ToolResult
 
 _ALWAYS: Final = frozenset({"mcp", "network", "declarative", "dangerous"})
 _OURS: Final = frozenset({"internal", "agent"})
 
 METADATA_KEY: Final = "reads_untrusted"
-"""``metadata[METADATA_KEY] = True`` marks a tool that its tags would not; nothing unmarks one."""
+"""``metadata[METADATA_KEY] = True`` marks a tool, or one result, that its tags would not; nothing unmarks one."""
 
 
 def reads_untrusted(definition: ToolDefinition) -> bool:
@@ -27,3 +28,8 @@ def reads_untrusted(definition: ToolDefinition) -> bool:
     if definition.tags & _OURS:
         return False
     return not ("code" in definition.tags and definition.permission is Permission.WRITE)
+
+
+def brings_untrusted(result: ToolResult) -> bool:
+    """Say whether a result holds what strangers wrote although its tool need not: a memory of a tainted run."""
+    return result.metadata.get(METADATA_KEY) is True

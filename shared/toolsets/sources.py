@@ -25,6 +25,7 @@ from soong.shared.toolsets.command_runner import command_runner
 from soong.shared.toolsets.controls import controls_of, import_guard
 from soong.shared.toolsets.declarative.toolset import DeclarativeTools
 from soong.shared.toolsets.import_folders import look_in
+from soong.shared.toolsets.memory.module import memory_modules
 from soong.shared.toolsets.modules import register_modules
 from soong.shared.toolsets.skills.toolset import SkillTools
 from soong.shared.toolsets.web.toolset import WebTools
@@ -78,7 +79,7 @@ class ToolEnvironment:
 
     @property
     def paths(self) -> PathPolicy:
-        modules = (*self.modules, *self.functions)
+        modules = (*self.modules, *self.functions, *memory_modules(self.config.memory))
         found = look_in(self.import_folders, modules)
         controls = (*controls_of(self.config, modules), *found.served)
         sensitive = (*SENSITIVE, *self.config.paths.sensitive)

@@ -22,7 +22,7 @@ from soong.shared.engine.runs.call_events import ended_event, result_nodes, star
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import CallRow, RunStore
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.execution import is_run_aborted
 from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, ToolCall
@@ -81,6 +81,7 @@ class RunCallLog:
         elif result.error is not None and self.on_error is not None and not is_discarded:
             self.on_error(call.tool, result.error.type.value)
         self.calls += not is_discarded
+        self._taints = self._taints or brings_untrusted(result)
         event = await ended_event(
             call,
             result,

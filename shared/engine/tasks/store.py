@@ -17,7 +17,7 @@ from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.kinds import FailurePolicy, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import (
     NewStep,
@@ -55,7 +55,9 @@ class TaskStore(Protocol):
         """Raises: NotFoundError."""
         ...
 
-    async def list_tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
+    async def list_tasks(
+        self, *, session_id: str = "", kind: TaskKind | None = None, before: str = "", limit: int = 100
+    ) -> Sequence[Task]:
         """Return tasks, newest first; ``before`` is the id of the last one of the page before this one."""
         ...
 

@@ -9,7 +9,7 @@ from soong.shared.core.errors import ConflictError, LeaseLostError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
-from soong.shared.engine.tasks.kinds import ClaimMode
+from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
 from soong.shared.engine.tasks.lost_lease import ABANDONED, WORKER_GONE
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import (
@@ -77,9 +77,11 @@ class MemorySteps:
         return self.rows.task(task_id)
 
     @transaction
-    def list_tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
-        found = page_before(self.rows.tasks, before)
-        return [task for task in found if session_id in {"", task.session_id}][:limit]
+    def list_tasks(
+        self, *, session_id: str = "", kind: TaskKind | None = None, before: str = "", limit: int = 100
+    ) -> Sequence[Task]:
+        found = [task for task in page_before(self.rows.tasks, before) if session_id in {"", task.session_id}]
+        return [task for task in found if kind in {None, task.kind}][:limit]
 
     @transaction
     def steps(self, task_id: str) -> Sequence[Step]:

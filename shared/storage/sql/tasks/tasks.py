@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, func, select
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
     NewTask,
@@ -78,12 +79,16 @@ class SqlTasks:
     async def task(self, task_id: str) -> Task:
         return await self._database.read(lambda tx: read_task(tx, task_id))
 
-    async def list_tasks(self, *, session_id: str = "", before: str = "", limit: int = 100) -> Sequence[Task]:
+    async def list_tasks(
+        self, *, session_id: str = "", kind: TaskKind | None = None, before: str = "", limit: int = 100
+    ) -> Sequence[Task]:
         wanted = select(tasks).order_by(tasks.c.ordinal.desc()).limit(limit)
         if before:
             wanted = wanted.where(tasks.c.ordinal < ordinal_of(tasks, before))
         if session_id:
             wanted = wanted.where(tasks.c.session_id == session_id)
+        if kind is not None:
+            wanted = wanted.where(tasks.c.kind == kind.value)
         return await self._database.read(lambda tx: [task_of(row) for row in tx.execute(wanted)])
 
     async def steps(self, task_id: str) -> Sequence[Step]:

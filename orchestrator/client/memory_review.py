@@ -1,0 +1,97 @@
+"""A person's say about memory: what is remembered, what is proposed, and accepting, rejecting and forgetting it.
+
+What was decided of a candidate is in ``memory/decisions.jsonl`` of the home, so that it is proposed once. Programs of
+runs are refused: memory that a run could accept for itself would need no person (PER-13).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from soong.orchestrator.client.memory_candidates import CandidateRows, MemoryCandidate, candidates_of, proposed
+from soong.shared.core.clock import Clock, rfc3339
+from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
+from soong.shared.core.jsontext import dump
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.toolsets.memory.provider import Memory, MemoryProvider
+
+DECISIONS: Final = "decisions.jsonl"
+MAX_DECISIONS_BYTES: Final = 16 * 1024 * 1024
+MIN_ID_CHARS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReview:
+    """What ``soong memory`` works on. ``folder`` is ``memory/`` of the home; ``rows`` None: nothing has run yet."""
+
+    provider: MemoryProvider
+    folder: RootedFolder
+    rows: CandidateRows | None
+    clock: Clock
+
+    async def memories(self) -> Sequence[Memory]:
+        """Return what is remembered, oldest first."""
+        return await self.provider.entries()
+
+    async def candidates(self) -> list[MemoryCandidate]:
+        """Return what waits for a person, newest first; each memory once. Raises: UnavailableError."""
+        if self.rows is None:
+            return []
+        done = self._decided() | {memory.id for memory in await self.memories()}
+        waiting: dict[str, MemoryCandidate] = {}
+        for candidate in await proposed(self.rows):
+            if candidate.memory.id not in done:
+                waiting.setdefault(candidate.memory.id, candidate)
+        return list(waiting.values())
+
+    async def find(self, text: str) -> Memory | MemoryCandidate:
+        """Return the memory or the candidate whose id begins so. Raises: NotFoundError, UsageError for several."""
+        found: dict[str, Memory | MemoryCandidate] = {each.memory.id: each for each in await self.candidates()}
+        found |= {each.id: each for each in await self.memories()}
+        fitting = [key for key in found if len(text) >= MIN_ID_CHARS and (key.startswith(text) or text in key[4:])]
+        if text in found:
+            return found[text]
+        if not fitting:
+            raise NotFoundError("memory or candidate", text, "list them: soong memory list")
+        if len(fitting) > 1:
+            raise UsageError(f"{text!r} fits {len(fitting)} memories; type more of the id (soong memory list)")
+        return found[fitting[0]]
+
+    async def accept(self, candidate: MemoryCandidate) -> Memory:
+        """Keep a candidate as memory, as the rows of its job have it. Raises: ConflictError, they do not."""
+        known = [] if self.rows is None else await candidates_of(self.rows, candidate.run_id)
+        real = next((each for each in known if each.memory.id == candidate.memory.id), None)
+        if real is None:
+            raise ConflictError(f"run {candidate.run_id} does not propose {candidate.memory.id}; it is not accepted")
+        await self.provider.save(real.memory)
+        self._decide(real.memory.id, "accepted")
+        return real.memory
+
+    def reject(self, candidate: MemoryCandidate) -> None:
+        """Propose it no more."""
+        self._decide(candidate.memory.id, "rejected")
+
+    async def forget(self, memory: Memory) -> None:
+        """Remove a memory for good. Raises: NotFoundError."""
+        if not await self.provider.remove(memory.id):
+            raise NotFoundError("memory", memory.id)
+        self._decide(memory.id, "forgotten")
+
+    def _decided(self) -> set[str]:
+        try:
+            with self.folder.reading(DECISIONS) as file:
+                content = file.read(MAX_DECISIONS_BYTES)
+        except FileNotFoundError:
+            return set()
+        decided = set()
+        for line in content.decode("utf-8", "replace").splitlines():
+            try:
+                decided.add(str(json.loads(line)["id"]))
+            except (ValueError, KeyError, TypeError):
+                continue  # a line that a person or a crash has cut
+        return decided
+
+    def _decide(self, memory_id: str, decision: Literal["accepted", "rejected", "forgotten"]) -> None:
+        now = rfc3339(self.clock.now_us())[:19] + "Z"
+        self.folder.append(DECISIONS, f"{dump({'id': memory_id, 'decision': decision, 'time': now})}\n".encode())

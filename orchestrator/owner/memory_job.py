@@ -1,0 +1,235 @@
+"""The Memory Extraction Job: after a session ends, a run of its own proposes what to remember of it (MEM-02).
+
+The job is an ask of the session, made when a client closes it: an agent without tools that reads what the person asked
+for and what was answered, never what tools returned. So it has rows, usage and limits like every agent, is charged to
+the budgets of its session, and is continued by a successor. The session is closed when the job has ended.
+
+It runs in the owner: workers only read the home (docs/decisions/0024-the-memory-job-is-an-ask-of-its-session.md).
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from soong.orchestrator.client.memory_candidates import (
+    ARCHIVE_FILE,
+    EXTRACTOR,
+    IS_TAINTED,
+    OF,
+    OUTPUT_SCHEMA,
+    PROJECT,
+    SOURCES,
+    CandidateRows,
+    MemoryCandidate,
+    candidates_of,
+    lines_of,
+)
+from soong.shared.agents.definition import DEFINITION, AgentDefinition
+from soong.shared.agents.model import SCRIPT
+from soong.shared.core.clock import Clock
+from soong.shared.core.config import MemoryConfig
+from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
+from soong.shared.core.identity import Role
+from soong.shared.core.jsontext import Json
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.events import NodeKind
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.sessions.session import Ownership, Session
+from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.asks import spec_of_ask
+from soong.shared.engine.tasks.expansion import new_ask
+from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import NewTask, Task
+from soong.shared.engine.tasks.store import TaskStore
+from soong.shared.sandbox.rooted import RootedFolder
+from soong.shared.tools.surface import Surface
+from soong.shared.toolsets.memory.provider import MemoryProvider
+
+log = get_logger(__name__)
+
+MIN_CHARS: Final = 400
+"""Of goal and answer together: a model is not asked about less."""
+MAX_TASKS: Final = 50
+MAX_STEPS: Final = 20
+MAX_TEXT_CHARS: Final = 8_000
+MAX_CHARS: Final = 40_000
+TIMEOUT_S: Final = 300.0
+
+_GOAL: Final = (
+    "Read what was asked and answered in a session, in your inputs. Return what a later session should know, in "
+    "`memories`, or an empty list."
+)
+
+
+class MemoryRows(CandidateRows, Protocol):
+    """What the job needs of the store."""
+
+    @property
+    def sessions(self) -> SessionStore: ...
+
+    @property
+    def tasks(self) -> TaskStore: ...
+
+    @property
+    def runs(self) -> RunStore: ...
+
+
+@dataclass(slots=True)
+class MemoryJob:
+    """Makes the jobs of an owner's sessions and keeps what they propose. ``provider`` gets it where the mode says so.
+
+    ``folder`` is that of the runs. ``definition`` is the job's agent; ``script`` the scripted agent that takes its
+    place, if one is configured.
+    """
+
+    rows: MemoryRows
+    config: MemoryConfig
+    definition: AgentDefinition
+    provider: MemoryProvider
+    folder: RootedFolder
+    clock: Clock
+    script: str = ""
+
+    @property
+    def is_on(self) -> bool:
+        return self.config.enabled and self.config.write_mode != "disabled"
+
+    async def begin(self, ownership: Ownership) -> bool:
+        """Make the job of a session that is being closed; say whether there is one now, which then closes it.
+
+        Asked again, it makes the same one. Raises: NotOwnerError, UnavailableError.
+        """
+        if not self.is_on:
+            return False
+        kind = None if self.script else TaskKind.ASK
+        tasks = await self.rows.tasks.list_tasks(session_id=ownership.session_id, kind=kind, limit=MAX_TASKS)
+        if any(OF in task.inputs and not task.status.is_terminal for task in tasks):
+            return True
+        new = _unread(tasks)
+        conversation = await self._conversation(new)
+        if not conversation:
+            return False
+        session = await self.rows.sessions.session(ownership.session_id)
+        job = await self._job(session, new, conversation)
+        try:
+            await self.rows.tasks.create_task(job)
+        except (ConflictError, NotFoundError) as error:
+            log.info("memory_job_left", session=session.id, reason=str(error))
+            return False
+        log.info("memory_job_made", session=session.id, task=job.id, run=job.root_run.identity.run_id)
+        return True
+
+    async def _conversation(self, tasks: Sequence[Task]) -> list[Json]:
+        """Return what the tasks say, oldest first; nothing where it is not worth a job."""
+        told: list[Json] = []
+        chars = 0
+        for task in tasks:
+            entry = await self._entry(task)
+            size = sum(len(str(value)) for value in entry.values())
+            if chars + size <= MAX_CHARS:
+                told.append(entry)
+                chars += size
+        return told if self.script or chars >= MIN_CHARS else []
+
+    async def _entry(self, task: Task) -> dict[str, Json]:
+        nodes = await self.rows.runs.nodes(task.root_run_id)
+        output = next((node.payload.get("output") for node in reversed(nodes) if node.kind is NodeKind.RESULT), None)
+        if task.kind is TaskKind.ASK:
+            goal = spec_of_ask(task.plan).instructions
+            return {"asked": goal[:MAX_TEXT_CHARS], "answered": _text(output)[:MAX_TEXT_CHARS]}
+        steps = [step for step in await self.rows.tasks.steps(task.id) if step.status is StepStatus.COMPLETED]
+        results = [await self.rows.tasks.result(step.key) for step in steps[-MAX_STEPS:]]
+        texts = {
+            step.step_id: _text(result.output)[:500] for step, result in zip(steps[-MAX_STEPS:], results, strict=True)
+        }
+        return {"task": task.title, "inputs": task.inputs, "results": texts}
+
+    async def _job(self, session: Session, tasks: Sequence[Task], conversation: list[Json]) -> NewTask:
+        """Return the job as a task. Its id follows from what it reads: it is made once."""
+        sources = [task.root_run_id for task in tasks]
+        tainted = [await self.rows.runs.is_tainted(run_id) for run_id in sources]
+        last = await self.rows.runs.run(sources[-1])
+        model = SCRIPT if self.script else self.config.model or last.identity.model
+        spec = StepSpec(
+            id="ask",
+            kind=StepKind.AGENT,
+            instructions=_GOAL,
+            inputs={"session": session.id, "project": session.project, "conversation": conversation},
+            output=OUTPUT_SCHEMA,
+            script=self.script,
+            timeout_s=TIMEOUT_S,
+        )
+        task = new_ask(
+            spec,
+            session,
+            title="Remember the session",
+            role=Role.MAIN,
+            definition=EXTRACTOR,
+            model=model,
+            surface={**Surface(()).to_json(), DEFINITION: self.definition.to_json()},
+            now_us=self.clock.now_us(),
+            task_id=_job_id(tasks),
+        )
+        about: dict[str, Json] = {SOURCES: sources, IS_TAINTED: any(tainted), PROJECT: session.project}
+        return replace(task, inputs={OF: [each.id for each in tasks], **about})
+
+    async def ended(self, ownership: Ownership, task_id: str) -> bool:
+        """Close the session of a job that has ended; say whether the task was one. Raises: NotOwnerError."""
+        task = await self.rows.tasks.task(task_id)
+        if OF not in task.inputs:
+            return False
+        if not await self.rows.tasks.open_tasks(ownership):
+            await self.rows.sessions.close_session(ownership)
+        return True
+
+    async def keep(self, run_id: str) -> None:
+        """Write what a job proposes to the archive of its run, and give the provider what may go there.
+
+        Of content that strangers may have written nothing becomes memory without a person.
+
+        Raises: UnavailableError, OSError, ForeignEntryError.
+        """
+        candidates = await candidates_of(self.rows, run_id)
+        if not self.is_on or not candidates:
+            return
+        left = [each for each in candidates if not await self._is_saved(each)]
+        await asyncio.to_thread(self.folder.write, f"{run_id}/{ARCHIVE_FILE}", lines_of(left))
+
+    async def _is_saved(self, candidate: MemoryCandidate) -> bool:
+        """Give a memory to the provider; one that it does not take stays a candidate."""
+        if self.config.write_mode != "external" or candidate.memory.is_tainted:
+            return False
+        try:
+            await self.provider.save(candidate.memory)
+        except UnavailableError:
+            raise
+        except Exception:  # foreign code or a home that is only read: a person can accept it later
+            log.exception("memory_not_saved", memory=candidate.memory.id, run=candidate.run_id)
+            return False
+        return True
+
+
+def _unread(tasks: Sequence[Task]) -> list[Task]:
+    """Return the completed tasks that no job has read yet, oldest first."""
+    read: set[str] = set()
+    for task in tasks:
+        named = task.inputs.get(OF)
+        read |= set(map(str, named)) if isinstance(named, list | tuple) else set()
+    found = (task for task in tasks if task.status is TaskStatus.COMPLETED and OF not in task.inputs)
+    return [task for task in found if task.id not in read][::-1]
+
+
+def _job_id(tasks: Sequence[Task]) -> str:
+    return "task_" + hashlib.sha256("\0".join(task.id for task in tasks).encode()).hexdigest()[:32]
+
+
+def _text(output: Json) -> str:
+    if isinstance(output, str):
+        return output
+    if isinstance(output, Mapping) and isinstance(output.get("answer"), str):
+        return str(output["answer"])
+    return "" if output is None else str(output)

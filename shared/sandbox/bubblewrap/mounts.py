@@ -139,9 +139,9 @@ def _programs(host: HostLayout, program: Path, environment: Mapping[str, str]) -
         if folder.startswith("/"):
             yield from _installation(host, Path(os.path.realpath(folder)))
     for found in (program, Path(os.path.realpath(program))):
-        folder = Path(os.path.realpath(found.parent))
-        if folder.name in _PROGRAM_FOLDERS:
-            yield from _installation(host, folder)
+        place = Path(os.path.realpath(found.parent))
+        if place.name in _PROGRAM_FOLDERS:
+            yield from _installation(host, place)
 
 
 def _program(program: Path, view: SandboxView) -> list[Mount]:

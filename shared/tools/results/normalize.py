@@ -246,8 +246,7 @@ def failure_of(error: Exception) -> ToolFailure:
         case ToolError():
             return _sound_failure(error.failure)
         case PathRefusedError() | SandboxUnavailableError():
-            is_path = isinstance(error, PathRefusedError)
-            kind = ErrorType(error.refusal.value) if is_path else ErrorType.SANDBOX_DENIED
+            kind = ErrorType(error.refusal.value) if isinstance(error, PathRefusedError) else ErrorType.SANDBOX_DENIED
             return ToolFailure(kind, _roughly(str(error)), error.hint)
         case HostRefusedError():
             return ToolFailure(ErrorType.NETWORK_DENIED, _roughly(storable(str(error))))

@@ -28,7 +28,7 @@ $(STAMP): requirements/dev.lock requirements/uv.lock pyproject.toml
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@echo "installing the locked requirements into $(VENV), which takes about a minute …"
 	@if $(BIN)/python -P -m pip install --quiet --require-hashes -r requirements/uv.lock \
-	    && $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.lock; then :; else \
+	    && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.lock; then :; else \
 	  echo "uv cannot be used here; falling back to pip"; \
 	  $(BIN)/python -P -m pip install --quiet --require-hashes -r requirements/dev.lock; fi
 	@$(BIN)/python -P -m pip install --quiet --no-deps --no-build-isolation --editable .

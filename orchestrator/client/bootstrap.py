@@ -1,36 +1,32 @@
-"""Builds what a client needs: the store, the notifier and the subscriber. No Celery: clients send no jobs."""
+"""Builds what a client needs: the store, the notifier and the subscriber. No Celery: clients send no jobs.
+
+What only some commands need (metrics, garbage collection, roles, artifacts) is imported by the function that builds it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from soong.orchestrator.client.client import Client
-from soong.orchestrator.retention.collector import GarbageCollector
-from soong.orchestrator.retention.files import StoredFolders
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
-from soong.shared.engine.tasks.metrics import MetricsSource
-from soong.shared.engine.tasks.retention import Retention
-from soong.shared.engine.wire.jobs import queue_of
 from soong.shared.engine.wire.notifier import Notifier, Subscription
-from soong.shared.permissions.access.database_rights import DatabaseRights
 from soong.shared.sandbox.redact import redactor
-from soong.shared.sandbox.rooted import RootedFolder
-from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
-from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.engine import parse_url
-from soong.shared.storage.sql.engine.schema import prepare
-from soong.shared.storage.sql.roles.boundaries import standing
-from soong.shared.storage.sql.roles.role_grants import Roles, grant
 from soong.shared.storage.sql.store import open_store
-from soong.shared.storage.sql.tasks.metrics import SqlMetrics
-from soong.shared.storage.sql.tasks.retention import SqlRetention
 from soong.shared.storage.store import Store
+
+if TYPE_CHECKING:
+    from soong.orchestrator.retention.collector import GarbageCollector
+    from soong.shared.engine.tasks.metrics import MetricsSource
+    from soong.shared.engine.tasks.retention import Retention
+    from soong.shared.permissions.access.database_rights import DatabaseRights
+    from soong.shared.storage.artifacts import FolderArtifacts
 
 
 async def open_client(settings: Settings) -> Client:
@@ -97,13 +93,16 @@ async def opened_rows(settings: Settings) -> AsyncIterator[Store]:
         await store.close()
 
 
-def open_metrics(settings: Settings) -> MetricsSource:
+def open_metrics(settings: Settings) -> "MetricsSource":
     """Return what reads metrics from the rows; nothing is connected yet."""
+    from soong.shared.storage.sql.engine.engine import parse_url
+    from soong.shared.storage.sql.tasks.metrics import SqlMetrics
+
     return SqlMetrics(parse_url(settings.effective_database_url))
 
 
 @asynccontextmanager
-async def opened_metrics(settings: Settings) -> AsyncIterator[MetricsSource]:
+async def opened_metrics(settings: Settings) -> "AsyncIterator[MetricsSource]":
     """Open what reads metrics from the rows."""
     metrics = open_metrics(settings)
     try:
@@ -112,16 +111,25 @@ async def opened_metrics(settings: Settings) -> AsyncIterator[MetricsSource]:
         await metrics.close()
 
 
-async def open_retention(settings: Settings) -> Retention:
+async def open_retention(settings: Settings) -> "Retention":
     """Open what removes rows of what has ended. Raises: UnavailableError, SchemaVersionError."""
+    from soong.shared.storage.sql.engine.database import Database
+    from soong.shared.storage.sql.engine.engine import parse_url
+    from soong.shared.storage.sql.engine.schema import prepare
+    from soong.shared.storage.sql.tasks.retention import SqlRetention
+
     url = parse_url(settings.effective_database_url)
     await asyncio.to_thread(prepare, url, migrate=False)
     return SqlRetention(Database(url))
 
 
 @asynccontextmanager
-async def open_collector(settings: Settings, clock: Clock) -> AsyncIterator[GarbageCollector]:
+async def open_collector(settings: Settings, clock: Clock) -> "AsyncIterator[GarbageCollector]":
     """Open the garbage collector of the deployment. Raises: UnavailableError, SchemaVersionError."""
+    from soong.orchestrator.retention.collector import GarbageCollector
+    from soong.orchestrator.retention.files import StoredFolders
+    from soong.shared.sandbox.rooted import RootedFolder
+
     rows = await open_retention(settings)
     folders = StoredFolders(RootedFolder(settings.data, RUNS))
     try:
@@ -130,8 +138,11 @@ async def open_collector(settings: Settings, clock: Clock) -> AsyncIterator[Garb
         await rows.close()
 
 
-def standing_of(settings: Settings) -> DatabaseRights | None:
+def standing_of(settings: Settings) -> "DatabaseRights | None":
     """Return what the database's role may do; None where there are no roles. Raises: UnavailableError."""
+    from soong.shared.storage.sql.engine.engine import parse_url
+    from soong.shared.storage.sql.roles.boundaries import standing
+
     return standing(parse_url(settings.effective_database_url))
 
 
@@ -142,6 +153,9 @@ async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "
         UnavailableError, SchemaVersionError: the database cannot be used.
         InvalidConfigError: rights cannot be given: see :func:`soong.shared.storage.sql.roles.role_grants.grant`.
     """
+    from soong.shared.storage.sql.engine.engine import parse_url
+    from soong.shared.storage.sql.roles.role_grants import Roles, grant
+
     store = await open_store(settings.effective_database_url, migrate=True)
     await store.close()
     roles = Roles(worker, orchestrator, client)
@@ -149,14 +163,18 @@ async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "
         await asyncio.to_thread(grant, parse_url(settings.effective_database_url), roles)
 
 
-def open_artifacts(settings: Settings) -> FolderArtifacts:
+def open_artifacts(settings: Settings) -> "FolderArtifacts":
     """Return the artifact store."""
+    from soong.shared.sandbox.rooted import RootedFolder
+    from soong.shared.storage.artifacts import FolderArtifacts
+
     return FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
 
 
 def open_broker(settings: Settings) -> object:
     """Return the Celery app by which Flower reads the queues and events of a deployment."""
-    from soong.shared.storage.celery.app import make_celery  # Celery costs a client nothing until it is asked for
+    from soong.shared.engine.wire.jobs import queue_of
+    from soong.shared.storage.celery.app import make_celery
 
     app = make_celery(settings.redis_url, pools=settings.pools)
     # Flower lists it beside the others: Celery's own default is a queue that nothing here uses or may read.

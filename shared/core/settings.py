@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.texts import EXPECTED, fault
@@ -32,10 +31,10 @@ Seconds = Annotated[float, Field(gt=0)]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lambda value: str(value).lower())]
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Values, checked once at start. Frozen: a process runs under the settings it started with."""
 
-    model_config = SettingsConfigDict(env_prefix="SOONG_", frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     agent_home: Path = Field(
         default=Path("~/.soong"),
@@ -84,19 +83,17 @@ class Settings(BaseSettings):
 
     workers: int = Field(default=2, ge=1, le=64, description="Worker processes of an embedded service.")
     slots: int = Field(default=32, ge=1, le=1000, description="Child runs that one worker process holds at once.")
-    pools: Annotated[tuple[str, ...], NoDecode] = Field(
+    pools: tuple[str, ...] = Field(
         default=("default",), description="Queues a worker serves and Flower lists, comma separated."
     )
-    labels: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(), description="Capabilities a worker announces, comma separated."
-    )
-    projects: Annotated[tuple[str, ...], NoDecode] = Field(
+    labels: tuple[str, ...] = Field(default=(), description="Capabilities a worker announces, comma separated.")
+    projects: tuple[str, ...] = Field(
         default=(), description="Marked project folders that a worker has (`soong projects mark`), comma separated."
     )
-    functions: Annotated[tuple[str, ...], NoDecode] = Field(
+    functions: tuple[str, ...] = Field(
         default=(), description="Modules imported by workers that register step functions."
     )
-    tools: Annotated[tuple[str, ...], NoDecode] = Field(
+    tools: tuple[str, ...] = Field(
         default=(), description="Modules that add tools, imported by workers and clients alike."
     )
     import_path: str = Field(
@@ -124,13 +121,13 @@ class Settings(BaseSettings):
     http_host: str = Field(
         default="127.0.0.1", description="Address that the API listens on; beyond loopback only with allowed hosts."
     )
-    http_allow_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+    http_allow_hosts: tuple[str, ...] = Field(
         default=(), description="Host names of the API in addition to the loopback ones, comma separated."
     )
-    http_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+    http_origins: tuple[str, ...] = Field(
         default=(), description="Origins of web pages that may call the API, comma separated; none by default."
     )
-    http_projects: Annotated[tuple[str, ...], NoDecode] = Field(
+    http_projects: tuple[str, ...] = Field(
         default=(),
         description="Folders that tasks submitted over HTTP may work in, and that `paths.read_roots` counts for there, "
         "comma separated; empty: any.",
@@ -257,12 +254,9 @@ def load_settings(**overrides: object) -> Settings:
         said = ", ".join(f"{name!r}" + (f" (perhaps {near[name][0]!r})" if near[name] else "") for name in unknown)
         raise InvalidConfigError(f"settings: there is no {said}")
     from_files = {name: value for name, value in _secret_files().items() if name not in overrides}
-    lists = {
-        name: _split(os.environ[f"SOONG_{name.upper()}"]) for name in _LISTS if f"SOONG_{name.upper()}" in os.environ
-    }
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
-        settings = Settings(**{**from_files, **lists, **given})  # type: ignore[arg-type]  # checked by pydantic itself
+        settings = Settings.model_validate({**_environment(), **from_files, **given})
     except ValidationError as error:
         wrong = "; ".join(
             f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}" for item in error.errors()
@@ -317,6 +311,16 @@ def secret_files(settings: Settings) -> tuple[Path, ...]:
     return tuple(
         dict.fromkeys((settings.key_file.absolute(), *(Path(value).expanduser().absolute() for value in named)))
     )
+
+
+def _environment() -> dict[str, str | tuple[str, ...]]:
+    """Return the settings that the environment names, lists split at their commas."""
+    found: dict[str, str | tuple[str, ...]] = {}
+    for name in Settings.model_fields:
+        value = os.environ.get(f"SOONG_{name.upper()}")
+        if value is not None:
+            found[name] = _split(value) if name in _LISTS else value
+    return found
 
 
 def _secret_files() -> dict[str, str]:

@@ -13,21 +13,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, Self
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from typing import TYPE_CHECKING, Protocol, Self
 
 from soong.shared.core.errors import ForgedError, InvalidConfigError, InvalidJsonError
 from soong.shared.core.jsontext import Json, canonical
 from soong.shared.permissions.request import Decision, PermissionRequest
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+# cryptography is imported where a key is used: a client that neither signs nor verifies does not pay for it.
 
 MAX_KEY_FILE_BYTES = 64 * 1024
 
@@ -35,7 +30,9 @@ MAX_KEY_FILE_BYTES = 64 * 1024
 class Signer:
     """Holds the private key of the deployment. Lives in an owner and nowhere else."""
 
-    def __init__(self, key: Ed25519PrivateKey) -> None:
+    def __init__(self, key: "Ed25519PrivateKey") -> None:
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
         self._key = key
         self.public_key = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.key_id = f"key_{hashlib.sha256(self.public_key).hexdigest()[:32]}"
@@ -43,6 +40,8 @@ class Signer:
     @classmethod
     def generate(cls) -> Self:
         """Return a signer with a fresh key that is kept nowhere."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
@@ -66,9 +65,8 @@ class Signer:
         Raises:
             InvalidConfigError: it cannot be written there.
         """
-        pem = self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         try:
-            with _draft(path, pem) as draft:
+            with _draft(path, _pem_of(self._key)) as draft:
                 os.replace(draft, path)  # noqa: PTH105  # the draft is a name, not a path of ours
         except OSError as error:
             raise InvalidConfigError(
@@ -114,6 +112,9 @@ def verify(decision: Decision, public_key: bytes) -> None:
     Raises:
         ForgedError: it was not made by that key over exactly these fields.
     """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         signature = bytes.fromhex(decision.signature)
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, canonical(decision.signed_fields()))
@@ -158,8 +159,16 @@ def _plain(value: object) -> Json:
     return str(value)
 
 
+def _pem_of(key: "Ed25519PrivateKey") -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
 def _make_key_file(path: Path) -> None:
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    pem = _pem_of(Ed25519PrivateKey.generate())
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _draft(path, pem) as draft, suppress(FileExistsError):
@@ -194,7 +203,10 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _read_key_file(path: Path) -> Ed25519PrivateKey:
+def _read_key_file(path: Path) -> "Ed25519PrivateKey":
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     try:
         # A FIFO would block; a secret store mounts the file as a link, so links are followed.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:

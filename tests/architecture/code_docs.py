@@ -22,6 +22,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.status import RUN_TRANSITIONS, RunStatus
 from soong.shared.engine.tasks.plan.schema import plan_schema
 from soong.shared.engine.tasks.status import STEP_TRANSITIONS, TASK_TRANSITIONS, StepStatus, TaskStatus
+from soong.shared.engine.tasks.update_models import planning_schemas
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.docs import EVERY_CALL, ArgumentDoc, arguments_of
 from soong.shared.tools.result import RESERVED, ErrorType
@@ -93,9 +94,15 @@ def plan_schema_text() -> str:
     return json.dumps(plan_schema(), ensure_ascii=False, indent=2) + "\n"
 
 
+def planning_schema_text() -> str:
+    """Return what the planning tools show of steps and changes."""
+    return json.dumps(planning_schemas(), ensure_ascii=False, indent=1) + "\n"
+
+
 FILES: Mapping[str, Callable[[], str]] = {
     "docs/plan.schema.json": plan_schema_text,
     "docs/openapi.json": openapi_text,
+    "shared/toolsets/tasks/planning.schema.json": planning_schema_text,
 }
 """Files that are made from code as a whole."""
 

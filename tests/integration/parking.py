@@ -225,7 +225,7 @@ async def open_site(store: Store, board: BothPorts, root: Path, **settings: obje
         "park_after_s": 0.05,
         **settings,
     }
-    site = Site(store, board, root, Settings(**given))  # type: ignore[arg-type]  # checked by pydantic
+    site = Site(store, board, root, Settings.model_validate(given))
     import soong.shared.agents.loop  # noqa: F401  # the model library: seconds of imports that are none of a test's time
 
     opened.clear()

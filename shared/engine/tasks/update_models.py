@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.models import (
     PlanModel,
     Priority,
@@ -87,3 +88,10 @@ class DispatchDocument(PlanModel):
     needs: Texts = ()
     timeout_s: Seconds | None = None
     reason: Text = ""
+
+
+def planning_schemas() -> JsonObject:
+    """Return what the planning tools show of a step and of the changes of a task, made from the models."""
+    from soong.shared.engine.tasks.plan.schema import step_schema, tool_schema  # only the generator of documents asks
+
+    return {"step": step_schema(), "changes": tool_schema(UpdateDocument)["properties"]}

@@ -5,16 +5,17 @@ writes the result. An agent reaches the tasks of its own session and no others. 
 crash asks for nothing twice: its effect id names the task it makes and the command it sends.
 """
 
+import json
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.plan.schema import step_schema, tool_schema
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import Task
-from soong.shared.engine.tasks.update_models import UpdateDocument
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.tasks.showing import TAGS, TASK_ID, changes_state, task_facts, task_named
@@ -22,18 +23,12 @@ from soong.shared.toolsets.tasks.speaking import as_principal, command_id, named
 
 MAX_LISTED: Final = 100
 
+SCHEMA_FILE: Final = Path(__file__).with_name("planning.schema.json")
+"""Generated from the models of plans, which a process that only lists tools does not build."""
+
 _REASON: Final[JsonObject] = {"type": "string", "description": "Why, for people and for the log.", "maxLength": 2000}
-_STEPS: Final[JsonObject] = {"type": "array", "items": step_schema()}
 _IDS: Final[JsonObject] = {"type": "array", "items": {"type": "string", "minLength": 1}}
 _ENDS: Final = (ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED)
-
-_CHANGES: Final = tool_schema(UpdateDocument)["properties"]
-_UPDATE: Final[JsonObject] = {
-    "task_id": TASK_ID,
-    **_CHANGES,
-    "add_steps": {**_CHANGES["add_steps"], "items": step_schema()},
-    "reason": _REASON,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +50,12 @@ class PlanningTools:
                 "create start task dag plan",
                 {
                     "title": {"type": "string", "description": "What the task is for.", "minLength": 1},
-                    "steps": {**_STEPS, "description": "The steps, as agent.plan_template shows them.", "minItems": 1},
+                    "steps": {
+                        "type": "array",
+                        "items": _schemas()["step"],
+                        "description": "The steps, as agent.plan_template shows them.",
+                        "minItems": 1,
+                    },
                     "inputs": {
                         "type": "object",
                         "description": "Values that references may name as ${inputs.name}.",
@@ -82,7 +82,7 @@ class PlanningTools:
                 "Change a running task: add steps, let pending steps wait for more, try failed steps again with "
                 "another agent, change priorities, skip or cancel steps. All of it happens, or nothing.",
                 "grow add steps retry reassign skip cancel priority",
-                _UPDATE,
+                _update(),
                 (),
                 self._update,
             ),
@@ -205,6 +205,17 @@ def _tool(
         errors=_ENDS if is_change else (),
         traits=changes_state if is_change else None,
     )
+
+
+@cache
+def _schemas() -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(SCHEMA_FILE.read_bytes()))
+
+
+def _update() -> JsonObject:
+    changes = _schemas()["changes"]
+    steps = {**changes["add_steps"], "items": _schemas()["step"]}
+    return {"task_id": TASK_ID, **changes, "add_steps": steps, "reason": _REASON}
 
 
 def _reason(call_input: JsonObject) -> str:

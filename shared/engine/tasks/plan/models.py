@@ -30,7 +30,9 @@ LONGEST_PAUSE_S: Final = 3600
 class PlanModel(BaseModel):
     """A mapping of a plan or of a change to a task. Unknown fields are refused, and no value is converted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True, defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod

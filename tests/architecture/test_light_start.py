@@ -1,0 +1,39 @@
+"""What a process imports before it does anything: each of these libraries costs tenths of a second of its start."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SERVER = {"celery", "kombu", "pydantic_ai", "alembic", "fastapi", "starlette", "uvicorn", "soong.orchestrator.owner"}
+SHOWN = {"rich", "structlog", "pydantic_settings", "psycopg", "dotenv"}
+STORE = {"sqlalchemy", "redis", "cryptography", "soong.shared.storage.sql"}
+CLI = "from soong.orchestrator.cli.main import main; import sys; sys.argv = ['soong', *{words!r}]; main()"
+
+CASES = {
+    "soong --help": (CLI.format(words=["--help"]), SERVER | SHOWN | STORE | {"pydantic", "yaml", "asyncio"}),
+    "soong tools list": (CLI.format(words=["tools", "list"]), SERVER | SHOWN | STORE),
+    "the client of soong run": (
+        "import soong.orchestrator.cli.run, soong.orchestrator.client.bootstrap",
+        SERVER | SHOWN | {"soong.orchestrator.retention", "soong.shared.storage.sql.roles", "soong.orchestrator.http"},
+    ),
+    "a worker": ("import soong.worker.bootstrap", {"alembic", "fastapi", "uvicorn", "rich", "soong.orchestrator"}),
+}
+
+
+@pytest.mark.spec("OPS-04")
+@pytest.mark.parametrize(("code", "unwanted"), CASES.values(), ids=CASES)
+def test_a_process_imports_no_library_that_it_does_not_use(code: str, unwanted: set[str], tmp_path: Path) -> None:
+    report = f"import atexit, sys\natexit.register(lambda: print(sorted({unwanted!r} & sys.modules.keys())))\n{code}"
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", report],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"SOONG_AGENT_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

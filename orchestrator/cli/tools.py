@@ -13,6 +13,7 @@ from soong.orchestrator.cli.tool_arguments import read_arguments
 from soong.shared.core.errors import UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.tools.deferred import deferred_of
 from soong.shared.tools.docs import first_sentence
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.surface import RunMode, Surface, compute_surface
@@ -89,6 +90,7 @@ def explain(
     config, registry = _registered(load_settings())
     asked = None if allowed is None else tuple(word.strip() for word in allowed.split(",") if word.strip())
     surface = _surface(registry, config, role, agent=agent, mode=mode, allowed=asked)
+    deferred = deferred_of(registry.select(surface.tools), config.tools)
     for pattern in surface.unknown:
         say(f"no tool is called {pattern!r}; {_suggestion(registry, pattern)}")
     if is_json:
@@ -100,10 +102,14 @@ def explain(
                     {"tool": each.tool, "is_in": each.is_in, "rule": each.rule} for each in surface.decisions
                 ],
                 "unknown": list(surface.unknown),
+                "deferred": list(deferred),
             }
         )
         return
-    rows = [(each.tool, "yes" if each.is_in else "no", each.rule) for each in surface.decisions]
+    rows = [
+        (each.tool, "deferred" if each.tool in deferred else "yes" if each.is_in else "no", each.rule)
+        for each in surface.decisions
+    ]
     output(table(("tool", "has it", "because"), rows))
 
 

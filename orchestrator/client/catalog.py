@@ -27,8 +27,9 @@ from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, PlanSte
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import Policy
+from soong.shared.tools.deferred import DEFERRED, deferred_of
 from soong.shared.tools.definition import Permission, ToolDefinition
-from soong.shared.tools.surface import RunMode, SurfaceRequest, compute_surface
+from soong.shared.tools.surface import RunMode, Surface, SurfaceRequest, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment
 
 
@@ -124,13 +125,20 @@ class Catalogue:
             # Plans are checked against the definitions; one that was not is refused by the worker, by name.
             nothing = surface_request(self.config, Role.WORKER, RunMode.READONLY, allowed_tools=())
             return compute_surface(self.tools, nothing).to_json()
-        surface = compute_surface(self.tools, self._request(step, definition)).to_json()
-        return {**surface, DEFINITION: definition.with_settings(step.settings).to_json()}
+        surface = compute_surface(self.tools, self._request(step, definition))
+        return self._document(surface, definition.with_settings(step.settings))
 
     def surface_of_ask(self, definition: AgentDefinition, role: Role) -> JsonObject:
         """Return the stored surface of an agent with a goal, which the owner of its session runs."""
         request = surface_request(self.config, role, definition.mode, default_tools=definition.suggested_tools)
-        return {**compute_surface(self.tools, request).to_json(), DEFINITION: definition.to_json()}
+        return self._document(compute_surface(self.tools, request), definition)
+
+    def _document(self, surface: Surface, definition: AgentDefinition) -> JsonObject:
+        """Return what is stored of a run's tools and agent."""
+        known = {tool.name: tool for tool in self.tools}
+        deferred = deferred_of([known[name] for name in surface.tools], self.config.tools)
+        more: JsonObject = {DEFERRED: list(deferred)} if deferred else {}
+        return {**surface.to_json(), DEFINITION: definition.to_json(), **more}
 
     def _request(self, step: PlanStep, definition: AgentDefinition) -> SurfaceRequest:
         return surface_request(

@@ -42,7 +42,7 @@ from soong.shared.tools.hooks.sdk import registered_hooks
 from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ToolResult
-from soong.shared.tools.surface import RunMode, Surface, compute_surface
+from soong.shared.tools.surface import TOOL_SEARCH, RunMode, Surface, compute_surface
 from soong.shared.toolsets.command_runner import command_runner
 from soong.shared.toolsets.modules import check_foreign, import_own
 from soong.shared.toolsets.sources import ToolEnvironment
@@ -154,6 +154,7 @@ def build(settings: Settings, config: Config, registry: ToolRegistry, request: D
     artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
     folder = RootedFolder(settings.data, RUNS) / scope.identity.run_id
     log = FolderLog(folder, scope.identity.run_id, artifacts, clock, secrets)
+    needs_step |= {TOOL_SEARCH}  # a program sees every schema
     pipeline = ToolPipeline(
         [tool for tool in registry.select(surface.tools) if tool.name not in needs_step],
         scope,

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from pydantic_ai.messages import ModelResponse, ToolCallPart
@@ -37,17 +36,13 @@ from soong.shared.agents.model_answers import AnswerView, NoView
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError
 from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
-from soong.shared.agents.provider_schema import SchemaUnsupportedError, check_offer, names_for
+from soong.shared.agents.provider_schema import SchemaUnsupportedError, names_for
 from soong.shared.agents.repeats import RepeatedFailures
 from soong.shared.agents.requests import ModelRequests
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.agents.spending import limit_reached
-from soong.shared.agents.turn import (
-    FINAL_TOOL,
-    ModelAnswer,
-    judge,
-    parameters_of,
-)
+from soong.shared.agents.tool_offer import ToolOffer
+from soong.shared.agents.turn import FINAL_TOOL, ModelAnswer, judge
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ScriptFailedError
 from soong.shared.core.jsontext import Json
@@ -123,6 +118,7 @@ class _Loop:
     reasks: int = 0
     early: EarlyReads = field(init=False)
     names: NameTable = field(init=False)
+    offer: ToolOffer = field(init=False)
     view: AnswerView = field(default_factory=NoView)
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
@@ -141,14 +137,14 @@ class _Loop:
         try:
             fallbacks = self.requests.fallbacks.names
             self.names = names = names_for(self.model, self.task.tools, has_fallbacks=bool(fallbacks))
-            parameters = parameters_of(self.task.tools, names, self.task.output_schema)
-            self.requests.check = partial(check_offer, parameters=parameters, names=names)
+            self.offer = ToolOffer(self.task, names)
+            self.requests.check = self.offer.check
             self.requests.check(self.model)
         except SchemaUnsupportedError as error:
             return self._failed(EndReason.SCHEMA_UNSUPPORTED, str(error))
         await self._begin(transcript, names)
         while True:
-            answer = self.talk.answer or await self._next_answer(parameters)
+            answer = self.talk.answer or await self._next_answer()
             if isinstance(answer, AgentEnd):
                 return answer
             if answer.finish_reason == "content_filter":
@@ -158,7 +154,7 @@ class _Loop:
             if end is not None:
                 return end
 
-    async def _next_answer(self, parameters: ModelRequestParameters) -> ModelResponse | AgentEnd:
+    async def _next_answer(self) -> ModelResponse | AgentEnd:
         """Ask the model, or return the run's end where it gets no other turn or no answer."""
         if self.stop:
             return self._failed(EndReason.STOPPED_BY_HOOK, self.stop)
@@ -167,7 +163,7 @@ class _Loop:
         if reached := limit_reached(self.requests.usage, self.task.limits, self.requests.model.name):
             return self._failed(reached[0], reached[1])
         try:
-            return await self._ask_with_room(parameters)
+            return await self._ask_with_room()
         except BudgetSpentError as error:
             reason = EndReason.COST_LIMIT if error.of == "money" else EndReason.TOKEN_LIMIT
             return self._failed(reason, str(error), type="budget_exceeded")
@@ -225,14 +221,14 @@ class _Loop:
             self.talk.answered.append(result)
 
     # -- one turn
-    async def _ask_with_room(self, parameters: ModelRequestParameters) -> ModelResponse:
+    async def _ask_with_room(self) -> ModelResponse:
         """Ask the model, or a fallback; make a history shorter that is too long. Raises: ProviderFailedError."""
         rooms = iter((1, 0) if self.task.compaction.strategy is not CompactionStrategy.OFF else ())
         while True:
             if not self.talk.is_compacted and (cut := due(self.talk.messages, self.requests.compaction)):
                 await self._compact(cut)
             try:
-                return await self._ask(parameters)
+                return await self._ask()
             except ContextFullError:
                 cut = next((found for kept in rooms if (found := cut_of(self.talk.messages, kept))), None)
                 if cut is None:
@@ -259,12 +255,12 @@ class _Loop:
         self.talk.note(EventType.CONTEXT_COMPACTED, facts)
         await self.talk.compact(node)
 
-    async def _ask(self, parameters: ModelRequestParameters) -> ModelResponse:
+    async def _ask(self) -> ModelResponse:
         turn = self.talk.turns + 1
         self.talk.note(EventType.MODEL_REQUESTED, {"turn": turn, "model": self.requests.model.name})
         started_s = self.clock.monotonic_s()
         self.view.begin(turn)
-        response = await self.requests.send(self.talk.messages, parameters, self.early)
+        response = await self.requests.send(self.talk.messages, self.offer.parameters, self.early)
         self.view.complete()
         self.talk.add_answer(response)
         used = response.usage
@@ -334,6 +330,7 @@ class _Loop:
         return self.talk.refuse(FINAL_TOOL, refusal(part.tool_call_id, failure))
 
     def _account(self, result: ToolResult, tool: str) -> None:
+        self.offer.take(tool, result)
         if result.error is None:
             self.steps_done += tool == STEP_REPORT and isinstance(result.data, Mapping) and "status" in result.data
             return

@@ -12,6 +12,7 @@ from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.step import Outcome, StepError
+from soong.shared.tools.deferred import DeferredTools
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
 
@@ -29,6 +30,8 @@ class AgentTask:
     inputs: JsonObject
     tools: Sequence[ToolDefinition]
     run_dirs: JsonObject = field(default_factory=dict)
+    deferred: DeferredTools = field(default_factory=DeferredTools)
+    """Those of the tools that the model finds before it sees their schemas."""
     output_schema: JsonObject | None = None
     limits: AgentLimits = field(default_factory=AgentLimits)
     options: ModelOptions = field(default_factory=ModelOptions)

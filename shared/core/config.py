@@ -57,6 +57,14 @@ class ToolsConfig(_Section):
     dangerous: bool = Field(default=False, description="Let tools tagged dangerous be used; each call still asks.")
     shell: bool = Field(default=False, description="Accept declarative tools with `command_type = shell`.")
     hidden: tuple[Text, ...] = Field(default=(), strict=False, description="Globs of tools that no run gets.")
+    defer: tuple[Text, ...] = Field(
+        default=(),
+        strict=False,
+        description="Globs of tools that models first see by name and hint, and find with `internal.tool_search`; "
+        "tools that declare `defer` are among them as soon as there is one.",
+    )
+    defer_above: int = Field(default=0, ge=0, description="Defer only where a run has more tools than this.")
+    always_load: tuple[Text, ...] = Field(default=(), strict=False, description="Globs of tools that never wait.")
     for_workers: tuple[Text, ...] = Field(
         default=(),
         strict=False,

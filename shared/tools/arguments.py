@@ -38,18 +38,18 @@ def parsed(arguments: Json) -> Json:
     return integral(value)
 
 
-def validated(definition: ToolDefinition, value: Json) -> JsonObject:
-    """Hold a parsed value to the tool's schema and to its own check.
+def validated(definition: ToolDefinition, value: Json, hint: str = "") -> JsonObject:
+    """Hold a parsed value to the tool's schema and to its own check; ``hint`` is what its caller should do.
 
     Raises:
         ToolError: ``invalid_input``, names every path and rule.
     """
     violations = validate(definition.input_schema, value)
     if violations or not isinstance(value, dict):
-        raise _refused(violations or [Violation("$", "type", "must be object")])
+        raise _refused(violations or [Violation("$", "type", "must be object")], hint)
     problem = _guarded(definition.validate_input, value) if definition.validate_input else None
     if problem:
-        raise ToolError(ErrorType.INVALID_INPUT, problem)
+        raise ToolError(ErrorType.INVALID_INPUT, problem, hint=hint)
     return value
 
 
@@ -64,9 +64,11 @@ def shown_arguments(arguments: Json) -> Json:
     return arguments
 
 
-def _refused(violations: list[Violation]) -> ToolError:
+def _refused(violations: list[Violation], hint: str = "") -> ToolError:
     details: Json = [{"path": each.path, "rule": each.rule} for each in violations]
-    return ToolError(ErrorType.INVALID_INPUT, "; ".join(map(str, violations)), details={"violations": details})
+    return ToolError(
+        ErrorType.INVALID_INPUT, "; ".join(map(str, violations)), hint=hint, details={"violations": details}
+    )
 
 
 def _guarded(check: Callable[[JsonObject], str | None], call_input: JsonObject) -> str | None:

@@ -19,6 +19,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import parsed, validated
 from soong.shared.tools.call_abort import taken_back
+from soong.shared.tools.deferred import DeferredTools
 from soong.shared.tools.definition import HandlerOutput, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.early import answer_kept
 from soong.shared.tools.execution import (
@@ -116,6 +117,7 @@ class ToolPipeline:
         clock: Clock | None = None,
         config: PipelineConfig | None = None,
         classify: Classifier = by_keywords,
+        deferred: DeferredTools | None = None,
     ) -> None:
         self.tools = {tool.name: tool for tool in tools}
         """The run's surface by canonical name: nothing else can be called."""
@@ -128,6 +130,7 @@ class ToolPipeline:
         self._clock = clock or SystemClock()
         self._config = config or PipelineConfig()
         self._classify = classify
+        self._deferred = deferred or DeferredTools()
         limits = (self._config.max_result_chars, self._config.max_data_chars)
         self._fitter = Fitter(*limits, redactor=self._redactor, artifacts=artifacts)
 
@@ -183,7 +186,7 @@ class ToolPipeline:
             raise ToolError(ErrorType.TOOL_NOT_AVAILABLE, problem, hint=f"available: {known}")
         call_state.model_input = value = parsed(call_state.call.arguments)
         call_state.is_bounded = True
-        model_input = validated(definition, value)
+        model_input = validated(definition, value, self._deferred.hint(definition.name))
         pre = await self._before(call_state, definition, model_input)
         context, gate_call = await self._judged(call_state, definition, pre)
         verdict = self._decided(call_state, await self._gate.decide(gate_call))

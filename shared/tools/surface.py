@@ -42,6 +42,8 @@ _CHILD_NEVER = (
     "mcp.soong.*",  # our own MCP server as a source would be a way round every line above (PER-13)
 )
 _PLAN_TOOLS = ("agent.plan_*", "agent.task_*")
+TOOL_SEARCH = "internal.tool_search"
+"""In every tool set while it is enabled: what it finds is in the set already (:mod:`soong.shared.tools.deferred`)."""
 _CHANGING_TASKS = frozenset(
     {"agent.task_create", "agent.task_update", "agent.task_complete", "agent.task_fail", "agent.task_cancel"}
 )
@@ -225,6 +227,8 @@ _OUT_RULES: tuple[_Rule, ...] = (_hard_limit, _disabled, _denied, _hidden, _mode
 
 
 def _wanted(tool: ToolDefinition, request: SurfaceRequest) -> SurfaceDecision:
+    if tool.name == TOOL_SEARCH:
+        return SurfaceDecision(tool.name, is_in=True, rule="config tools.defer: it finds what is deferred")
     if request.allowed_tools is not None:
         origin, patterns = "allowed_tools", request.allowed_tools
     elif request.default_tools is not None:

@@ -18,6 +18,7 @@ from soong.shared.sandbox.names import SENSITIVE
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import Redactor, redactor
+from soong.shared.tools.deferred import ToolSearch
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.toolsets.code.toolset import CodeTools
@@ -90,7 +91,8 @@ def builtin_sources(environment: ToolEnvironment) -> tuple[ToolAdapter, ...]:
     """Return the sources that come with Soong and need no store."""
     config, known = environment.config, environment.redactor
     code = CodeTools(environment.paths, config, environment.runner, known, environment.max_timeout)
-    return (code, SkillTools(environment.home, config), WebTools(heeds_robots=config.network.robots))
+    web = WebTools(heeds_robots=config.network.robots)
+    return (code, SkillTools(environment.home, config), ToolSearch(config.tools), web)
 
 
 def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()) -> ToolRegistry:

@@ -52,6 +52,7 @@ from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.deferred import DEFERRED, DeferredTools, with_search
 from soong.shared.tools.definition import RunDirs, ToolDefinition
 from soong.shared.tools.execution import unbroken
 from soong.shared.tools.hooks.chain import Hooks
@@ -59,7 +60,7 @@ from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.schedule import Executor
-from soong.shared.tools.surface import Surface, narrow
+from soong.shared.tools.surface import TOOL_SEARCH, Surface, narrow
 
 _logger = get_logger(__name__)
 
@@ -153,7 +154,7 @@ class AgentRuntime:
             NotFoundError, UsageError: what is stored of it cannot be run anywhere.
         """
         interruption = log.interruption
-        tools = self._tools(claim)
+        tools, deferred = self._tools(claim)
         definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
         fallbacks = self._fallbacks(claim, definition)
         model = await self._first_model(claim, fallbacks)
@@ -170,10 +171,11 @@ class AgentRuntime:
             redactor=self.redactor,
             clock=self.clock,
             config=self._config,
+            deferred=deferred,
         )
         run_id = claim.identity.run_id
         transcript = StoredTranscript(self.store.runs, log, self.clock, run_id, claim.fence, self.redactor)
-        task = self._task(claim, bound, tools, run_dirs, definition)
+        task = self._task(claim, bound, tools, run_dirs, definition, deferred)
         return PreparedAgent(task, model, pipeline, log, transcript, interruption, fallbacks)
 
     async def run(
@@ -237,7 +239,7 @@ class AgentRuntime:
             unknown=log.interruption.incidents.unknown_effects,
         )
 
-    def _tools(self, claim: Claim) -> tuple[ToolDefinition, ...]:
+    def _tools(self, claim: Claim) -> tuple[tuple[ToolDefinition, ...], DeferredTools]:
         """Return the stored surface's tools, without those that this process's own configuration takes away.
 
         One that this process lacks is left out: a call of it is an error of that call, not of the run.
@@ -248,7 +250,11 @@ class AgentRuntime:
             missing = sorted(set(names) - set(known))
             _logger.warning("tools_missing", run=claim.identity.run_id, tools=missing, process=self.source)
         limits = surface_request(self.config, claim.identity.role, source=self.source)
-        return tuple(tool for tool in narrow(self.registry.select(known), limits) if self.offers(tool))
+        tools = tuple(tool for tool in narrow(self.registry.select(known), limits) if self.offers(tool))
+        named = claim.surface.get(DEFERRED)
+        has_search = any(tool.name == TOOL_SEARCH for tool in tools)
+        deferred = DeferredTools(frozenset(map(str, named)) if has_search and isinstance(named, list | tuple) else ())
+        return with_search(tools, deferred), deferred
 
     def _task(
         self,
@@ -257,6 +263,7 @@ class AgentRuntime:
         tools: Sequence[ToolDefinition],
         run_dirs: RunDirs,
         definition: AgentDefinition,
+        deferred: DeferredTools,
     ) -> AgentTask:
         limits: dict[str, Any] = {
             "max_turns": self.settings.max_turns,
@@ -270,6 +277,7 @@ class AgentRuntime:
             instructions=bound.instructions,
             inputs=bound.inputs,
             tools=tools,
+            deferred=deferred,
             run_dirs={"project": str(run_dirs.project), "cwd": str(run_dirs.cwd)},
             output_schema=claim.spec.output,
             limits=AgentLimits(**limits),

@@ -166,6 +166,10 @@ async def test_a_host_that_the_operator_wrote_out_holds_for_a_tainted_run_too(op
             "allow *:host:example.org (config.toml)",
         )
         assert (below.is_allowed, below.author) == (False, "person")
+        assert exact.egress is not None
+        assert exact.egress.check_url("https://example.org/") == "example.org"
+        assert not exact.egress.may_follow("evil.test")
+        assert below.egress is None
 
 
 @pytest.mark.spec("PER-09.c", "PER-19")

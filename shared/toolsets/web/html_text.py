@@ -18,7 +18,7 @@ MAX_MEMORY_BYTES: Final = 1024**3
 MAX_SECONDS: Final = 20
 _LEFT_OUT: Final = (
     *("script", "style", "noscript", "template", "iframe", "object", "embed", "svg", "canvas", "audio", "video"),
-    *("input", "select", "textarea", "button", "dialog", "meta", "link", "head"),
+    *("input", "select", "textarea", "button", "dialog", "meta", "link", "head", "title"),
 )
 _HIDDEN: Final = re.compile(
     r"display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|opacity\s*:\s*0(?:\.0*)?\s*(?:;|!|$)"

@@ -2,9 +2,12 @@
 
 import pytest
 
+from soong.shared.core.identity import Role
 from soong.shared.tools.result import ErrorType
+from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.web.html_text import markdown_of
 from soong.shared.toolsets.web.robots import is_allowed
+from soong.shared.toolsets.web.toolset import WebTools
 from tests.unit.toolsets.web_scene import HOST, answer, redirect, serving_web
 
 PAGE = """<!doctype html><html><head><title>Title</title><style>p {}</style></head><body>
@@ -16,6 +19,14 @@ PAGE = """<!doctype html><html><head><title>Title</title><style>p {}</style></he
 <img src="data:image/png;base64,AAAA" alt="a picture"><pre>def f():
     return 1</pre><ul><li>one</li><li>two</li></ul>
 <table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table></body></html>"""
+
+
+@pytest.mark.spec("NET-01", "ETS-04")
+def test_no_worker_has_it_unless_it_is_asked_for() -> None:
+    tools = WebTools().tools()
+
+    assert compute_surface(tools, SurfaceRequest(Role.WORKER)).tools == ()
+    assert compute_surface(tools, SurfaceRequest(Role.WORKER, allowed_tools=("web.fetch",))).tools == ("web.fetch",)
 
 
 @pytest.mark.spec("NET-01.b")
@@ -33,6 +44,13 @@ def test_html_becomes_the_markdown_of_what_a_person_sees() -> None:
     assert "- one\n- two" in text
     assert "| a | b |" in text
     assert "base64" not in text
+
+
+@pytest.mark.spec("NET-01.b")
+def test_a_title_outside_of_a_head_is_said_once() -> None:
+    html = "<html><title>Hi</title><body><h1>Hi</h1><p>Text</p>"
+
+    assert markdown_of(html, "http://site.example.org/") == "# Hi\n\nText"
 
 
 @pytest.mark.spec("NET-01.b")

@@ -3,6 +3,7 @@
 import asyncio
 from datetime import timedelta
 from difflib import get_close_matches
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from soong.shared.core.settings import Settings, load_settings
 from soong.shared.tools.deferred import deferred_of
 from soong.shared.tools.docs import first_sentence
 from soong.shared.tools.naming import name_matches
-from soong.shared.tools.surface import RunMode, Surface, compute_surface
+from soong.shared.tools.surface import RunMode, Surface, compute_surface, toolset_of
 
 if TYPE_CHECKING:
     from soong.shared.core.config import Config
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 SCOPE_STARTS = ("/", "~", "host:", "exact:")
+
+
+class ExportFormat(StrEnum):
+    """Whose form tools are exported in."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    MCP = "mcp"
+
 
 _JSON = typer.Option(False, "--json", help="Print one JSON document.")
 _NAME = typer.Argument(..., metavar="NAME", help="The tool's name, or an alias of it.")
@@ -93,6 +103,9 @@ def explain(
     deferred = deferred_of(registry.select(surface.tools), config.tools)
     for pattern in surface.unknown:
         say(f"no tool is called {pattern!r}; {_suggestion(registry, pattern)}")
+    known = {toolset_of(tool.name) for tool in registry.definitions()}
+    for name in sorted(config.toolsets.keys() - known):
+        say(f"config toolsets.{name} names no toolset; there are {', '.join(sorted(known))}")
     if is_json:
         emit(
             {
@@ -111,6 +124,33 @@ def explain(
         for each in surface.decisions
     ]
     output(table(("tool", "has it", "because"), rows))
+
+
+@app.command()
+def export(
+    *,
+    form: ExportFormat = typer.Option(..., "--format", help="Whose form."),
+    run: str = typer.Option("", "--run", metavar="RUN", help="The tools of this run, as its row stores them."),
+    agent: str = typer.Option("", "--agent", metavar="NAME", help="The tools of this agent definition."),
+    role: Role = typer.Option(Role.MAIN, "--role", help="Whose tool set."),
+) -> None:
+    """Print tools as a model's API, or MCP, takes them: one JSON document."""
+    from soong.orchestrator.direct.exports import anthropic_tools, mcp_tools, openai_tools
+
+    settings = load_settings()
+    config, registry = _registered(settings)
+    surface = asyncio.run(_stored(settings, run)) if run else _surface(registry, config, role, agent=agent)
+    write = {"openai": openai_tools, "anthropic": anthropic_tools, "mcp": mcp_tools}[form.value]
+    emit(write(registry.select(surface.tools)))
+
+
+async def _stored(settings: Settings, text: str) -> Surface:
+    """Return the tool set of a run. Raises: NotFoundError, UsageError."""
+    from soong.orchestrator.cli.ids import find_run, opened_store
+
+    async with opened_store(settings) as store:
+        run = await find_run(store, text)
+        return Surface.from_json(run.surface)
 
 
 @app.command()

@@ -4,7 +4,7 @@ A program that runs an agent of its own offers these and gives each call back: i
 with validation, hooks, permission, limits and the record, as a call of any agent of ours.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from soong.orchestrator.direct.session import DirectSession
@@ -26,50 +26,18 @@ class ExportedTools:
 
     def openai(self) -> list[dict[str, Json]]:
         """Return function tools of OpenAI's chat completions, which many compatible servers take as well."""
-        names = self._names()
-        return [
-            {
-                "type": "function",
-                "function": {
-                    "name": names.to_provider(tool.name),
-                    "description": description_of(tool),
-                    "parameters": dict(tool.input_schema),
-                },
-            }
-            for tool in self.session.tools()
-        ]
+        return openai_tools(self.session.tools())
 
     def anthropic(self) -> list[dict[str, Json]]:
         """Return tools of Anthropic's messages."""
-        names = self._names()
-        return [
-            {
-                "name": names.to_provider(tool.name),
-                "description": description_of(tool),
-                "input_schema": dict(tool.input_schema),
-            }
-            for tool in self.session.tools()
-        ]
+        return anthropic_tools(self.session.tools())
 
     def mcp(self) -> list[dict[str, Json]]:
         """Return tools of the Model Context Protocol, as a server lists them; their names are the canonical ones.
 
         The hints are those of the definition: a client that believes them may ask less, this pipeline does not.
         """
-        return [
-            {
-                "name": tool.name,
-                **({"title": tool.title} if tool.title else {}),
-                "description": description_of(tool),
-                "inputSchema": dict(tool.input_schema),
-                **({} if tool.output_schema is None else {"outputSchema": dict(tool.output_schema)}),
-                "annotations": {
-                    "readOnlyHint": tool.permission is Permission.READONLY,
-                    "openWorldHint": tool.reaches_out,
-                },
-            }
-            for tool in self.session.tools()
-        ]
+        return mcp_tools(self.session.tools())
 
     async def call(
         self, name: str, arguments: Mapping[str, Json] | str | None = None, *, tool_call_id: str = ""
@@ -83,6 +51,53 @@ class ExportedTools:
 
     def _names(self) -> NameTable:
         return NameTable(tool.name for tool in self.session.tools())
+
+
+def openai_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Json]]:
+    """Return tools as :meth:`ExportedTools.openai` does. Raises: InvalidToolError for a name that has no form there."""
+    names = NameTable(tool.name for tool in tools)
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": names.to_provider(tool.name),
+                "description": description_of(tool),
+                "parameters": dict(tool.input_schema),
+            },
+        }
+        for tool in tools
+    ]
+
+
+def anthropic_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Json]]:
+    """Return tools as :meth:`ExportedTools.anthropic` does. Raises: as :func:`openai_tools`."""
+    names = NameTable(tool.name for tool in tools)
+    return [
+        {
+            "name": names.to_provider(tool.name),
+            "description": description_of(tool),
+            "input_schema": dict(tool.input_schema),
+        }
+        for tool in tools
+    ]
+
+
+def mcp_tools(tools: Sequence[ToolDefinition]) -> list[dict[str, Json]]:
+    """Return tools as :meth:`ExportedTools.mcp` does."""
+    return [
+        {
+            "name": tool.name,
+            **({"title": tool.title} if tool.title else {}),
+            "description": description_of(tool),
+            "inputSchema": dict(tool.input_schema),
+            **({} if tool.output_schema is None else {"outputSchema": dict(tool.output_schema)}),
+            "annotations": {
+                "readOnlyHint": tool.permission is Permission.READONLY,
+                "openWorldHint": tool.reaches_out,
+            },
+        }
+        for tool in tools
+    ]
 
 
 def export_tools(session: DirectSession) -> ExportedTools:

@@ -25,6 +25,7 @@ MAX_CONFIG_BYTES: Final = 1024 * 1024
 Text = Annotated[str, Field(min_length=1)]
 ModelName = Annotated[str, Field(pattern=r"^[^\s:]{1,100}:\S{1,200}$")]
 Seconds = Annotated[float, Field(gt=0, le=600)]
+Globs = Annotated[tuple[Text, ...], Field(strict=False)]
 
 
 class _Section(BaseModel):
@@ -285,6 +286,10 @@ class Config(_Section):
     budgets: BudgetsConfig = BudgetsConfig()
     prices: dict[str, PriceConfig] = Field(default_factory=dict)
     models: dict[str, ModelConfig] = Field(default_factory=dict)
+    toolsets: dict[Text, bool | Globs] = Field(
+        default_factory=dict,
+        description="Toolsets switched off (`false`), or reduced to the tools that a list of globs covers.",
+    )
 
 
 def load_config(home: Path) -> Config:

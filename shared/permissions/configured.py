@@ -63,6 +63,7 @@ def surface_request(
         denied=tuple(ToolRule(rule.tools, frozenset(rule.tags), source) for rule in denied),
         hidden=tuple(ToolRule(pattern, source=source) for pattern in config.tools.hidden),
         is_dangerous_enabled=config.tools.dangerous,
+        toolsets=config.toolsets,
         for_workers=config.tools.for_workers,
     )
 

@@ -49,6 +49,23 @@ _CHANGING_TASKS = frozenset(
 )
 
 
+_TOOLSETS: Mapping[str, tuple[str, ...]] = {
+    "commands": ("code.run_command",),
+    "filesystem": ("code.*",),
+    "skills": ("internal.*skill*",),
+    "memory": ("internal.*memor*",),
+    "tasks": _PLAN_TOOLS,
+    "agents": ("agent.*",),
+}
+
+
+def toolset_of(name: str) -> str:
+    """Return the toolset of a tool: one of ours, ``mcp.SERVER``, or the namespace of its name (REG-12)."""
+    own = next((toolset for toolset, globs in _TOOLSETS.items() if any(name_matches(one, name) for one in globs)), "")
+    parts = name.split(".")
+    return own or (".".join(parts[:2]) if parts[0] == "mcp" else parts[0])
+
+
 class RunMode(StrEnum):
     """What a run is for (DIS-06). Plan is read-only plus the role's plan and task tools."""
 
@@ -90,6 +107,8 @@ class SurfaceRequest:
     denied: tuple[ToolRule, ...] = ()
     hidden: tuple[ToolRule, ...] = ()
     is_dangerous_enabled: bool = False
+    toolsets: Mapping[str, bool | tuple[str, ...]] = field(default_factory=dict)
+    """Toolsets that the configuration switches off, or reduces to the tools that its globs cover (REG-12)."""
     for_workers: tuple[str, ...] = ()
     """What the configuration asks for in addition, for a worker whose step names no tools (ETS-05)."""
 
@@ -204,6 +223,18 @@ def _hidden(tool: ToolDefinition, request: SurfaceRequest) -> str:
     return f"hidden by {rule}" if rule else ""
 
 
+def _switched_off(tool: ToolDefinition, request: SurfaceRequest) -> str:
+    if not request.toolsets:
+        return ""
+    name = toolset_of(tool.name)
+    wanted = request.toolsets.get(name, True)
+    if wanted is False:
+        return f"config toolsets.{name} = false"
+    if wanted is True or any(_covers(pattern, tool) for pattern in wanted):
+        return ""
+    return f"config toolsets.{name} lists other tools"
+
+
 def _mode(tool: ToolDefinition, request: SurfaceRequest) -> str:
     if request.mode is RunMode.DEFAULT:
         return ""
@@ -223,7 +254,7 @@ def _dangerous(tool: ToolDefinition, request: SurfaceRequest) -> str:
     return "dangerous tools are not enabled by config" if is_out else ""
 
 
-_OUT_RULES: tuple[_Rule, ...] = (_hard_limit, _disabled, _denied, _hidden, _mode, _dangerous)
+_OUT_RULES: tuple[_Rule, ...] = (_hard_limit, _disabled, _denied, _hidden, _switched_off, _mode, _dangerous)
 
 
 def _wanted(tool: ToolDefinition, request: SurfaceRequest) -> SurfaceDecision:

@@ -1,0 +1,283 @@
+"""One contract for every source of tools: names, schemas, risk, taint, time limits, cancellation, hostile output.
+
+A new source adds an entry to SOURCES: a function that returns the registered tools ``echo``, ``slow``, ``break`` and
+``hostile`` of its own kind, which all count as writing.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.tools import StructuredTool, ToolException
+from pydantic import BaseModel
+from pydantic_ai.exceptions import ModelRetry
+from pydantic_ai.toolsets import FunctionToolset
+
+from soong.shared.core.config import Config
+from soong.shared.core.errors import InvalidToolError
+from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.tools.definition import Permission, Risk, ToolDefinition
+from soong.shared.tools.pipeline import PipelineConfig
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.risk import effective_traits, risk_of
+from soong.shared.tools.schema import schema_problems
+from soong.shared.tools.toolset import Toolset
+from soong.shared.toolsets.declarative.toolset import DeclarativeTools
+from soong.shared.toolsets.foreign import from_langchain, from_pydantic_ai
+from soong.shared.toolsets.modules import check_foreign, register_modules
+from tests.unit.tools.parts import make_bench
+
+NAMES = ("echo", "slow", "break", "hostile")
+HOSTILE = "\x1b[2J\u202e AKIAABCDEFGHIJKLMNOP " + "x" * 40_000
+Source = Callable[[Path], ToolRegistry]
+
+
+class EchoInput(BaseModel):
+    """What ``echo`` takes."""
+
+    text: str
+    count: int = 1
+
+
+async def echo(text: str, count: int = 1) -> str:
+    """Say a text again."""
+    return text * count
+
+
+async def slow() -> str:
+    """Take a minute."""
+    await asyncio.sleep(60)
+    return "late"
+
+
+async def hostile() -> str:
+    """Give too much, with a secret and with marks that turn a terminal."""
+    return HOSTILE
+
+
+def code(_folder: Path) -> ToolRegistry:
+    registry = ToolRegistry()
+    _decorate(registry.tool)
+    return registry
+
+
+def module(folder: Path) -> ToolRegistry:
+    name = f"module_{abs(hash(folder))}"
+    (folder / f"{name}.py").write_text(
+        "from soong import Toolset\nfrom tests.unit.toolsets.test_sources_contract import _decorate\n"
+        "tools = Toolset()\n_decorate(tools.tool)\n"
+    )
+    registry = ToolRegistry()
+    register_modules(registry, (name,), (str(folder),))
+    return registry
+
+
+def _decorate(tool: Callable[..., Any]) -> None:
+    async def fail() -> str:
+        """Fail."""
+        raise ToolError(ErrorType.EXECUTION_FAILED, "it broke")
+
+    for name, function in (("echo", echo), ("slow", slow), ("break", fail), ("hostile", hostile)):
+        tool(f"lib.{name}")(function)
+
+
+def declarative(folder: Path) -> ToolRegistry:
+    """The same as programs: JSON on standard input, a result on standard output."""
+    programs = {
+        "echo": (
+            "import json, sys; given = json.load(sys.stdin); "
+            "print(json.dumps({'data': given['text'] * given.get('count', 1)}))"
+        ),
+        "slow": "import time; time.sleep(60)",
+        "break": "import sys; sys.exit('it broke')",
+        "hostile": f"import json; print(json.dumps({{'content': [{{'kind': 'text', 'text': {HOSTILE!r}}}]}}))",
+    }
+    for name, program in programs.items():
+        schema = EchoInput.model_json_schema() if name == "echo" else {"type": "object", "properties": {}}
+        document = {
+            "name": f"lib.{name}",
+            "description": f"The program {name}.",
+            "input_schema": {"type": "object", **{k: v for k, v in schema.items() if k in ("properties", "required")}},
+            "permission": "write",
+            "command": sys.executable,
+            "args": ["-c", program],
+        }
+        place = folder / "tools" / f"{name}.json"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(json.dumps(document))
+    registry = ToolRegistry()
+    DeclarativeTools(folder, ProcessRunner(), Config(), PathPolicy(folder)).register(registry)
+    return registry
+
+
+def pydantic_ai(_folder: Path) -> ToolRegistry:
+    toolset: FunctionToolset[None] = FunctionToolset()
+
+    async def fail() -> str:
+        """Fail."""
+        raise ModelRetry("it broke")
+
+    for name, function in (("echo", echo), ("slow", slow), ("break", fail), ("hostile", hostile)):
+        toolset.add_function(function, name=name)
+    return _registered(from_pydantic_ai(toolset, "lib"))
+
+
+def langchain(_folder: Path) -> ToolRegistry:
+    async def fail() -> str:
+        """Fail."""
+        raise ToolException("it broke")
+
+    functions = (("echo", echo), ("slow", slow), ("break", fail), ("hostile", hostile))
+    tools = [StructuredTool.from_function(coroutine=function, name=name) for name, function in functions]
+    return _registered(from_langchain(tools, "lib"))
+
+
+def _registered(toolset: Toolset) -> ToolRegistry:
+    registry = ToolRegistry()
+    registry.add(toolset)
+    return registry
+
+
+SOURCES: Mapping[str, Source] = {
+    "code": code,
+    "module": module,
+    "declarative": declarative,
+    "pydantic-ai": pydantic_ai,
+    "langchain": langchain,
+}
+BAD_INPUTS: list[Any] = [
+    None, 7, "text", [], {}, {"text": None}, {"text": 7}, {"text": []}, {"text": "x", "more": 1},
+    {"text": "x", "count": "2"}, {"text": "x", "count": None}, {"text": "x", "count": 1.5}, {"TEXT": "x"},
+    {"text": {"text": "x"}}, "{", '{"text": "x"', '{"text": "x", "text": "y"}', "NaN", {"text": "x", "": 1},
+]  # fmt: skip
+
+
+@pytest.fixture(params=SOURCES, name="registry")
+def _registry(request: pytest.FixtureRequest, tmp_path: Path) -> ToolRegistry:
+    return SOURCES[request.param](tmp_path)
+
+
+def tool(registry: ToolRegistry, name: str) -> ToolDefinition:
+    found = registry.get(f"lib.{name}")
+    assert found is not None
+    return found
+
+
+@pytest.mark.spec("REG-01", "REG-02", "REG-12.c", "SCH-01")
+def test_every_tool_has_a_canonical_name_and_a_schema_of_the_subset(registry: ToolRegistry) -> None:
+    assert {each.name for each in registry.definitions()} >= {f"lib.{name}" for name in NAMES}
+    for name in NAMES:
+        found = tool(registry, name)
+        assert list(schema_problems(found.input_schema)) == []
+        assert found.input_schema["additionalProperties"] is False
+        assert found.description
+
+
+@pytest.mark.spec("PER-11.a", "PER-11.d", "REG-05.i")
+def test_what_declares_nothing_writes_asks_and_brings_in_what_strangers_wrote(registry: ToolRegistry) -> None:
+    for name in NAMES:
+        found = tool(registry, name)
+        traits = effective_traits(found, {})
+        assert (found.permission, traits.is_read_only, traits.is_concurrency_safe) == (Permission.WRITE, False, False)
+        assert risk_of(found, traits) >= Risk.WRITE
+        assert reads_untrusted(found)
+
+
+@pytest.mark.spec("REG-01", "SCH-03")
+async def test_a_call_gives_its_result_and_bad_inputs_never_reach_the_tool(
+    registry: ToolRegistry, tmp_path: Path
+) -> None:
+    bench = make_bench(registry.definitions(), project=tmp_path)
+    good = await bench.call("lib.echo", {"text": "ab", "count": 2})
+    assert (good.ok, "abab" in str(good.content)) == (True, True)
+
+    for value in BAD_INPUTS:
+        bench = make_bench(registry.definitions(), project=tmp_path)
+        result = await bench.call("lib.echo", value)
+        assert result.error is not None, value
+        assert result.error.type is ErrorType.INVALID_INPUT, value
+        assert bench.gate.asked == []
+
+
+@pytest.mark.spec("RES-04", "RES-05")
+async def test_a_failure_is_a_result_that_says_why(registry: ToolRegistry, tmp_path: Path) -> None:
+    result = await make_bench(registry.definitions(), project=tmp_path).call("lib.break", {})
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.EXECUTION_FAILED
+    assert "it broke" in result.error.message
+
+
+@pytest.mark.spec("EXE-08", "RES-04")
+async def test_a_call_that_takes_too_long_ends_as_timeout(registry: ToolRegistry, tmp_path: Path) -> None:
+    config = PipelineConfig(default_timeout=timedelta(milliseconds=300))
+
+    result = await make_bench(registry.definitions(), project=tmp_path, config=config).call("lib.slow", {})
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.TIMEOUT
+
+
+@pytest.mark.spec("EXE-07")
+async def test_a_call_that_is_cancelled_ends_and_is_recorded_as_aborted(registry: ToolRegistry, tmp_path: Path) -> None:
+    bench = make_bench(registry.definitions(), project=tmp_path)
+    calling = asyncio.create_task(bench.call("lib.slow", {}))
+    async with asyncio.timeout(20):
+        while not bench.log.starts:  # noqa: ASYNC110  # the log of a test, which tells nobody
+            await asyncio.sleep(0)
+        calling.cancel("a person said so")
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+
+    assert bench.ended.error is not None
+    assert bench.ended.error.type is ErrorType.ABORTED
+
+
+@pytest.mark.spec("RES-03", "EVT-05")
+async def test_too_much_output_is_an_artifact_and_holds_no_secret(registry: ToolRegistry, tmp_path: Path) -> None:
+    result = await make_bench(registry.definitions(), project=tmp_path).call("lib.hostile", {})
+
+    assert result.ok
+    assert 1_000 < len(str(result.content)) < 14_000
+    assert "AKIA" not in str(result)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.from_regex(r"[a-z][a-z_]{0,12}(run|write|exec|delete|get|list)?", fullmatch=True), is_named=st.booleans()
+)
+@pytest.mark.spec("PER-11.b", "PER-11.d")
+def test_no_source_lowers_a_risk(name: str, is_named: bool) -> None:
+    """What a library says of a tool lowers nothing; only the user's own list makes one a read, whatever its name."""
+    toolset: FunctionToolset[None] = FunctionToolset()
+    toolset.add_function(slow, name=name, metadata={"readOnlyHint": True})
+    structured = StructuredTool.from_function(coroutine=slow, name=name, metadata={"readOnlyHint": True})
+    readonly = (name,) if is_named else ()
+    for source in (
+        from_pydantic_ai(toolset, "lib", readonly=readonly),
+        from_langchain([structured], "lib", readonly=readonly),
+    ):
+        (found,) = source.tools()
+        traits = effective_traits(found, {})
+        assert (traits.is_read_only, traits.is_open_world, reads_untrusted(found)) == (is_named, True, True)
+        assert risk_of(found, traits) >= (Risk.READ if is_named else Risk.WRITE)
+        if any(word in name for word in ("run", "exec")):
+            assert risk_of(found, traits) >= Risk.EXECUTE
+
+
+@pytest.mark.parametrize("namespace", ["code", "internal", "agent", "mcp"])
+def test_no_module_takes_a_name_of_ours(namespace: str) -> None:
+    source = from_langchain([StructuredTool.from_function(coroutine=slow, name="read_file")], namespace)
+
+    with pytest.raises(InvalidToolError, match="Soong's own"):
+        check_foreign(source.tools()[0])

@@ -72,3 +72,26 @@ def test_what_a_limit_holds_back_is_not_claimable_work_left_over() -> None:
 
 def test_no_lanes_give_nothing() -> None:
     assert share_out([], 5, {}, last_turn=0).order == []
+
+
+@pytest.mark.spec("DIS-10")
+def test_a_session_that_alone_has_work_and_had_the_last_turn_needs_no_other() -> None:
+    lanes = [make_lane("a", "one", turn=9), make_lane("b", "one", turn=9)]
+
+    turns = share_out(lanes, 3, {}, last_turn=9)
+
+    assert len(turns.order) == 3
+    assert turns.turn == {}
+
+
+@pytest.mark.spec("DIS-10")
+@pytest.mark.parametrize(
+    ("lanes", "last_turn"),
+    [
+        pytest.param([make_lane("a", "one", turn=9), make_lane("b", "two", turn=9)], 9, id="another is as late"),
+        pytest.param([make_lane("a", "one", turn=8)], 9, id="another had the last turn"),
+        pytest.param([make_lane("a", "one", turn=0)], 0, id="nobody had a turn"),
+    ],
+)
+def test_a_turn_is_remembered_while_it_changes_an_order(lanes: list[ReadyGroup], last_turn: int) -> None:
+    assert share_out(lanes, 1, {}, last_turn).turn == {"one": last_turn + 1}

@@ -264,9 +264,10 @@ def know_heads(tx: Transaction, lanes: Sequence[ReadyGroup], want: int) -> None:
 
 def share_out(lanes: Sequence[ReadyGroup], want: int, room: dict[str, int], last_turn: int) -> Turns:
     """Share ``want`` claims out: the session served longest ago first, one step each in turn; within it what was
-    parked, then by priority, then age; never beyond ``room``.
+    parked, then by priority, then age; never beyond ``room``. ``turn`` holds the turns that have to be remembered.
     """
     turns = Turns()
+    last_turn_before = last_turn
     queue = [(lane.last_claimed, lane.head, place) for place, lane in enumerate(lanes)]
     heapify(queue)
     while queue and len(turns.order) < want:
@@ -282,12 +283,21 @@ def share_out(lanes: Sequence[ReadyGroup], want: int, room: dict[str, int], last
             if lane.taken < lane.ready:
                 heappush(queue, (last_turn, lane.head, place))
     turns.is_left = any(_fits(lanes[place], room) for *_, place in queue)
+    if _is_last_served(lanes, last_turn_before):
+        turns.turn.clear()
     return turns
 
 
 def next_turn(last_turn: int) -> int:
     """Return the turn after a given one. A row that holds a turn beyond all keeps nobody from being served."""
     return min(max(last_turn, 0) + 1, MAX_SAFE_INTEGER)
+
+
+def _is_last_served(lanes: Sequence[ReadyGroup], last_turn: int) -> bool:
+    """Say whether one session alone has ready work, and had the last turn: another would change no order."""
+    return last_turn > 0 and all(
+        lane.last_claimed == last_turn and lane.session_id == lanes[0].session_id for lane in lanes
+    )
 
 
 def _fits(lane: ReadyGroup, room: Mapping[str, int]) -> bool:

@@ -4,6 +4,7 @@ What workers write is read as strangers' (:mod:`soong.shared.storage.sql.engine.
 many that is malformed becomes a value that says so, and stops no reader of the others.
 """
 
+import base64
 import hashlib
 import json
 from collections.abc import Sequence
@@ -78,17 +79,19 @@ def plain(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
+LANE_BYTES: Final = 18
+"""Of a lane's digest: so many that no two lanes share one, and the index of ready steps stays short."""
+
+
 def lane_of(
     session_id: str, pool: str, needs: Sequence[str], definition: str, model: str, mode: ClaimMode = ClaimMode.ASSIGNED
 ) -> str:
     """Return the lane of a step: steps of one lane are claimable by the same workers and count in the same
     concurrency limits.
     """
-    told: list[object] = [pool, sorted(set(needs)), definition, model]
-    if mode is not ClaimMode.ASSIGNED:
-        told.append(mode.value)
-    digest = hashlib.sha256(pack(told).encode()).hexdigest()
-    return f"{session_id}:{digest[:16]}"
+    told = [session_id, pool, sorted(set(needs)), definition, model, mode.value]
+    digest = hashlib.sha256(pack(told).encode()).digest()
+    return base64.urlsafe_b64encode(digest[:LANE_BYTES]).decode()
 
 
 def digest_of(text: str) -> str:

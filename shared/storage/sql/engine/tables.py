@@ -5,6 +5,8 @@ partial indexes hold live rows only, so that no hot statement grows with what ha
 behind the status tables in :mod:`soong.shared.engine.tasks.status` and :mod:`soong.shared.engine.runs.status`.
 """
 
+from typing import Any, Final
+
 from sqlalchemy import (
     CheckConstraint,
     Column,
@@ -55,6 +57,10 @@ LEASED = "status IN ('claimed', 'running')"
 UNSETTLED = "status = 'failed' AND is_settled = 0"
 DUE = "status = 'pending' AND not_before_us IS NOT NULL"
 UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
+
+ROOM: Final[dict[str, Any]] = {"postgresql_with": {"fillfactor": 40}}
+"""Of a table whose rows change twice or three times: the next version finds room on the row's page. PostgreSQL then
+writes ahead only what changed, and tells no index that has none of the changed columns."""
 
 # -- processes and sessions
 owners = Table(
@@ -190,17 +196,12 @@ steps = Table(
     _text("step_id", None),
     _text("title"),
     _text("kind", None),
-    _text("status", "pending"),
-    _number("open_deps"),
-    # How often steps were made to depend on it after it was written: an end whose statement began before such a change
-    # sees that it missed one.
-    _number("growths"),
     _number("priority"),
     _text("pool", "default"),
     _text("needs", "[]"),
     _text("definition"),
     _text("model"),
-    # Session and a digest of all that decides who may claim the step: steps of one lane are claimable together.
+    # A digest of all that decides who may claim the step: steps of one lane are claimable together.
     _text("lane", None),
     # A step that is pulled is never claimed by a claim loop; one that is a pull worker is no work of the plan's own.
     _text("claim_mode", "assigned"),
@@ -210,32 +211,38 @@ steps = Table(
     _number("max_attempts", 1),
     Column("backoff_s", Float, nullable=False, server_default=text("1.0")),
     _text("on_failure", "skip_dependents"),
+    _text("map_key"),
+    Column("item_index", _Big),
+    # How often steps were made to depend on it after it was written: an end whose statement began before such a change
+    # sees that it missed one.
+    _number("growths"),
     _number("lost_leases"),
     # Which worker lost it last and how that ended, for people.
     _text("lost_to"),
-    _number("fence"),
-    # How often this attempt was claimed: more than once means that its run is resumed. Of a map step: how often owners
-    # began to expand it.
-    _number("starts"),
-    _text("worker_id"),
-    # The run that holds or held it beside its own step; empty when its own run does.
-    _text("holder_run_id"),
-    _text("map_key"),
-    Column("item_index", _Big),
-    Column("outcome", Text),
-    _text("progress"),
     _number("is_settled"),
     # A copy of the task's pause, so that a claim need not look at steps it may not take.
     _number("is_paused"),
     # Its run was parked and may go on: claimed before what has not begun. 0 again when it parks again.
     _number("is_unparked"),
     Column("cancel_reason", Text),
+    _text("progress"),
+    # The run that holds or held it beside its own step; empty when its own run does.
+    _text("holder_run_id"),
     _instant("not_before_us"),
+    # What each step's way through changes lies together, in the order of that way.
+    _number("open_deps"),
     # When the end of another step made it ready (or a map due, or complete). A worker writes in no log but those of
     # runs that it holds, so the event is written with the claim, or by the owner.
     _instant("ready_us"),
+    _text("worker_id"),
+    _number("fence"),
+    # How often this attempt was claimed: more than once means that its run is resumed. Of a map step: how often owners
+    # began to expand it.
+    _number("starts"),
     _instant("started_us"),
+    _text("status", "pending"),
     _instant("ended_us"),
+    Column("outcome", Text),
     Column("error", Text),
     Column("output", Text),
     _text("spec", "{}"),
@@ -262,6 +269,7 @@ steps = Table(
     Index("ix_steps_children", "map_key", "item_index", **_where("map_key <> ''")),
     Index("ix_steps_untold", "session_id", "task_id", **_where(UNTOLD)),
     Index("ix_steps_task", "task_id", "status"),
+    **ROOM,
 )
 
 edges = Table(
@@ -270,8 +278,8 @@ edges = Table(
     Column("child_key", Text, nullable=False),
     Column("parent_key", Text, nullable=False),
     _number("position"),
-    PrimaryKeyConstraint("child_key", "parent_key"),
-    Index("ix_edges_parent", "parent_key", "child_key"),
+    PrimaryKeyConstraint("child_key", "position"),
+    Index("ix_edges_parent", "parent_key"),
     sqlite_with_rowid=False,
 )
 
@@ -304,20 +312,21 @@ runs = Table(
     # Who had it made; a foreign one is served by no consent of its session (shared/core/identity.py).
     _text("dispatched_by"),
     _number("is_foreign"),
-    _text("status", None),
     _text("surface"),
     _text("token"),
     _number("attempt", 1),
     _text("retry_of"),
-    _number("fence"),
-    _text("worker_id"),
-    _number("last_seq"),
-    _number("last_node"),
-    _text("usage", "{}"),
-    Column("end_reason", Text),
     _number("created_us"),
+    # What its way changes lies together.
+    _text("worker_id"),
+    _number("fence"),
     _instant("started_us"),
+    _number("last_seq"),
+    _text("status", None),
+    _number("last_node"),
     _instant("ended_us"),
+    Column("end_reason", Text),
+    _text("usage", "{}"),
     _one_of("status", RunStatus),
     _one_of("end_reason", EndReason),
     _flag("is_foreign"),
@@ -325,6 +334,7 @@ runs = Table(
     _ranges("counters", "fence", "last_seq", "last_node"),
     _ranges("instants", "started_us", "ended_us"),
     Index("ix_runs_task", "task_id"),
+    **ROOM,
 )
 
 taints = Table(

@@ -32,6 +32,8 @@ _UNSETTLED = "status = 'failed' AND is_settled = 0"
 _DUE = "status = 'pending' AND not_before_us IS NOT NULL"
 _UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
 
+_ROOM: Any = {"postgresql_with": {"fillfactor": 40}}
+
 _MAX_COUNT = 9_007_199_254_740_991
 
 _TABLES = (
@@ -251,9 +253,6 @@ def _make_tasks() -> None:
         _text("step_id", None),
         _text("title"),
         _text("kind", None),
-        _text("status", "pending"),
-        _number("open_deps"),
-        _number("growths"),
         _number("priority"),
         _text("pool", "default"),
         _text("needs", "[]"),
@@ -267,24 +266,27 @@ def _make_tasks() -> None:
         _number("max_attempts", 1),
         Column("backoff_s", Float, nullable=False, server_default=text("1.0")),
         _text("on_failure", "skip_dependents"),
-        _number("lost_leases"),
-        _text("lost_to"),
-        _number("fence"),
-        _number("starts"),
-        _text("worker_id"),
-        _text("holder_run_id"),
         _text("map_key"),
         Column("item_index", _Big),
-        Column("outcome", Text),
-        _text("progress"),
+        _number("growths"),
+        _number("lost_leases"),
+        _text("lost_to"),
         _number("is_settled"),
         _number("is_paused"),
         _number("is_unparked"),
         Column("cancel_reason", Text),
+        _text("progress"),
+        _text("holder_run_id"),
         _instant("not_before_us"),
+        _number("open_deps"),
         _instant("ready_us"),
+        _text("worker_id"),
+        _number("fence"),
+        _number("starts"),
         _instant("started_us"),
+        _text("status", "pending"),
         _instant("ended_us"),
+        Column("outcome", Text),
         Column("error", Text),
         Column("output", Text),
         _text("spec", "{}"),
@@ -326,14 +328,15 @@ def _make_tasks() -> None:
         Index("ix_steps_children", "map_key", "item_index", **_where("map_key <> ''")),
         Index("ix_steps_untold", "session_id", "task_id", **_where(_UNTOLD)),
         Index("ix_steps_task", "task_id", "status"),
+        **_ROOM,
     )
     op.create_table(
         "edges",
         Column("child_key", Text, nullable=False),
         Column("parent_key", Text, nullable=False),
         _number("position"),
-        PrimaryKeyConstraint("child_key", "parent_key"),
-        Index("ix_edges_parent", "parent_key", "child_key"),
+        PrimaryKeyConstraint("child_key", "position"),
+        Index("ix_edges_parent", "parent_key"),
         sqlite_with_rowid=False,
     )
     op.create_table(
@@ -362,20 +365,20 @@ def _make_runs() -> None:
         _text("model"),
         _text("dispatched_by"),
         _number("is_foreign"),
-        _text("status", None),
         _text("surface"),
         _text("token"),
         _number("attempt", 1),
         _text("retry_of"),
-        _number("fence"),
-        _text("worker_id"),
-        _number("last_seq"),
-        _number("last_node"),
-        _text("usage", "{}"),
-        Column("end_reason", Text),
         _number("created_us"),
+        _text("worker_id"),
+        _number("fence"),
         _instant("started_us"),
+        _number("last_seq"),
+        _text("status", None),
+        _number("last_node"),
         _instant("ended_us"),
+        Column("end_reason", Text),
+        _text("usage", "{}"),
         _one_of("status", "queued", "running", "parked", "completed", "failed", "cancelled"),
         _one_of(
             "end_reason",
@@ -397,6 +400,7 @@ def _make_runs() -> None:
         _ranges("counters", "fence", "last_seq", "last_node"),
         _ranges("instants", "started_us", "ended_us"),
         Index("ix_runs_task", "task_id"),
+        **_ROOM,
     )
     op.create_table(
         "taints",

@@ -26,6 +26,7 @@ from benchmarks.fleet import Fleet, fleet
 from benchmarks.handing_over import prepare
 from benchmarks.report import Figure, Finding
 from soong.shared.engine.sessions.session import ApprovalMode
+from tests.log_entries import POSTGRES_EVENTS
 from tests.servers import postgres_server, redis_server
 
 NAME: Final = "consent"
@@ -37,10 +38,10 @@ ROUND_TRIPS: Final = 400
 PACED_ROUND_TRIPS: Final = 60
 PEER: Final = "streams in a loop"
 PACED_PEER: Final = "streams as often"
-_LATENCIES: Final = """
-    SELECT coalesce(array_agg((started.time_us - asked.time_us) / 1000.0), '{}')
-    FROM runs JOIN events AS asked ON asked.run_id = runs.id AND asked.type = 'permission_requested'
-              JOIN events AS started ON started.run_id = runs.id AND started.type = 'tool_started'
+_LATENCIES: Final = f"""
+    SELECT coalesce(array_agg((started.time_us - asked.time_us) / 1000.0), '{{}}')
+    FROM runs JOIN {POSTGRES_EVENTS} AS asked ON asked.run_id = runs.id AND asked.type = 'permission_requested'
+              JOIN {POSTGRES_EVENTS} AS started ON started.run_id = runs.id AND started.type = 'tool_started'
                 AND started.data::json->>'tool_call_id' = asked.data::json->>'tool_call_id'
     WHERE runs.task_id = ANY(%s)
 """

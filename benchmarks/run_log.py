@@ -9,9 +9,10 @@ from typing import Final, Protocol
 
 import psycopg
 
-_ENDS: Final = """
-    SELECT events.data, events.time_us FROM events JOIN runs ON runs.id = events.run_id
-    WHERE runs.task_id = {} AND events.type IN ('tool_completed', 'tool_failed')
+CALL_ENDS: Final = frozenset({"tool_completed", "tool_failed"})
+_LOG: Final = """
+    SELECT events.type, events.time_us, events.data, events.preceding FROM events JOIN runs ON runs.id = events.run_id
+    WHERE runs.task_id = {}
 """
 _SIZES: Final = """
     SELECT length(nodes.payload) FROM nodes JOIN runs ON runs.id = nodes.run_id
@@ -49,8 +50,13 @@ class PostgresLog:
 
 def call_ends(log: RunLog, task_id: str) -> dict[str, int]:
     """Return by the call's id when it ended, in microseconds of the wall clock."""
-    rows = log.rows(_ENDS, task_id)
-    return {str(json.loads(str(data))["tool_call_id"]): int(str(time_us)) for data, time_us in rows}
+    ends = {}
+    for type_, time_us, data, preceding in log.rows(_LOG, task_id):
+        earlier = json.loads(str(preceding)) if preceding else []
+        for kind, at_us, told in (*earlier, (type_, time_us, json.loads(str(data)))):
+            if kind in CALL_ENDS:
+                ends[str(told["tool_call_id"])] = int(str(at_us))
+    return ends
 
 
 def node_sizes(log: RunLog, task_id: str) -> list[int]:

@@ -26,6 +26,7 @@ from benchmarks.peer import CeleryWorkbench, celery_workbench
 from benchmarks.report import Figure, Finding
 from benchmarks.workload import Shape, Work, Workload
 from soong.shared.core.jsontext import Json
+from tests.log_entries import POSTGRES_EVENTS
 from tests.servers import PostgresServer, postgres_server, redis_server
 
 NAME: Final = "scale"
@@ -38,25 +39,26 @@ WORKS: Final[Mapping[str, Mapping[str, Json]]] = {
     "script": {"kind": "agent", "instructions": "Return the value.", "script": "builtin.echo", "inputs": {"value": 1}},
     "wait-50ms": {"kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 0.05}},
 }
-_HELD_BACK: Final = """
-    SELECT count(*) FROM runs JOIN events ON events.run_id = runs.id
+_HELD_BACK: Final = f"""
+    SELECT count(*) FROM runs JOIN {POSTGRES_EVENTS} AS events ON events.run_id = runs.id
     WHERE runs.task_id = %s AND events.type = 'step_claimed'
       AND pg_xact_commit_timestamp(events.xmin) > to_timestamp(%s)
       AND pg_xact_commit_timestamp(events.xmin) < (
-          SELECT pg_xact_commit_timestamp(claimed.xmin) FROM runs JOIN events AS claimed ON claimed.run_id = runs.id
-          WHERE runs.task_id = %s AND claimed.type = 'step_claimed')
+          SELECT pg_xact_commit_timestamp(claimed.xmin) FROM runs JOIN {POSTGRES_EVENTS} AS claimed
+          ON claimed.run_id = runs.id WHERE runs.task_id = %s AND claimed.type = 'step_claimed')
 """
 _BEGUN: Final = "SELECT count(*) FROM steps WHERE task_id = %s AND status <> 'ready'"
-CLAIMED_TWICE: Final = """
+CLAIMED_TWICE: Final = f"""
     SELECT count(*), count(*) FILTER (WHERE status <> 'completed' OR fence <> 1 OR starts <> 1 OR lost_leases <> 0
-        OR (SELECT array_agg(data::json->>'worker') FROM events WHERE run_id = steps.run_id AND type = 'step_claimed')
+        OR (SELECT array_agg(data::json->>'worker') FROM {POSTGRES_EVENTS} AS events
+            WHERE run_id = steps.run_id AND type = 'step_claimed')
            IS DISTINCT FROM ARRAY[worker_id])
     FROM steps
 """
-_CLAIM_MS: Final = """
+_CLAIM_MS: Final = f"""
     SELECT (claimed.time_us - ready.time_us) / 1000.0
-    FROM runs JOIN events AS ready ON ready.run_id = runs.id AND ready.type = 'step_ready'
-              JOIN events AS claimed ON claimed.run_id = runs.id AND claimed.type = 'step_claimed'
+    FROM runs JOIN {POSTGRES_EVENTS} AS ready ON ready.run_id = runs.id AND ready.type = 'step_ready'
+              JOIN {POSTGRES_EVENTS} AS claimed ON claimed.run_id = runs.id AND claimed.type = 'step_claimed'
     WHERE runs.task_id = %s
 """
 

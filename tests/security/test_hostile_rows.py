@@ -115,6 +115,7 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
         "type": "'tool_completed'",
         "time_us": "1",
         "data": "'{}'",
+        "preceding": "''",
     },
     "nodes": {
         "run_id": OWN,

@@ -17,7 +17,7 @@ from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.storage.sql.claims.heartbeat import BEAT
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
-from soong.shared.storage.sql.engine.rows import command_of, event_of, node_of, run_of, session_of, task_of, worker_of
+from soong.shared.storage.sql.engine.rows import command_of, events_of, node_of, run_of, session_of, task_of, worker_of
 from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.tables import commands, events, nodes, runs, sessions, steps, tasks, workers
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -154,7 +154,7 @@ def _read_logs(tx: Transaction, made: Rows, before: Rows) -> None:
         known = made.events.get(run_id, ())
         if run.last_seq != len(known):
             wanted = select(events).where(events.c.run_id == run_id, events.c.seq > len(known)).order_by(events.c.seq)
-            made.events[run_id] = (*known, *map(event_of, tx.execute(wanted)))
+            made.events[run_id] = (*known, *events_of(tx.execute(wanted), len(known)))
         written = made.nodes.get(run_id, ())
         if run.last_node != len(written):
             more = select(nodes).where(nodes.c.run_id == run_id, nodes.c.number > len(written))

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -111,8 +111,8 @@ def _read(connection: Connection) -> Tables:
         return [dict(row) for row in connection.execute(text(query)).mappings()]
 
     events: dict[str, list[Row]] = defaultdict(list)
-    for row in rows("SELECT run_id, seq, type, time_us, data FROM events ORDER BY run_id, seq"):
-        events[row["run_id"]].append({**row, "data": json.loads(row["data"])})
+    for row in rows("SELECT run_id, seq, type, time_us, data, preceding FROM events ORDER BY run_id, seq"):
+        events[row["run_id"]].extend(_events_of(row))
     nodes: dict[str, list[int]] = defaultdict(list)
     for row in rows("SELECT run_id, number FROM nodes ORDER BY run_id, number"):
         nodes[row["run_id"]].append(row["number"])
@@ -134,6 +134,14 @@ def _read(connection: Connection) -> Tables:
         requests=rows("SELECT id, run_id, state FROM permission_requests"),
         consumptions=rows("SELECT decision_id FROM consumptions"),
     )
+
+
+def _events_of(row: Row) -> Iterator[Row]:
+    """Yield the events of a row: those of the same write that it holds before its own, then its own."""
+    earlier = json.loads(row["preceding"]) if row["preceding"] else []
+    told = [*earlier, (row["type"], row["time_us"], json.loads(row["data"]))]
+    for number, (kind, time_us, data) in enumerate(told, start=row["seq"] - len(earlier)):
+        yield {"run_id": row["run_id"], "seq": number, "type": kind, "time_us": time_us, "data": data}
 
 
 def read_effects(path: Path) -> list[Row]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.log_entries import SQLITE_EVENTS
 from tests.system.cli_scene import CliHarness, scene
 
 LOOK = """
@@ -40,7 +41,7 @@ def program(folder: Path, body: str) -> Path:
 
 def events(cli: CliHarness) -> list[tuple[str, str]]:
     with closing(sqlite3.connect(cli.home / "soong.db")) as database:
-        rows = database.execute("SELECT type, data FROM events ORDER BY run_id, seq")
+        rows = database.execute(f"SELECT type, data FROM {SQLITE_EVENTS} ORDER BY run_id, seq")
         return [(str(kind), str(data)) for kind, data in rows]
 
 

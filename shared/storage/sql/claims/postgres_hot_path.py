@@ -50,7 +50,8 @@ END_AND_UNLOCK: Final = Statement(
         SELECT id FROM workers WHERE id = :worker_id FOR SHARE
     ), e AS MATERIALIZED (
         SELECT * FROM @ends told(key text, run_id text, fence bigint, status text, outcome text, output text,
-                                 error text, run_status text, end_reason text, usage text, events json, nodes json)
+                                 error text, run_status text, end_reason text, usage text, added bigint,
+                                 events json, nodes json)
     ), ended AS (
         UPDATE steps SET
             status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
@@ -61,7 +62,8 @@ END_AND_UNLOCK: Final = Statement(
           AND steps.run_id = e.run_id AND steps.fence = e.fence
           AND steps.worker_id || '' = holder.id AND steps.status || '' IN ('claimed', 'running')
         RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
-                  e.run_status, e.end_reason, e.usage, e.events, e.nodes, steps.growths <> seen.growths AS has_grown
+                  e.run_status, e.end_reason, e.usage, e.added, e.events, e.nodes,
+                  steps.growths <> seen.growths AS has_grown
     ), fallen AS (
         SELECT w.key, w.number FROM (
             SELECT key, sum(number) AS number FROM (
@@ -88,15 +90,15 @@ END_AND_UNLOCK: Final = Statement(
             status = c.run_status, end_reason = coalesce(c.end_reason, runs.end_reason),
             ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
             usage = coalesce(c.usage, runs.usage),
-            last_seq = {LAST_SEQ} + json_array_length(c.events),
+            last_seq = {LAST_SEQ} + c.added,
             last_node = {LAST_NODE} + json_array_length(c.nodes)
         FROM ended AS c WHERE runs.id = c.run_id
         RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
     ), noted AS (
-        INSERT INTO events (run_id, seq, type, time_us, data)
-        SELECT counted.id, counted.last_seq - json_array_length(counted.events) + v.place,
-               v.event->>0, coalesce((v.event->>1)::bigint, :now_us), v.event->>2
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) WITH ORDINALITY AS v(event, place)
+        INSERT INTO events (run_id, seq, type, time_us, data, preceding)
+        SELECT counted.id, counted.last_seq - (v.line->>0)::bigint,
+               v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) AS v(line)
     ), grown AS (
         INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
         SELECT counted.id, counted.last_node - json_array_length(counted.nodes) + v.place,
@@ -180,15 +182,15 @@ TAKE: Final = Statement(
                   agent_id, role, definition, parent_run_id, parent_agent_id, step_title, model, token, surface,
                   dispatched_by, is_foreign, last_seq, last_node
     ), noted AS (
-        INSERT INTO events (run_id, seq, type, time_us, data)
-        SELECT run_id, last_seq - 2, 'step_ready', ready_us, json_build_object('step', key)::text FROM started
-        WHERE ready_us IS NOT NULL
-        UNION ALL
-        SELECT run_id, last_seq - 1, 'step_claimed', :now_us,
-               json_build_object('step', key, 'fence', fence, 'worker', :worker_id::text)::text FROM started
-        UNION ALL
+        INSERT INTO events (run_id, seq, type, time_us, data, preceding)
         SELECT run_id, last_seq, CASE WHEN starts > 1 THEN 'run_resumed' ELSE 'run_started' END, :now_us,
-               json_build_object('step', key, 'fence', fence)::text FROM started
+               json_build_object('step', key, 'fence', fence)::text,
+               concat('[', json_build_array('step_ready', ready_us, json_build_object('step', key))::text
+                           || CASE WHEN ready_us IS NOT NULL THEN ',' END,
+                      json_build_array('step_claimed', :now_us::bigint,
+                                       json_build_object('step', key, 'fence', fence, 'worker', :worker_id::text)),
+                      ']')
+        FROM started
     ), turned AS (
         UPDATE sessions SET last_claimed = t.turn FROM @turns t(id text, turn bigint)
         WHERE sessions.ordinal = (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED)

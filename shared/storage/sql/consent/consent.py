@@ -339,7 +339,7 @@ def _note_late(tx: Transaction, trail: AuditTrail, answer: Answer, state: str) -
     if asked.end_reason is None:
         # Not by the journal, which may move the run as well: whoever answers has no right to that.
         tx.count(COUNT_LATE, run_id=asked.id)
-        told = (asked.id, 0, EventType.SECURITY.value, answer.answered_us, pack(note.data))
+        told = (asked.id, 0, EventType.SECURITY.value, answer.answered_us, pack(note.data), "")
         tx.insert(INSERT_EVENTS, [told])
 
 

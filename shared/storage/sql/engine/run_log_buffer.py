@@ -18,10 +18,14 @@ from soong.shared.storage.sql.engine.transaction import Row, Transaction
 
 INSERT_EVENTS: Final = Insert(
     "events",
-    {"run_id": "text", "_back": "bigint", "type": "text", "time_us": "bigint", "data": "text"},
+    {"run_id": "text", "_back": "bigint", "type": "text", "time_us": "bigint", "data": "text", "preceding": "text"},
     computed={"seq": "(SELECT last_seq FROM runs WHERE id = :run_id) - :_back"},
 )
 """Insert events; ``_back`` counts from the run's last event."""
+
+ROW_EVENTS: Final = 64
+ROW_CHARS: Final = 64 * 1024
+"""Most events in one row, and about how long they may be: a page of a log reads full rows."""
 
 INSERT_NODES: Final = Insert(
     "nodes",
@@ -111,17 +115,17 @@ CHANGE_AND_LOG: Final = Statement(
             usage = coalesce(c.usage, runs.usage),
             fence = coalesce(c.fence, runs.fence),
             worker_id = coalesce(c.worker_id, runs.worker_id),
-            last_seq = {LAST_SEQ} + json_array_length(c.events),
+            last_seq = {LAST_SEQ} + c.added,
             last_node = {LAST_NODE} + json_array_length(c.nodes)
         FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
-                        events json, nodes json)
+                        added bigint, events json, nodes json)
         WHERE runs.id = c.run_id
         RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
     ), noted AS (
-        INSERT INTO events (run_id, seq, type, time_us, data)
-        SELECT counted.id, counted.last_seq - json_array_length(counted.events) + v.place,
-               v.event->>0, coalesce((v.event->>1)::bigint, :now_us), v.event->>2
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) WITH ORDINALITY AS v(event, place)
+        INSERT INTO events (run_id, seq, type, time_us, data, preceding)
+        SELECT counted.id, counted.last_seq - (v.line->>0)::bigint,
+               v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) AS v(line)
     )
     INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
     SELECT counted.id, counted.last_node - json_array_length(counted.nodes) + v.place,
@@ -143,6 +147,8 @@ _CHANGES: Final = Change(
     WHERE id = ?1
     """,
 )
+
+UNUSED: Final = Usage()
 
 END_EVENT: Final[Mapping[RunStatus, EventType]] = {
     RunStatus.COMPLETED: EventType.RUN_COMPLETED,
@@ -212,7 +218,8 @@ class RunLogBuffer:
         """End a run, with its event."""
         entry = self._entry(run_id)
         entry.status, entry.end_reason = status.value, reason.value
-        entry.usage = None if usage is None else pack(usage.as_json())
+        # A run that used nothing leaves its row's usage as it is: empty.
+        entry.usage = None if usage is None or usage == UNUSED else pack(usage.as_json())
         self.note(run_id, END_EVENT[status], end_reason=reason.value)
 
     def flush(self, tx: Transaction) -> None:
@@ -254,10 +261,16 @@ class RunLogBuffer:
         self._entries = {run_id: entry for run_id, entry in self._entries.items() if entry.new is not None}
         if not standing:
             return
-        rows = [_logged_row(run_id, entry) for run_id, entry in standing.items()]
+        rows = [self._logged_row(run_id, entry) for run_id, entry in standing.items()]
         tx.change(_LOGGED, "changes", rows, now_us=self._now_us)
         freed = [_freed_row(run_id, entry) for run_id, entry in standing.items() if entry.is_let_go]
         tx.change(_CHANGES, "changes", freed, now_us=self._now_us)
+
+    def _logged_row(self, run_id: str, entry: _RunEntries) -> tuple[object, ...]:
+        """Return what is changed of a run with its log; one that is let go stays as it is until its log is written."""
+        status, worker_id = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
+        told = (len(entry.events), self._rows_of(entry), entry.nodes)
+        return run_id, status, entry.end_reason, entry.usage, entry.fence, worker_id, *told
 
     def _insert_runs(self, tx: Transaction) -> None:
         surfaces, runs = self._new_runs()
@@ -317,18 +330,34 @@ class RunLogBuffer:
             if e.new is None
         ]
 
-    def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, list[Row], list[Row]]:
-        """Return (status, end reason, usage, [[type, time, data]…], [[parent, kind, payload]…]) of one run."""
+    def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, int, list[Row], list[Row]]:
+        """Return (status, end reason, usage, number of events, their rows, [[parent, kind, payload]…]) of one run."""
         e = self._entries[run_id]
-        return e.status, e.end_reason, e.usage, e.events, e.nodes
+        return e.status, e.end_reason, e.usage, len(e.events), self._rows_of(e), e.nodes
 
     def event_rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield (run id, place from the last, type, time, data) of each event."""
-        return (
-            (run_id, len(e.events) - place, type_, self._now_us if time_us is None else time_us, data)
-            for run_id, e in self._entries.items()
-            for place, (type_, time_us, data) in enumerate(e.events, start=1)
-        )
+        """Yield (run id, place from the last event, type, time, data, preceding) of each row of events."""
+        return ((run_id, *row) for run_id, e in self._entries.items() for row in self._rows_of(e))
+
+    def _rows_of(self, entry: _RunEntries) -> list[Row]:
+        """Return the rows of a run's events: each carries those before it, as far as they fit."""
+        if len(entry.events) == 1:  # most rows of calls
+            type_, time_us, data = entry.events[0]
+            return [(0, type_, self._now_us if time_us is None else time_us, data, "")]
+        rows: list[Row] = []
+        texts: list[str] = []
+        size = 0
+        left = len(entry.events)
+        for type_, given_us, data in entry.events:
+            time_us = self._now_us if given_us is None else given_us
+            left -= 1
+            if left and len(texts) + 1 < ROW_EVENTS and size + len(data) <= ROW_CHARS:
+                texts.append(f"[{pack(type_)},{time_us},{data}]")
+                size += len(data)
+                continue
+            rows.append((left, type_, time_us, data, f"[{','.join(texts)}]" if texts else ""))
+            texts, size = [], 0
+        return rows
 
     def node_rows(self) -> Iterator[tuple[object, ...]]:
         """Yield (run id, place from the last, parent, kind, payload, time) of each node."""
@@ -343,12 +372,6 @@ class RunLogBuffer:
         if entry is None:
             entry = self._entries[run_id] = _RunEntries()
         return entry
-
-
-def _logged_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:
-    """Return what is changed of a run with its log; one that is let go stays as it is until its log is written."""
-    state = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
-    return run_id, state[0], entry.end_reason, entry.usage, entry.fence, state[1], entry.events, entry.nodes
 
 
 def _freed_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:

@@ -63,7 +63,7 @@ class RowReader:
         return "; ".join(self.problems)
 
 
-def value_of(column: str, text: Any, most: int = MAX_CHARS) -> Json:
+def value_of(column: str, text: Any, most: int = MAX_CHARS, depth: int = MAX_DEPTH) -> Json:
     """Return the value of a JSON column. Raises: MalformedError."""
     if not isinstance(text, str) or len(text) > most:
         raise MalformedError(f"{column} is longer than {most} characters")
@@ -71,8 +71,8 @@ def value_of(column: str, text: Any, most: int = MAX_CHARS) -> Json:
         value: Json = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{column} is not JSON: {_words_of(error)}") from error
-    if text.count("[") + text.count("{") > MAX_DEPTH and deeper_than(value, MAX_DEPTH):
-        raise MalformedError(f"{column} is nested deeper than {MAX_DEPTH} levels")
+    if text.count("[") + text.count("{") > depth and deeper_than(value, depth):
+        raise MalformedError(f"{column} is nested deeper than {depth} levels")
     return value
 
 

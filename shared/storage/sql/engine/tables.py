@@ -275,9 +275,10 @@ steps = Table(
 edges = Table(
     "edges",
     metadata,
+    # The key's columns come first: the integrity check of SQLite 3.40 takes those of others for NULL.
     Column("child_key", Text, nullable=False),
-    Column("parent_key", Text, nullable=False),
     _number("position"),
+    Column("parent_key", Text, nullable=False),
     PrimaryKeyConstraint("child_key", "position"),
     Index("ix_edges_parent", "parent_key"),
     sqlite_with_rowid=False,
@@ -392,6 +393,8 @@ events = Table(
     _text("type", None),
     _number("time_us", None),
     _text("data", "{}"),
+    # Events of the same write before this one, whose numbers end at seq - 1: [[type, time, data], …], or empty.
+    _text("preceding"),
     PrimaryKeyConstraint("run_id", "seq"),
     CheckConstraint("seq >= 1", name="seq"),
     _ranges("numbers", "seq", "time_us"),

@@ -192,7 +192,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "events": WorkerRight(
         # Where the log ends: what a bad worker left beyond the count is counted over.
         sees=("run_id", "seq"),
-        inserts=("run_id", "seq", "type", "time_us", "data"),
+        inserts=("run_id", "seq", "type", "time_us", "data", "preceding"),
         new=_log("events", "seq", "last_seq", f"({_RUNNING}) OR (its.worker_id = '' AND {HOLDS}(its.id))"),
     ),
     "nodes": WorkerRight(

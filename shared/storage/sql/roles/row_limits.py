@@ -71,6 +71,7 @@ LIMITS: Final[Mapping[str, Mapping[str, str]]] = {
         **dict.fromkeys(("run_id", "type"), _WORD),
         **dict.fromkeys(("seq", "time_us"), _NUMBER),
         "data": _json("object"),
+        "preceding": f"{{0}} = '' OR ({_json('array')})",
     },
     "nodes": {
         **dict.fromkeys(("number", "parent", "created_us"), _NUMBER),

@@ -13,6 +13,7 @@ from soong.shared.storage.sql.engine.transaction import Transaction
 
 NAMING: Final = (
     ("events", "data", ("run_id", "seq")),
+    ("events", "preceding", ("run_id", "seq")),
     ("nodes", "payload", ("run_id", "number")),
     ("calls", "result", ("run_id", "tool_call_id")),
     ("steps", "output", ("key",)),

@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Select, select
 
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotFoundError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.events import Event, NewEvent, NewNode, Node
+from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
-from soong.shared.storage.sql.engine.rows import call_of, event_of, inputs_of, node_of, pack, run_of, unpack
+from soong.shared.storage.sql.engine.rows import call_of, events_of, inputs_of, node_of, pack, run_of, unpack
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement, packed_rows
 from soong.shared.storage.sql.engine.tables import calls, events, nodes, runs, surfaces, taints
@@ -35,14 +36,13 @@ APPEND_ALL: Final = Statement(
     f"""
     WITH counted AS (
         UPDATE runs SET
-            last_seq = {LAST_SEQ} + json_array_length(:events ::json),
+            last_seq = {LAST_SEQ} + :added,
             last_node = {LAST_NODE} + json_array_length(:nodes ::json)
         WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING id, last_seq, last_node
     ), noted AS (
-        INSERT INTO events (run_id, seq, type, time_us, data)
-        SELECT id, last_seq - json_array_length(:events ::json) + v.place,
-               v.event->>0, coalesce((v.event->>1)::bigint, :now_us), v.event->>2
-        FROM counted CROSS JOIN LATERAL json_array_elements(:events ::json) WITH ORDINALITY AS v(event, place)
+        INSERT INTO events (run_id, seq, type, time_us, data, preceding)
+        SELECT id, last_seq - (v.line->>0)::bigint, v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
+        FROM counted CROSS JOIN LATERAL json_array_elements(:events ::json) AS v(line)
     ), grown AS (
         INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
         SELECT id, last_node - json_array_length(:nodes ::json) + v.place,
@@ -87,13 +87,14 @@ SURFACE_BODIES: Final = Statement(
     "surface bodies: surfaces by digest", "SELECT digest, body FROM surfaces WHERE digest IN @digests"
 )
 RESULT_EVENTS: Final = Statement(
-    "result events: of the last runs of a task's steps, those that its result tells of; whether a text names a "
-    "deliverable, the reader of the event finds out",
+    "result events: of the last runs of a task's steps, the rows that hold what its result tells of; which of their "
+    "events do, their reader finds out",
     """
-    SELECT e.run_id, e.seq, e.type, e.time_us, e.data
+    SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding
     FROM steps AS s JOIN runs AS r ON r.id = s.run_id JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
     WHERE s.task_id = :task_id
-      AND (e.type IN @types OR (e.type = 'tool_completed' AND e.data LIKE :deliverable))
+      AND (e.type IN @types OR (e.type = 'tool_completed' AND e.data LIKE :deliverable)
+           OR (e.preceding <> '' AND EXISTS (SELECT 1 FROM @patterns p(pattern text) WHERE e.preceding LIKE p.pattern)))
     ORDER BY r.ordinal, e.seq
     """,
 )
@@ -131,6 +132,16 @@ class _EventRow(NamedTuple):
     type: str
     time_us: int
     data: str
+    preceding: str
+
+
+_DELIVERABLE: Final = '%"deliverable"%'
+_PATTERNS: Final = [[_DELIVERABLE], *([f'%"{type_}"%'] for type_ in OUTCOME_EVENTS)]
+"""What a row has before its last event when one of these events belongs to the result."""
+
+
+def _is_of_outcome(event: Event) -> bool:
+    return event.type in OUTCOME_EVENTS or (event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data)
 
 
 def _last_runs(tx: Transaction, task_id: str) -> LastRuns:
@@ -138,9 +149,9 @@ def _last_runs(tx: Transaction, task_id: str) -> LastRuns:
     bodies = tx.rows(SURFACE_BODIES, digests=sorted(set(digests.values()))) if digests else ()
     # A step that is pulled has an empty surface: the run that claims it uses its own.
     tools = {digest: Surface.from_json(stored).tools for digest, body in bodies if (stored := unpack(body))}
-    told = tx.rows(RESULT_EVENTS, task_id=task_id, types=OUTCOME_EVENTS, deliverable='%"deliverable"%')
+    told = tx.rows(RESULT_EVENTS, task_id=task_id, types=OUTCOME_EVENTS, deliverable=_DELIVERABLE, patterns=_PATTERNS)
     granted = {run_id: tools[digest] for run_id, digest in digests.items() if digest in tools}
-    return LastRuns(granted, [event_of(_EventRow(*row)) for row in told])
+    return LastRuns(granted, list(filter(_is_of_outcome, events_of(map(_EventRow._make, told)))))
 
 
 class SqlRuns:
@@ -204,11 +215,11 @@ class SqlRuns:
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
         wanted = _events_of(run_id, after_seq).limit(limit)
-        return await self._database.read(lambda tx: [event_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: list(islice(events_of(tx.execute(wanted), after_seq), limit)))
 
     async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
         wanted = _events_of_all(run_ids)
-        return await self._database.read(lambda tx: [event_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: list(events_of(tx.execute(wanted))))
 
     async def last_runs(self, task_id: str) -> LastRuns:
         return await self._database.read(lambda tx: _last_runs(tx, task_id))
@@ -264,8 +275,8 @@ def append_held(
     run_log = RunLogBuffer(now_us)
     run_log.add(run_id, nodes=nodes, events=events)
     if tx.is_postgres:
-        *_, told_events, told_nodes = run_log.end_of(run_id)
-        told = {"events": packed_rows(told_events), "nodes": packed_rows(told_nodes)}
+        *_, added, told_events, told_nodes = run_log.end_of(run_id)
+        told = {"added": added, "events": packed_rows(told_events), "nodes": packed_rows(told_nodes)}
         counted = tx.rows(APPEND_ALL, now_us=now_us, **counts, **told)
     else:
         counted = tx.rows(APPEND, **counts, events=len(events), nodes=len(nodes))

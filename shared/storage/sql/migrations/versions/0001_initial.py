@@ -333,8 +333,8 @@ def _make_tasks() -> None:
     op.create_table(
         "edges",
         Column("child_key", Text, nullable=False),
-        Column("parent_key", Text, nullable=False),
         _number("position"),
+        Column("parent_key", Text, nullable=False),
         PrimaryKeyConstraint("child_key", "position"),
         Index("ix_edges_parent", "parent_key"),
         sqlite_with_rowid=False,
@@ -443,6 +443,7 @@ def _make_runs() -> None:
         _text("type", None),
         _number("time_us", None),
         _text("data", "{}"),
+        _text("preceding"),
         PrimaryKeyConstraint("run_id", "seq"),
         CheckConstraint("seq >= 1", name="seq"),
         _ranges("numbers", "seq", "time_us"),

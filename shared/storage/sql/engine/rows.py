@@ -36,6 +36,7 @@ from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, Step, StepError, Task
 from soong.shared.permissions.provenance import Provenance, provenance_from
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
+from soong.shared.storage.sql.engine.json_encoding import encode, encode_ascii
 from soong.shared.storage.sql.engine.strict import (
     MAX_SHOWN_CHARS,
     MAX_TEXT_CHARS,
@@ -51,19 +52,16 @@ from soong.shared.storage.sql.engine.strict import (
 )
 from soong.shared.tools.result import ErrorType
 
-_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_encode_ascii: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
-
 
 def pack(value: object) -> str:
     """Return JSON text for a column. Lone surrogates, which no database takes as text, are escaped."""
-    text = _encode(value)
+    text = encode(value)
     if text.isascii():
         return text
     try:
         text.encode()
     except UnicodeEncodeError:
-        return _encode_ascii(value)
+        return encode_ascii(value)
     return text
 
 

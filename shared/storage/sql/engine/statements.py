@@ -5,11 +5,12 @@ are ``:name``; ``IN @name`` takes a list; ``FROM @name alias(column type, …)``
 batch of any size is one statement with one plan.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from soong.shared.storage.sql.engine.json_encoding import encode_ascii
 
 _ROWS: Final = re.compile(r"@(\w+) (\w+)\(([^)]*)\)")
 _LIST: Final = re.compile(r"IN @(\w+)")
@@ -22,8 +23,6 @@ _POSTGRES_LIST: Final = r"= ANY(ARRAY(SELECT json_array_elements_text(:\1::json)
 BATCH_ROWS: Final = 1_000
 BATCH_CHARS: Final = 256 * 1024
 """Of one statement that inserts or changes rows. A batch is encoded and sent in a few milliseconds of CPU time."""
-
-_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -54,7 +53,7 @@ class Statement:
     def parameters(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters as the drivers take them."""
         for name in self.packed:
-            given[name] = _encode(given[name])
+            given[name] = encode_ascii(given[name])
         return given
 
 
@@ -114,7 +113,7 @@ class Change:
 
 def packed_rows(rows: Sequence[Sequence[Any]]) -> str:
     """Return rows as the JSON text that statements take for tables."""
-    return _encode(rows)
+    return encode_ascii(rows)
 
 
 def packed_batches(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
@@ -122,7 +121,7 @@ def packed_batches(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     texts: list[str] = []
     size = 0
     for row in rows:
-        text = _encode(row)
+        text = encode_ascii(row)
         if texts and (len(texts) == BATCH_ROWS or size + len(text) > BATCH_CHARS):
             yield f"[{','.join(texts)}]"
             texts, size = [], 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 ALLOW: Final = 0x7FFF0000
-_ERRNO: Final = 0x00050000
+_ERRNO: Final = 5 << 16  # SECCOMP_RET_ERRNO; the errno is in the lower half
 
 _LOAD_WORD: Final = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _JUMP_EQUAL: Final = 0x15

@@ -83,6 +83,18 @@ async def test_tasks_of_plans_are_no_asks(scene: ContractHarness) -> None:
     assert await scene.store.asks.open_asks(scene.own) == []
 
 
+async def test_tasks_are_listed_by_their_kind(scene: ContractHarness) -> None:
+    plan, asked = await scene.task("a"), await ask(scene)
+
+    listed = {kind: await scene.store.tasks.list_tasks(kind=kind) for kind in (None, *TaskKind)}
+
+    assert {kind: [task.id for task in tasks] for kind, tasks in listed.items()} == {
+        None: [asked, plan],
+        TaskKind.ASK: [asked],
+        TaskKind.PLAN: [plan],
+    }
+
+
 async def test_no_worker_gets_an_ask(scene: ContractHarness) -> None:
     await ask(scene)
 

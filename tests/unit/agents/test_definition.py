@@ -21,7 +21,8 @@ from soong.shared.tools.surface import Surface
 def test_the_built_in_definitions_are_found_by_their_ids() -> None:
     registry = builtin_definitions()
 
-    assert registry.ids == {"default_worker_agent", "orchestrator", "explorer", "reviewer", "implementer"}
+    names = {"default_worker_agent", "orchestrator", "explorer", "reviewer", "implementer", "memory_extractor"}
+    assert registry.ids == names
     assert {registry.get(each).id for each in registry.ids} == registry.ids
 
 

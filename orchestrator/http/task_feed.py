@@ -20,7 +20,7 @@ from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, Task
-from soong.shared.engine.tasks.step_state import StepState
+from soong.shared.engine.tasks.step_snapshot import StepSnapshot
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.store import Store
 
@@ -35,7 +35,7 @@ class _Known:
     """A step as its readers have it, and the version in which it changed last."""
 
     fixed: JsonObject
-    state: StepState
+    state: StepSnapshot
     version: int
 
     def shown(self) -> dict[str, Json]:
@@ -129,7 +129,7 @@ class TaskFeed:
     async def _take_in_new_steps(self) -> None:
         for step in await self.store.tasks.steps(self.task_id):
             if step.key not in self._steps:
-                self._steps[step.key] = _Known(_fixed(step), StepState.of(step), self.version + 1)
+                self._steps[step.key] = _Known(_fixed(step), StepSnapshot.of(step), self.version + 1)
 
     async def _head_of(self, task: Task, counts: Mapping[StepStatus, int]) -> dict[str, Json]:
         waiting = await self.store.consent.questions(session_id=task.session_id)

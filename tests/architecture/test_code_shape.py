@@ -25,6 +25,7 @@ _ENVIRONMENT_READERS = {
     "worker/starter.py": "takes the inherited pipe on which its start is reported",
     "worker/app.py": "takes the inherited pipe whose end says that the starter is gone",
     "orchestrator/embedded/environment.py": "makes the environment of the processes that a service starts",
+    "orchestrator/cli/web_console.py": "asks whether a browser may have a window: DISPLAY, WAYLAND_DISPLAY",
     "shared/sandbox/programs.py": "makes the environment of a child from an allowlist",
 }
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from soong.shared.engine.tasks.step_state import StepState
+from soong.shared.engine.tasks.step_snapshot import StepSnapshot
 from tests.contract.scene import ContractHarness, completed, failed
 
 
@@ -14,7 +14,7 @@ async def test_states_are_those_of_the_steps_in_their_order(scene: ContractHarne
 
     states = await scene.store.tasks.step_states(task)
 
-    assert states == [StepState.of(step) for step in await scene.store.tasks.steps(task)]
+    assert states == [StepSnapshot.of(step) for step in await scene.store.tasks.steps(task)]
     assert [str(state.status) for state in states] == ["completed", "failed", "claimed", "ready"]
 
 

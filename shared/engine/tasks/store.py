@@ -30,7 +30,7 @@ from soong.shared.engine.tasks.step import (
     Task,
     TaskCounts,
 )
-from soong.shared.engine.tasks.step_state import StepState
+from soong.shared.engine.tasks.step_snapshot import StepSnapshot
 
 NO_PLANNER: Final = "the agent that plans this task has been stopped"
 
@@ -69,7 +69,7 @@ class TaskStore(Protocol):
         """Raises: NotFoundError."""
         ...
 
-    async def step_states(self, task_id: str) -> Sequence[StepState]:
+    async def step_states(self, task_id: str) -> Sequence[StepSnapshot]:
         """Return the state of each step, in the order of ``steps``, without reading specs and outputs."""
         ...
 

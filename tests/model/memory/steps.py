@@ -27,7 +27,7 @@ from soong.shared.engine.tasks.step import (
     TaskCounts,
     WaitingSteps,
 )
-from soong.shared.engine.tasks.step_state import StepState
+from soong.shared.engine.tasks.step_snapshot import StepSnapshot
 from soong.shared.engine.tasks.store import NO_PLANNER
 from tests.model.memory.claiming import choose, claim_steps
 from tests.model.memory.ending import cancel_step, poison, result_of, write_end
@@ -92,8 +92,8 @@ class MemorySteps:
         return self.rows.step(step_key)
 
     @transaction
-    def step_states(self, task_id: str) -> Sequence[StepState]:
-        return [StepState.of(step) for step in self.rows.steps_of(task_id)]
+    def step_states(self, task_id: str) -> Sequence[StepSnapshot]:
+        return [StepSnapshot.of(step) for step in self.rows.steps_of(task_id)]
 
     @transaction
     def result(self, step_key: str) -> StepResult:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from soong.shared.engine.tasks.failure_report import error_of
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, StepError
-from soong.shared.engine.tasks.step_state import StepState
+from soong.shared.engine.tasks.step_snapshot import StepSnapshot
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MAX_TEXT_CHARS, RowReader
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -20,12 +20,12 @@ STEP_STATES: Final = Statement(
 )
 
 
-def read_states(tx: Transaction, task_id: str) -> list[StepState]:
+def read_states(tx: Transaction, task_id: str) -> list[StepSnapshot]:
     """Return the states of a task's steps, in the order in which they were inserted."""
     return [_state_of(row) for row in tx.rows(STEP_STATES, task_id=task_id)]
 
 
-def _state_of(row: Sequence[Any]) -> StepState:
+def _state_of(row: Sequence[Any]) -> StepSnapshot:
     """Return the state of a row. A malformed one has the error ``malformed_row``, and has failed where it completed."""
     key, status_, outcome, run_id, worker_id, attempt, progress, error_text, started, ended = row
     reading = RowReader()
@@ -36,4 +36,4 @@ def _state_of(row: Sequence[Any]) -> StepState:
         error = StepError(MALFORMED, f"its row is malformed: {reading.problem}", retryable=False)
         status = StepStatus.FAILED if status is StepStatus.COMPLETED else status
     ended_as = None if outcome is None else Outcome(outcome)
-    return StepState(key, status, ended_as, run_id, worker_id, attempt, progress, error, started_us, ended_us)
+    return StepSnapshot(key, status, ended_as, run_id, worker_id, attempt, progress, error, started_us, ended_us)

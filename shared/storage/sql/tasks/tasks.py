@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.step import (
     Task,
     TaskCounts,
 )
-from soong.shared.engine.tasks.step_state import StepState
+from soong.shared.engine.tasks.step_snapshot import StepSnapshot
 from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.storage.sql.claims.claim_context import result_of
 from soong.shared.storage.sql.engine.database import Database
@@ -97,7 +97,7 @@ class SqlTasks:
     async def step(self, step_key: str) -> Step:
         return await self._database.read(lambda tx: read_step(tx, step_key))
 
-    async def step_states(self, task_id: str) -> Sequence[StepState]:
+    async def step_states(self, task_id: str) -> Sequence[StepSnapshot]:
         return await self._database.read(lambda tx: read_states(tx, task_id))
 
     async def result(self, step_key: str) -> StepResult:

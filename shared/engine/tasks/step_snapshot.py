@@ -7,7 +7,7 @@ from soong.shared.engine.tasks.step import Outcome, Step, StepError
 
 
 @dataclass(frozen=True, slots=True)
-class StepState:
+class StepSnapshot:
     """The state of one step at one moment; equal to a former one as long as nothing that people watch has changed."""
 
     key: str
@@ -22,7 +22,7 @@ class StepState:
     ended_us: int | None
 
     @classmethod
-    def of(cls, step: Step) -> "StepState":
+    def of(cls, step: Step) -> "StepSnapshot":
         return cls(
             step.key,
             step.status,

@@ -15,7 +15,7 @@ async def test_states_are_those_of_the_steps_in_their_order(scene: ContractHarne
     states = await scene.store.tasks.step_states(task)
 
     assert states == [StepSnapshot.of(step) for step in await scene.store.tasks.steps(task)]
-    assert [str(state.status) for state in states] == ["completed", "failed", "claimed", "ready"]
+    assert [str(state.status) for state in states] == ["completed", "failed", "running", "ready"]
 
 
 async def test_an_unknown_task_has_no_states(scene: ContractHarness) -> None:

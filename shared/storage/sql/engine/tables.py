@@ -586,7 +586,6 @@ api_tokens = Table(
     _number("created_us"),
     _instant("expires_us"),
     _instant("revoked_us"),
-    # Until then the text is the code of a sign-in, and no token.
     _instant("sign_in_by_us"),
     CheckConstraint("length(digest) = 64", name="digest"),
 )

@@ -24,6 +24,7 @@ from soong.shared.tools.ports import ArtifactStore
 from soong.shared.toolsets.hooks import all_hooks
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from soong.shared.toolsets.tasks import TaskTools
+from soong.worker.acp_step import AcpStepRunner, is_acp
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.capabilities import abilities
 from soong.worker.incarnation import Incarnation
@@ -51,6 +52,7 @@ class AgentStepRunner:
     lent: LentSlots = field(init=False)
     """The slots of the same process that runs do without while they wait for their provider."""
     _runtime: AgentRuntime = field(init=False)
+    _acp: AcpStepRunner = field(init=False)
 
     def __post_init__(self) -> None:
         self.lot = ParkingCoordinator(
@@ -78,12 +80,15 @@ class AgentStepRunner:
             observer=self.watcher,
             pacer=self.pacer,
         )
+        self._acp = AcpStepRunner(self._runtime, environment.paths)
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         """Run the agent of a claimed step from its last state to its end."""
         self.inbox.worker_id = self.incarnation.worker_id
         log = self._runtime.call_log(claim, interruption)
         parking = self._parking(claim, log, interruption)
+        if is_acp(claim):
+            return await self._run_acp(claim, bound, limit, log, parking)
         try:
             agent = await self._runtime.prepare(claim, bound, limit, log, waiting=parking.waiting)
         except InvalidConfigError as error:
@@ -92,6 +97,18 @@ class AgentStepRunner:
             return claim.failed("invalid_input", str(error))
         with self.lot.entered(parking):
             end = await self._runtime.run(agent, WatchedCalls(agent.executor, parking), sleep=self.lent.sleep)
+        return step_end(claim, end, await log.take())
+
+    async def _run_acp(
+        self, claim: Claim, bound: BoundStep, limit: TimeLimit, log: RunCallLog, parking: RunParking
+    ) -> StepEnd:
+        try:
+            with self.lot.entered(parking):
+                end = await self._acp.run(claim, bound, limit, log, parking)
+        except InvalidConfigError as error:
+            return claim.failed("worker_incompatible", str(error))
+        except (NotFoundError, UsageError) as error:
+            return claim.failed("invalid_input", str(error))
         return step_end(claim, end, await log.take())
 
     def _parking(self, claim: Claim, log: RunCallLog, interruption: StopSignal) -> RunParking:

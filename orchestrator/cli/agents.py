@@ -133,11 +133,13 @@ def validate(
 
 def _known(project: Path) -> "AgentDefinitionRegistry":
     """Return what may be named in a project."""
+    from soong.shared.agents.acp_agents import with_acp
     from soong.shared.agents.definition_files import known_definitions
     from soong.shared.agents.project_definitions import with_project
 
     home = load_settings().home
-    return with_project(known_definitions(home), project, load_config(home).agents)
+    config = load_config(home)
+    return with_project(with_acp(known_definitions(home), config), project, config.agents)
 
 
 def _all_files(project: Path) -> "list[DefinitionFile]":

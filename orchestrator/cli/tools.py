@@ -221,11 +221,13 @@ def _surface(
     allowed: tuple[str, ...] | None = None,
 ) -> Surface:
     """Compute the tool set as it is stored with a run of this role and agent."""
+    from soong.shared.agents.acp_agents import with_acp
     from soong.shared.agents.definition_files import known_definitions
     from soong.shared.permissions.configured import surface_request
 
     wanted = agent or ("default_worker_agent" if role is Role.WORKER else "")
-    definition = known_definitions(load_settings().home).get(wanted) if wanted else None
+    definitions = with_acp(known_definitions(load_settings().home), config)
+    definition = definitions.get(wanted) if wanted else None
     request = surface_request(
         config,
         role,

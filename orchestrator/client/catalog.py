@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from soong.orchestrator.client.tool_registry import registry_of
+from soong.shared.agents.acp_agents import acp_tool_names, with_acp
 from soong.shared.agents.definition import (
     DEFINITION,
     AgentDefinition,
@@ -75,7 +76,7 @@ class Catalogue:
             InvalidToolError: a tool is refused.
         """
         environment = ToolEnvironment.of(settings)
-        definitions = known_definitions(settings.home)
+        definitions = with_acp(known_definitions(settings.home), environment.config)
         return cls(tools_of(environment), definitions, environment.config, needs_project=not settings.is_embedded)
 
     def at(self, project: Path) -> "Catalogue":
@@ -90,6 +91,11 @@ class Catalogue:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def ruled_names(self) -> frozenset[str]:
+        """Return the names that a rule can be about: those of tools, and of what agents of others ask for."""
+        return self.names | acp_tool_names(self.config)
 
     @property
     def readonly_tools(self) -> frozenset[str]:

@@ -53,7 +53,7 @@ class Explainer:
         if self.stored is not None:
             return self.stored
         readonly = self.catalogue.readonly_tools
-        names = self.catalogue.names
+        names = self.catalogue.ruled_names
         return self.catalogue.policy.with_rules(
             parse_allow(text, readonly_tools=readonly, tools=names) for text in self.allow
         )

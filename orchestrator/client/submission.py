@@ -28,7 +28,7 @@ from soong.shared.engine.tasks.expansion import models_of, new_ask, new_task
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.model_settings import with_settings
-from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.problems import Unknown
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import NewTask
@@ -157,10 +157,7 @@ def ask_submission(
     _check_goal(goal)
     catalogue = catalogue.at(project)
     definition = _definition(catalogue, agent).with_settings(settings)
-    name = definition.model or model
-    if name in ("", SCRIPT):
-        raise UsageError(f"the agent {agent!r} has no model; choose one with --model provider:name, or set SOONG_MODEL")
-    check_name(name)
+    name = _model_of_ask(definition, model)
     ids = ids or Ids(new_id("sess"), new_id("task"))
     now_us = clock.now_us()
     session = _session(
@@ -212,11 +209,41 @@ def follow_up(
     return Submission(session, task, parse_budget(*budget))
 
 
+def another_ask(
+    goal: str, session: Session, *, agent: str, model: str, catalogue: Catalogue, clock: Clock
+) -> Submission:
+    """Bind a goal in a session that there is, with a conversation of its own. The rules are the session's.
+
+    Raises:
+        UsageError: the goal is empty, or there is no model.
+        NotFoundError: the agent definition is unknown.
+    """
+    _check_goal(goal)
+    catalogue = catalogue.at(Path(session.project))
+    definition = _definition(catalogue, agent)
+    task = _ask(goal, session, definition, _model_of_ask(definition, model), catalogue, clock.now_us())
+    return Submission(session, task)
+
+
+def _model_of_ask(definition: AgentDefinition, model: str) -> str:
+    """Return the model of an agent with a goal. Raises: UsageError."""
+    name = definition.model or model
+    if name in ("", SCRIPT):
+        words = f"the agent {definition.id!r} has no model"
+        raise UsageError(f"{words}; choose one with --model provider:name, or set SOONG_MODEL")
+    if name.startswith(ACP_PREFIX):
+        words = f"the agent {definition.id!r} does steps, and plans none"
+        raise UsageError(f"{words}; give the goal to another agent, which can have it do one")
+    check_name(name)
+    return name
+
+
 def _definition(catalogue: Catalogue, agent: str) -> AgentDefinition:
     """Return a definition. Raises: NotFoundError, with the known ones."""
     known = catalogue.definitions
     if agent not in known.ids:
-        raise NotFoundError("agent definition", agent, Unknown(agent, known.ids, names_all=True).text())
+        plans = frozenset(one for one in known.ids if not one.startswith(ACP_PREFIX))
+        raise NotFoundError("agent definition", agent, Unknown(agent, plans, names_all=True).text())
     return known.get(agent)
 
 
@@ -269,7 +296,7 @@ def _session(
     here = str(cwd or Path.cwd())
     require_text("the rule", *allow)
     require_text("the folder", str(folder), here)
-    rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools, tools=catalogue.names) for text in allow]
+    rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools, tools=catalogue.ruled_names) for text in allow]
     return Session(
         id=session_id,
         project=str(folder),

@@ -2,6 +2,7 @@
 
 from typing import cast
 
+from soong.shared.agents.acp_agents import with_acp
 from soong.shared.agents.definition import AgentDefinitionRegistry
 from soong.shared.agents.definition_files import known_definitions
 from soong.shared.core.clock import Clock, SystemClock
@@ -24,7 +25,8 @@ def registry_of(environment: ToolEnvironment, memory: MemoryProvider | None = No
     Raises:
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
-    known = PlanNames(definitions=known_definitions(environment.home).ids)
+    definitions = with_acp(known_definitions(environment.home), environment.config)
+    known = PlanNames(definitions=definitions.ids)
     recall = RecallTools(environment.config.memory, memory, environment.redactor)
     return make_registry(environment, (PlanTemplates(known), recall, *run_sources()))
 

@@ -271,7 +271,7 @@ def _rule_errors(rules: Sequence[str], catalogue: Catalogue) -> list[Json]:
     errors = []
     for number, rule in enumerate(rules):
         try:
-            parse_allow(rule, readonly_tools=catalogue.readonly_tools, tools=catalogue.names)
+            parse_allow(rule, readonly_tools=catalogue.readonly_tools, tools=catalogue.ruled_names)
         except UsageError as error:
             errors.append(_error(f"body.allow.{number}", str(error), "write a rule as `tool:scope`"))
     return errors

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from soong.shared.agents.client_bodies import leave_long_parts
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.engine.tasks.scripted import resolve_script
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def check_name(name: str) -> None:
     Raises:
         InvalidConfigError: no provider is known by it; names the nearest known models.
     """
-    if name == SCRIPT:
-        return
+    if name == SCRIPT or name.startswith(ACP_PREFIX):
+        return  # plans are checked for which agents there are
     provider, separator, model = name.partition(":")
     if not separator or not model or not _is_provider(provider):
         raise InvalidConfigError(f"the model {name!r} is not known; {_suggestion(name)}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from soong.shared.core.acp_config import AcpConfig
 from soong.shared.core.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -282,6 +283,7 @@ class Config(_Section):
     instructions: InstructionsConfig = InstructionsConfig()
     context: ContextConfig = ContextConfig()
     agents: AgentsConfig = AgentsConfig()
+    acp: AcpConfig = AcpConfig()
     memory: MemoryConfig = MemoryConfig()
     budgets: BudgetsConfig = BudgetsConfig()
     prices: dict[str, PriceConfig] = Field(default_factory=dict)
@@ -374,7 +376,7 @@ def _fields_at(place: tuple[int | str, ...]) -> list[str]:
     """Return the fields that the section at a place has."""
     section: type[BaseModel] = Config
     for name in place:
-        if isinstance(name, str):
+        if isinstance(name, str) and name in section.model_fields:  # others are keys of a table of sections
             kinds = (section.model_fields[name].annotation, *get_args(section.model_fields[name].annotation))
             section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
     return list(section.model_fields)

@@ -15,6 +15,7 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import SystemClock
+from soong.shared.core.config import load_config
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership
@@ -135,6 +136,7 @@ class Site:
             FolderArtifacts(RootedFolder(self.root, "artifacts")),
             self.clock,
             own,
+            load_config(own.home),
         )
         process = WorkerProcess(
             store=self.store,
@@ -229,7 +231,7 @@ async def open_site(store: Store, board: BothPorts, root: Path, **settings: obje
     import soong.shared.agents.loop  # noqa: F401  # the model library: seconds of imports that are none of a test's time
 
     opened.clear()
-    (root / "home").mkdir(parents=True)
+    (root / "home").mkdir(parents=True, exist_ok=True)
     site.project.mkdir()
     for name in SECRETS:
         (site.project / name).write_text("KEY=1", encoding="utf-8")

@@ -30,6 +30,7 @@ from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
 from soong.shared.agents.runtime.permission_gate import DecisionInbox, GateStore, RunGate
+from soong.shared.agents.runtime.prepared import PreparedAgent, PreparedCalls
 from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.time_limit import TimeLimit, UntimedGate
@@ -72,19 +73,6 @@ class AgentStore(GateStore, Protocol):
 
     @property
     def budgets(self) -> BudgetStore: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedAgent:
-    """An agent's run that can begin. ``executor`` makes its calls."""
-
-    task: AgentTask
-    model: Any
-    executor: ToolPipeline
-    log: RunCallLog
-    transcript: StoredTranscript
-    interruption: StopSignal
-    fallbacks: Fallbacks
 
 
 @dataclass(slots=True)
@@ -153,16 +141,34 @@ class AgentRuntime:
             InvalidConfigError: this process cannot run it: it lacks the model's package or its key.
             NotFoundError, UsageError: what is stored of it cannot be run anywhere.
         """
-        interruption = log.interruption
+        fallbacks = self._fallbacks(claim, AgentDefinition.from_json(claim.surface.get(DEFINITION)))
+        model = await self._first_model(claim, fallbacks)
+        calls = self.prepare_calls(claim, bound, limit, log, waiting=waiting)
+        return PreparedAgent(
+            calls.task, calls.executor, calls.log, calls.transcript, calls.run_dirs, model=model, fallbacks=fallbacks
+        )
+
+    def prepare_calls(
+        self,
+        claim: Claim,
+        bound: BoundStep,
+        limit: TimeLimit,
+        log: RunCallLog,
+        *,
+        waiting: Waiting = nullcontext,
+        own_tools: Callable[[Sequence[ToolDefinition]], Sequence[ToolDefinition]] | None = None,
+    ) -> PreparedCalls:
+        """Return what a run of a claim calls with. ``own_tools`` are its agent's own, in addition to its surface.
+
+        Raises: UsageError, when what is stored of it cannot be run anywhere.
+        """
         tools, deferred = self._tools(claim)
         definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
-        fallbacks = self._fallbacks(claim, definition)
-        model = await self._first_model(claim, fallbacks)
         policy = policy_for(Policy.from_json(claim.policy), claim.identity).narrowed_by(self._policy)
         run_dirs = self._run_dirs(claim, policy)
         gate = UntimedGate(self._gate(claim, policy, log, waiting), limit)
         pipeline = ToolPipeline(
-            tools,
+            tools if own_tools is None else (*tools, *own_tools(tools)),
             RunScope(claim.identity, claim.fence, run_dirs),
             gate,
             log,
@@ -176,7 +182,7 @@ class AgentRuntime:
         run_id = claim.identity.run_id
         transcript = StoredTranscript(self.store.runs, log, self.clock, run_id, claim.fence, self.redactor)
         task = self._task(claim, bound, tools, run_dirs, definition, deferred)
-        return PreparedAgent(task, model, pipeline, log, transcript, interruption, fallbacks)
+        return PreparedCalls(task, pipeline, log, transcript, run_dirs)
 
     async def run(
         self, agent: PreparedAgent, executor: Executor | None = None, *, sleep: Sleep = asyncio.sleep

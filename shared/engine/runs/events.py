@@ -50,6 +50,11 @@ class EventType(StrEnum):
     """The history was made shorter for the model; all of it is kept."""
     BUDGET_WARNED = "budget_warned"
     """A budget that concerns the run is nearly used up."""
+    AGENT_PLAN = "agent_plan"
+    """The plan of an agent of others (ACP-01), as it tells it."""
+    AGENT_CALL = "agent_call"
+    """A call of such an agent's own tool has ended; ``asked`` says whether it went through the gate."""
+
     # tool calls (EXE-06, EXE-11)
     TOOL_QUEUED = "tool_queued"
     TOOL_STARTED = "tool_started"

@@ -15,7 +15,15 @@ from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
-from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
+from soong.shared.engine.tasks.plan.plan import (
+    ACP_PREFIX,
+    DEFAULT_DEFINITION,
+    Plan,
+    PlanInput,
+    PlanNames,
+    PlanStep,
+    Report,
+)
 from soong.shared.engine.tasks.plan.validation import DocumentReader
 from soong.shared.engine.tasks.problems import Hint, Problems
 from soong.shared.engine.tasks.status import StepStatus
@@ -59,6 +67,8 @@ def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatc
     # References may name the inputs that the task was given.
     plan = Plan(task.title, tuple(PlanInput(name) for name in task.inputs), (step,), {})
     check_plan(plan, known, _at_dispatch(report))
+    if step.agent.startswith(ACP_PREFIX):
+        report(("agent",), f"{step.agent!r} takes no steps by itself", "name another agent")
     problems.refuse()
     return Dispatch(asked.count, known.with_model(step), asked.max_steps)
 

@@ -16,7 +16,15 @@ from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.graph import find_cycle
-from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, ORCHESTRATOR, Plan, PlanNames, PlanStep, Report
+from soong.shared.engine.tasks.plan.plan import (
+    ACP_PREFIX,
+    DEFAULT_DEFINITION,
+    ORCHESTRATOR,
+    Plan,
+    PlanNames,
+    PlanStep,
+    Report,
+)
 from soong.shared.engine.tasks.plan.template import Reference, references
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Hint, JoinedNames, Unknown
 from soong.shared.engine.tasks.scripted import WHERE, known_scripts
@@ -138,6 +146,9 @@ def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNa
     if known.definitions is not None and step.agent not in known.definitions:
         hint = Unknown(step.agent, known.definitions, names_all=True)
         report((*path, "agent"), f"there is no agent definition {step.agent!r}", hint)
+    if (ACP_PREFIX in (step.agent[:4], step.model[:4])) and step.model not in ("", step.agent):
+        words = f"the agent {step.agent!r} does not run on the model {step.model!r}"
+        report((*path, "model"), words, f"an agent of others ({ACP_PREFIX}NAME) has its own model: leave it out")
     if step.agent == ORCHESTRATOR and not known.may_name_orchestrator:
         words = f"{ORCHESTRATOR!r} plans and delegates, and the agent of a step starts no other agents"
         report((*path, "agent"), words, "give the goal with `soong ask`, or write what it would plan as steps")

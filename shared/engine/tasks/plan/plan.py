@@ -22,6 +22,8 @@ InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
 INPUT_TYPES: tuple[InputType, ...] = ("string", "integer", "number", "boolean", "array", "object")
 
 DEFAULT_DEFINITION = "default_worker_agent"
+ACP_PREFIX = "acp:"
+"""Before the name of an agent of others (ACP-01), as definition and as the model of its runs."""
 ORCHESTRATOR = "orchestrator"
 """The definition of agents that plan and delegate."""
 MAX_MAP_ITEMS = 10_000

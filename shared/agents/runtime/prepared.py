@@ -1,0 +1,35 @@
+"""A run that is put together and can begin (:mod:`soong.shared.agents.runtime.assembly`)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from soong.shared.agents.fallbacks import Fallbacks
+from soong.shared.agents.ports import AgentTask
+from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.transcript import StoredTranscript
+from soong.shared.tools.definition import RunDirs
+from soong.shared.tools.pipeline import ToolPipeline
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCalls:
+    """What a run does and calls with, if its agent is a model or a program. ``executor`` makes its calls."""
+
+    task: AgentTask
+    executor: ToolPipeline
+    log: RunCallLog
+    transcript: StoredTranscript
+    run_dirs: RunDirs
+
+    @property
+    def interruption(self) -> StopSignal:
+        return self.log.interruption
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAgent(PreparedCalls):
+    """The run of an agent on a model that can begin."""
+
+    model: Any
+    fallbacks: Fallbacks

@@ -1,0 +1,118 @@
+"""Agents of others in a service of real processes: one inbox for all, and a worker that is killed (ACP-01)."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from soong.shared.core.errors import SchemaVersionError, UnavailableError
+from soong.shared.permissions.request import PermissionRequest
+from soong.shared.storage.sql.store import open_store
+from tests.integration.acp_site import AGENT
+from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.test_worker_families import worker_of
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[CliHarness]:
+    with scene() as one:
+        state = tmp_path / "state"
+        state.mkdir()
+        one.home.mkdir()
+        command = [sys.executable, "-P", str(AGENT), "resume"]
+        entry, variables = "[acp.agents.scripted]", "[acp.agents.scripted.variables]"
+        text = f"{entry}\ncommand = {command!r}\n{variables}\nAGENT_STATE = {str(state)!r}\n"
+        (one.home / "config.toml").write_text(text)
+        one.environment["AGENT_STATE"] = str(state)
+        up = one.start("up")
+        until((one.home / "service.json").exists, "the service is up", one.logs)
+        yield one
+        up.terminate()
+        up.communicate(timeout=60)
+
+
+def questions(cli: CliHarness) -> list[PermissionRequest]:
+    """Return the questions that nobody has answered."""
+
+    async def read() -> list[PermissionRequest]:
+        store = await open_store(f"sqlite:///{cli.home}/soong.db", migrate=False)
+        try:
+            return [one.request for one in await store.consent.questions() if one.is_pending and one.answer is None]
+        finally:
+            await store.close()
+
+    with suppress(SchemaVersionError, UnavailableError):
+        return asyncio.run(read())
+    return []
+
+
+def answer(cli: CliHarness, *denied: str) -> None:
+    """Answer what is asked: a no to the tools that are named for their step, as ``step tool``, else a yes."""
+    for request in questions(cli):
+        step = request.identity.step_key.partition("/")[2]
+        word = "deny" if f"{step} {request.tool}" in denied else "allow"
+        cli.run("approvals", word, request.id)
+
+
+def agent_step(id: str, *actions: list[object]) -> str:
+    return f"  - {{id: {id}, agent: 'acp:scripted', instructions: x, inputs: {json.dumps({'script': actions})}}}\n"
+
+
+@pytest.mark.spec("ACP-01.a", "ACP-01.b", "CARD-3.a")
+def test_two_agents_of_others_and_a_worker_ask_in_one_inbox(cli: CliHarness) -> None:
+    files = {name: cli.folder / f"{name}.txt" for name in ("own", "ours", "worker")}
+    write = {"calls": [{"call": "code.write_file", "with": {"path": str(files["worker"]), "content": "worker"}}]}
+    plan = "title: Three writers\nsteps:\n" + agent_step(
+        "own", ["edit", str(files["own"]), None, "own"], ["say", "done"]
+    )
+    plan += agent_step("ours", ["write", str(files["ours"]), "ours"], ["say", "done"])
+    plan += "  - {id: worker, allowed_tools: [code.write_file], script: builtin.calls, "
+    plan += f"inputs: {json.dumps(write)}}}\n"
+
+    cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
+
+    def has_ended() -> bool:
+        answer(cli, "ours code.write_file")
+        return {"completed"} == set(cli.step_statuses().values())
+
+    until(has_ended, "all three have ended", lambda: f"{cli.step_statuses()} {questions(cli)}", limit_s=200)
+    shown = cli.json("tasks", "show", cli.task_id())
+    assert {step["id"]: step["outcome"] for step in shown["steps"]} == {
+        "own": "clean",
+        "ours": "partial",
+        "worker": "clean",
+    }
+    assert (files["own"].read_text(), files["ours"].exists(), files["worker"].read_text()) == ("own", False, "worker")
+
+
+@pytest.mark.spec("ACP-01.c", "DAG-09")
+def test_a_worker_that_is_killed_leaves_no_agent_and_nothing_is_done_twice(cli: CliHarness) -> None:
+    state, file = Path(cli.environment["AGENT_STATE"]), cli.folder / "out.txt"
+    plan = "title: t\nsteps:\n" + agent_step("it", ["edit", str(file), None, "x", "usual", "hang"], ["say", "done"])
+    cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
+
+    def has_acted() -> bool:
+        answer(cli)
+        return (state / "acted").exists()
+
+    until(has_acted, "the agent has written", cli.logs)
+    kept = next(state.glob("s*.json"))
+    kept.write_text(kept.read_text().replace('"done": 0', '"done": 1'))
+    agents = [one for one in psutil.process_iter(["cmdline"]) if str(AGENT) in (one.info["cmdline"] or [])]
+
+    worker_of(cli).kill()
+
+    psutil.wait_procs(agents, timeout=20)
+    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in agents)
+    until(lambda: cli.step_statuses()["it"] == "completed", "another life has ended it", cli.logs)
+    shown = cli.json("tasks", "show", cli.task_id())["steps"][0]
+    assert (shown["outcome"], shown["output"]) == ("partial", "done")
+    assert "may or may not have happened" in (state / "prompts.txt").read_text()
+    assert not questions(cli)

@@ -1,0 +1,186 @@
+"""One agent's process and the session in it: started, talked to, and ended with all that it started."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import acp
+from acp import RequestError, schema
+from pydantic import ValidationError
+
+from soong.shared.agents.acp_agents import AcpAgent
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.sandbox.descriptors import PathRefusedError
+from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, ProcessLauncher
+from soong.shared.sandbox.programs import child_environment, find_program, untrusted_folders
+from soong.shared.tools.definition import RunDirs
+from soong.worker.acp.client import AcpClient
+from soong.worker.acp.transport import AgentProtocolError, ProcessTransport
+
+ANSWER_S: Final = 120.0
+"""For the answers before the first prompt: some programs are loaded from afar when they start."""
+_ERROR_CHARS: Final = 1_000
+
+
+class AgentFailedError(Exception):
+    """The agent cannot continue: says why. ``type`` is that of the step's error."""
+
+    def __init__(self, message: str, type: str = "agent_failed", *, is_retryable: bool = True) -> None:
+        super().__init__(message)
+        self.type = type
+        self.is_retryable = is_retryable
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProgram:
+    """What is started: an absolute program, its arguments and its full environment."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: Path
+
+    @classmethod
+    def of(cls, agent: AcpAgent, run_dirs: RunDirs) -> "AgentProgram":
+        """Find it. Nothing in a folder that the run can write is taken for it.
+
+        Raises:
+            InvalidConfigError: this machine does not have it; says how to get it.
+        """
+        untrusted = untrusted_folders(run_dirs)
+        env = {**child_environment(declared=agent.env, untrusted=untrusted), **agent.variables}
+        try:
+            program = find_program(agent.command[0], env, cwd=Path("/"), untrusted=untrusted)
+        except PathRefusedError as error:
+            hint = agent.hint or "name its program in [acp.agents] of config.toml"
+            raise InvalidConfigError(f"the agent 'acp:{agent.name}' cannot be started here: {error}; {hint}") from error
+        return cls((str(program), *agent.command[1:]), env, run_dirs.run_dir / "workspace")
+
+
+@dataclass(slots=True)
+class AgentConnection:
+    """One life of an agent. :meth:`close` is called whatever happened."""
+
+    agent: AcpAgent
+    client: AcpClient
+    launcher: ProcessLauncher
+    heard: Callable[[], object]
+    failed: Callable[[AgentFailedError], object]
+    process: DuplexProcess | None = None
+    capabilities: schema.AgentCapabilities = field(default_factory=schema.AgentCapabilities)
+    agent_info: str = ""
+    _peer: Any = None
+
+    async def start(self, program: AgentProgram, offered: schema.ClientCapabilities) -> None:
+        """Start the process and agree on the protocol. Raises: AgentFailedError."""
+        try:
+            for folder in (*program.cwd.parents[1::-1], program.cwd):  # those of runs, of the run, and its workspace
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.process = await self.launcher.start(DuplexCommand(program.argv, program.cwd, program.env))
+        except (OSError, ValueError) as error:
+            raise AgentFailedError(f"{program.argv[0]} cannot be started: {error}", "agent_not_started") from error
+        transport = ProcessTransport(self.process, self.heard, self._broke_protocol, self.client.room)
+        self._peer = acp.connect_to_agent(self.client, transport, use_unstable_protocol=True)
+        info = schema.Implementation(name="soong", title="Soong", version="1")
+        said = await self._answer(
+            "initialize", self._peer.initialize(acp.PROTOCOL_VERSION, client_capabilities=offered, client_info=info)
+        )
+        if said.protocol_version != acp.PROTOCOL_VERSION:
+            words = f"it speaks protocol version {said.protocol_version}, and this program {acp.PROTOCOL_VERSION}"
+            raise AgentFailedError(words, "agent_incompatible", is_retryable=False)
+        self.capabilities = said.agent_capabilities or schema.AgentCapabilities()
+        about = said.agent_info
+        self.agent_info = f"{about.name} {about.version}"[:200] if about is not None else ""
+
+    def _broke_protocol(self, error: AgentProtocolError) -> None:
+        self.failed(AgentFailedError(str(error), "agent_protocol"))
+
+    @property
+    def can_resume(self) -> bool:
+        """Say whether a session continues in another process."""
+        sessions = self.capabilities.session_capabilities
+        return bool(self.capabilities.load_session) or (sessions is not None and sessions.resume is not None)
+
+    async def open_session(self, cwd: Path) -> str:
+        """Begin a session in its most-asking mode and return its id. Raises: AgentFailedError."""
+        said = await self._answer(
+            "session/new", self._peer.new_session(cwd=str(cwd), mcp_servers=[], **self.agent.session)
+        )
+        if not said.session_id or len(said.session_id) > 1000:
+            raise AgentFailedError("it gave its session no usable id", "agent_protocol")
+        self.client.session_id = said.session_id
+        await self._set_mode(said.modes)
+        return str(said.session_id)
+
+    async def resume_session(self, session_id: str, cwd: Path) -> None:
+        """Take a session up that another process began. Raises: AgentFailedError."""
+        self.client.session_id = session_id
+        sessions = self.capabilities.session_capabilities
+        meta = dict(self.agent.session)
+        if sessions is not None and sessions.resume is not None:
+            work = self._peer.resume_session(session_id=session_id, cwd=str(cwd), mcp_servers=[], **meta)
+            said = await self._answer("session/resume", work)
+        else:
+            self.client.is_replaying = True
+            work = self._peer.load_session(cwd=str(cwd), session_id=session_id, mcp_servers=[], **meta)
+            said = await self._answer("session/load", work)
+            self.client.is_replaying = False
+        await self._set_mode(None if said is None else said.modes)
+
+    async def prompt(self, text: str) -> schema.PromptResponse:
+        """Send a prompt and return how its turn ended. Raises: AgentFailedError."""
+        work = self._peer.prompt(session_id=self.client.session_id, prompt=[acp.text_block(text)])
+        said: schema.PromptResponse = await self._called("session/prompt", work)
+        return said
+
+    async def _set_mode(self, modes: schema.SessionModeState | None) -> None:
+        wanted = self.agent.mode
+        if modes is None or not wanted:
+            return
+        known = [mode.id for mode in modes.available_modes]
+        if wanted not in known:
+            words = f"it has no session mode {wanted!r}, but {known}; name the one that asks most as `mode` of"
+            raise AgentFailedError(f"{words} its entry in config.toml", "agent_incompatible", is_retryable=False)
+        if modes.current_mode_id != wanted:
+            await self._answer(
+                "session/set_mode", self._peer.set_session_mode(session_id=self.client.session_id, mode_id=wanted)
+            )
+
+    async def _answer(self, method: str, work: Any) -> Any:
+        """Wait for an answer that comes soon. Raises: AgentFailedError."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._called(method, work)
+        except TimeoutError:
+            raise AgentFailedError(f"it has not answered {method} for {ANSWER_S:g} s", "agent_silent") from None
+
+    async def _called(self, method: str, work: Any) -> Any:
+        try:
+            return await work
+        except RequestError as error:
+            details = f": {str(error.data)[:_ERROR_CHARS]}" if error.data else ""
+            hint = "; sign in with its own program first" if error.code == RequestError.auth_required().code else ""
+            raise AgentFailedError(f"it refused {method} ({error}{details}){hint}") from error
+        except ConnectionError:
+            raise AgentFailedError(f"it ended before it had answered {method}{self._last_words()}") from None
+        except ValidationError as error:
+            words = f"its answer to {method} is not the protocol's: {str(error)[:_ERROR_CHARS]}"
+            raise AgentFailedError(words, "agent_protocol") from error
+
+    def _last_words(self) -> str:
+        said = self.process.last_errors.strip()[-_ERROR_CHARS:] if self.process is not None else ""
+        return f"; it said: {said}" if said else ""
+
+    def kill(self) -> None:
+        """Begin to end it, at once."""
+        if self.process is not None:
+            self.process.kill()
+
+    async def close(self) -> None:
+        """End the process and everything that it started."""
+        self.kill()
+        if self._peer is not None:
+            await self._peer.close()
+        if self.process is not None:
+            await self.process.end()

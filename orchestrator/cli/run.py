@@ -26,6 +26,7 @@ from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.expansion import models_of
 from soong.shared.engine.tasks.plan.model_settings import parse_settings
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.permissions.consent import Preview, StepGrant
 
 BUDGET_HELP: Final = "What it may use in all: 2usd, 200ktok, or both [the configuration's]."
@@ -116,7 +117,8 @@ def check_models(settings: Settings, names: frozenset[str]) -> None:
     record = read_record(settings.home) if settings.is_embedded else None
     if settings.is_embedded and (record is None or not record.is_process_alive):
         for name in names - {SCRIPT}:
-            resolve_model(name)
+            if not name.startswith(ACP_PREFIX):  # an agent of others, which its worker looks for
+                resolve_model(name)
 
 
 def read_inputs(given: list[str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """An agent that speaks the Agent Client Protocol by the official SDK and does what its prompt scripts, as a process.
 
-The prompt holds a JSON document ``{"script": [[action, …], …]}`` among its inputs; each action is done in order. What
-it has done is kept in a session file below ``AGENT_STATE``, so that another process can load the session.
+The prompt holds a JSON document ``{"script": [[action, …], …]}`` among its inputs, or ``AGENT_SCRIPT`` does; each
+action is done in order. What it has done is kept in a session file below ``AGENT_STATE``, so that another process can
+load the session.
 """
 
 import asyncio
@@ -84,7 +85,8 @@ class ScriptedAgent:
         (STATE / "prompts.txt").open("a").write(f"{text}\n---\n")
         found = re.search(r'\{"inputs":.*', text)
         if found is not None:
-            self.script = json.loads(found[0])["inputs"]["script"]
+            given = json.loads(found[0])["inputs"].get("script")
+            self.script = json.loads(os.environ["AGENT_SCRIPT"]) if given is None else given
         elif text.startswith(("the result", "there is no")):
             self.script, self.done = [["say", os.environ.get("AGENT_CORRECTED", "{}")]], 0
         self.keep()

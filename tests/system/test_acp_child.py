@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,8 +15,8 @@ from soong.shared.core.errors import SchemaVersionError, UnavailableError
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.sql.store import open_store
 from tests.integration.acp_site import AGENT
-from tests.system.cli_scene import CliHarness, scene, until
-from tests.system.test_worker_families import worker_of
+from tests.system.cli_scene import CliHarness, Terminal, scene, until
+from tests.system.test_worker_families import ROOT, worker_of
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -53,12 +54,14 @@ def questions(cli: CliHarness) -> list[PermissionRequest]:
     return []
 
 
-def answer(cli: CliHarness, *denied: str) -> None:
-    """Answer what is asked: a no to the tools that are named for their step, as ``step tool``, else a yes."""
-    for request in questions(cli):
+def answer(cli: CliHarness, *denied: str) -> list[PermissionRequest]:
+    """Answer what is asked and return it: a no to tools that are named for their step (``step tool``), else a yes."""
+    asked = questions(cli)
+    for request in asked:
         step = request.identity.step_key.partition("/")[2]
         word = "deny" if f"{step} {request.tool}" in denied else "allow"
         cli.run("approvals", word, request.id)
+    return asked
 
 
 def agent_step(id: str, *actions: list[object]) -> str:
@@ -116,3 +119,28 @@ def test_a_worker_that_is_killed_leaves_no_agent_and_nothing_is_done_twice(cli: 
     assert (shown["outcome"], shown["output"]) == ("partial", "done")
     assert "may or may not have happened" in (state / "prompts.txt").read_text()
     assert not questions(cli)
+
+
+@pytest.mark.spec("ACP-01.a", "ACP-01.b")
+def test_the_first_minute_of_the_documentation(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "acp.md").read_text()
+    plan = page.partition("```yaml\n# readme.yaml\n")[2].partition("```")[0]
+    said = page.partition("soong run readme.yaml")[2].partition("\n")[0]
+    program = tmp_path / "claude-agent-acp"
+    with scene() as one:
+        readme = one.folder / "README.md"
+        readme.write_text("# Titel\n")
+        script = json.dumps([["edit", str(readme), "# Titel", "# Title\n"], ["say", "mended"]])
+        variables = f"AGENT_STATE={shlex.quote(str(tmp_path))} AGENT_SCRIPT={shlex.quote(script)}"
+        program.write_text(f"#!/bin/sh\n{variables} exec {sys.executable} -P {AGENT} resume\n")
+        program.chmod(0o755)
+        one.environment |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "COLUMNS": "100", "LINES": "60"}
+        terminal = Terminal(one, "run", one.plan(plan, "readme.yaml"), *shlex.split(said))
+
+        for tool in ("acp.claude-code.run", "acp.claude-code.edit"):
+            terminal.expect(f"{tool} asks for permission")
+            until(terminal.is_at_mark, "the prompt", lambda: terminal.shown)
+            terminal.answer("1\n")
+
+        terminal.expect("mended")
+        assert readme.read_text() == "# Title\n"

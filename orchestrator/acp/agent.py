@@ -1,0 +1,263 @@
+"""Soong as an agent of the Agent Client Protocol: what an editor talks to (ACP-02).
+
+A client of the service like ``soong ask``: a session of the protocol is a session of ours under the same id, a prompt
+is an ask in it, and the editor's user is the responder of the session.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import acp
+from acp import RequestError, schema
+
+from soong.orchestrator.acp.plan_view import plan_of, text_of_prompt
+from soong.orchestrator.acp.questions import FrontEndQuestions
+from soong.orchestrator.acp.turn import PromptTurn, text_of
+from soong.orchestrator.approvals.remote_responder import refusal_reason
+from soong.orchestrator.client.catalog import Catalogue
+from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.outcome import outcome_of
+from soong.orchestrator.client.submission import Ids, Submission, another_ask, ask_submission, follow_up
+from soong.shared.core.clock import SystemClock, rfc3339
+from soong.shared.core.errors import NotFoundError, SoongError
+from soong.shared.core.ids import new_id
+from soong.shared.core.log import get_logger
+from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.step import Task
+
+log = get_logger(__name__)
+
+PAGE: Final = 50
+MANY: Final = 1000
+VERSION: Final = "1"
+
+
+@dataclass(slots=True)
+class _OpenSession:
+    """A session that the front end has opened. ``turn`` is the prompt that is worked on."""
+
+    cwd: Path
+    turn: PromptTurn | None = None
+    answering: "asyncio.Task[None] | None" = None
+    is_busy: bool = False
+
+
+@dataclass(slots=True)
+class OrchestratorAgent:
+    """One connection. ``connected`` gives the client of the service, which is started when it is first needed."""
+
+    settings: Settings
+    agent: str
+    connected: Callable[[], Awaitable[Client]]
+    _connection: Any = None
+    _open: dict[str, _OpenSession] = field(default_factory=dict)
+
+    def on_connect(self, conn: Any) -> None:
+        self._connection = conn
+
+    async def initialize(
+        self, protocol_version: int, client_capabilities: Any = None, client_info: Any = None, **_: Any
+    ) -> schema.InitializeResponse:
+        del protocol_version, client_capabilities, client_info
+        sessions = schema.SessionCapabilities(
+            list=schema.SessionListCapabilities(), resume=schema.SessionResumeCapabilities(), close={}
+        )
+        can = schema.AgentCapabilities(
+            load_session=True,
+            prompt_capabilities=schema.PromptCapabilities(embedded_context=True),
+            session_capabilities=sessions,
+        )
+        about = schema.Implementation(name="soong", title="Soong", version=VERSION)
+        return schema.InitializeResponse(
+            protocol_version=acp.PROTOCOL_VERSION, agent_capabilities=can, agent_info=about, auth_methods=[]
+        )
+
+    async def authenticate(self, method_id: str, **_: Any) -> schema.AuthenticateResponse | None:
+        raise RequestError.invalid_params({"details": f"there is no sign-in {method_id[:100]!r}; none is needed"})
+
+    # -- sessions
+    async def new_session(self, cwd: str, **_: Any) -> schema.NewSessionResponse:
+        session_id = new_id("sess")
+        self._open[session_id] = _OpenSession(_folder(cwd))
+        return schema.NewSessionResponse(session_id=session_id)
+
+    async def resume_session(self, session_id: str, cwd: str, **_: Any) -> schema.ResumeSessionResponse:
+        await self._opened(session_id, cwd)
+        return schema.ResumeSessionResponse()
+
+    async def load_session(self, cwd: str, session_id: str, **_: Any) -> schema.LoadSessionResponse | None:
+        """Open a session and tell its conversation again."""
+        client = await self._opened(session_id, cwd)
+        for task in reversed(await _asks(client, session_id)):
+            await self._send(session_id, acp.update_user_message_text(task.title))
+            view = await client.view(task.id)
+            if view.steps:
+                await self._send(session_id, acp.update_plan(plan_of(view)))
+            answer = text_of((await outcome_of(client.store, view, client.settings.runs)).answer)
+            await self._send(session_id, acp.update_agent_message_text(answer or f"({task.status})"))
+        return schema.LoadSessionResponse()
+
+    async def list_sessions(
+        self, cwd: str | None = None, cursor: str | None = None, **_: Any
+    ) -> schema.ListSessionsResponse:
+        client = await self._client()
+        found: dict[str, schema.SessionInfo] = {}
+        for task in await client.store.tasks.list_tasks(limit=MANY):
+            if task.kind is not TaskKind.ASK:
+                continue
+            session = await client.store.sessions.session(task.session_id)
+            if cwd and session.cwd != str(_folder(cwd)):
+                continue
+            known = found.get(session.id)
+            updated = known.updated_at if known is not None else rfc3339(task.created_us)
+            found[session.id] = schema.SessionInfo(
+                session_id=session.id, cwd=session.cwd, title=task.title[:200], updated_at=updated
+            )
+        listed = list(found.values())
+        start = int(cursor) if cursor and cursor.isdigit() else 0
+        following = str(start + PAGE) if start + PAGE < len(listed) else None
+        return schema.ListSessionsResponse(sessions=listed[start : start + PAGE], next_cursor=following)
+
+    async def close_session(self, session_id: str, **_: Any) -> schema.CloseSessionResponse | None:
+        """Let go of a session: its task is cancelled, its rows stay."""
+        session = self._session(session_id)
+        await self.cancel(session_id)
+        await _stop(session)
+        del self._open[session_id]
+        return schema.CloseSessionResponse()
+
+    async def set_session_mode(self, mode_id: str, session_id: str, **_: Any) -> schema.SetSessionModeResponse | None:
+        del session_id
+        raise RequestError.invalid_params({"details": f"there is no mode {mode_id[:100]!r}: rules are in config.toml"})
+
+    async def set_config_option(self, config_id: str, session_id: str, value: Any, **_: Any) -> Any:
+        del session_id, value
+        raise RequestError.invalid_params({"details": f"there is no option {config_id[:100]!r}"})
+
+    # -- prompts
+    async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> schema.PromptResponse:
+        """Give the prompt to an agent as a goal and follow it to its answer."""
+        session = self._session(session_id)
+        if session.is_busy:
+            raise RequestError.invalid_request({"details": "the session works on a prompt; cancel it first"})
+        session.is_busy = True
+        try:
+            return await self._asked(session_id, session, text_of_prompt(prompt))
+        except SoongError as error:
+            raise RequestError(-32603, str(error)) from error
+        finally:
+            session.is_busy, session.turn = False, None
+            await _stop(session)
+
+    async def cancel(self, session_id: str, **_: Any) -> None:
+        session = self._open.get(session_id)
+        if session is None or session.turn is None:
+            return
+        try:
+            await session.turn.cancel()
+        except SoongError as error:  # a notification has no answer; the prompt's own tells how it ended
+            log.warning("prompt_not_cancelled", session=session_id, error=str(error))
+
+    async def _asked(self, session_id: str, session: _OpenSession, goal: str) -> schema.PromptResponse:
+        client = await self._client()
+        prepared = await self._prepared(client, session_id, session, goal)
+        questions = FrontEndQuestions(self._connection, session_id, client.store.runs)
+        root = prepared.task.root_run.identity
+        await client.submit(prepared.session, prepared.task, budget=prepared.budget)
+        session.turn = PromptTurn(self._connection, client, prepared.session, prepared.task.id, root.run_id, questions)
+        refusal = refusal_reason(prepared.session, client.settings.principal)
+        if refusal:
+            await self._send(session_id, acp.update_agent_thought_text(f"Questions are not answered here: {refusal}\n"))
+        else:
+            session.answering = client.attach(prepared.session, questions, channel="acp")
+        return await session.turn.run()
+
+    async def _prepared(self, client: Client, session_id: str, session: _OpenSession, goal: str) -> Submission:
+        """Bind a goal: the first of the session, or another one that continues what completed last."""
+        catalogue, clock, model = Catalogue.of(self.settings), SystemClock(), self.settings.model
+        try:
+            row = await client.store.sessions.session(session_id)
+        except NotFoundError:
+            return ask_submission(
+                goal,
+                agent=self.agent,
+                project=session.cwd,
+                cwd=session.cwd,
+                approval_mode=ApprovalMode.PROMPT,
+                model=model,
+                allow=(),
+                catalogue=catalogue,
+                clock=clock,
+                principal=self.settings.principal,
+                ids=Ids(session_id, new_id("task")),
+            )
+        for task in await _asks(client, session_id):
+            former = await client.store.runs.run(task.root_run_id)
+            if former.status is RunStatus.COMPLETED:
+                return follow_up(goal, row, former, agent="", model="", catalogue=catalogue, clock=clock)
+        return another_ask(goal, row, agent=self.agent, model=model, catalogue=catalogue, clock=clock)
+
+    # -- common
+    async def _client(self) -> Client:
+        try:
+            return await self.connected()
+        except SoongError as error:
+            raise RequestError(-32603, str(error)) from error
+
+    def _session(self, session_id: str) -> _OpenSession:
+        try:
+            return self._open[session_id]
+        except KeyError:
+            raise RequestError.resource_not_found(session_id[:100]) from None
+
+    async def _opened(self, session_id: str, cwd: str) -> Client:
+        """Open a stored session. Raises: RequestError, for one that is not there or belongs to another folder."""
+        client = await self._client()
+        try:
+            row = await client.store.sessions.session(session_id)
+        except NotFoundError:
+            if session_id in self._open:
+                return client  # it has had no prompt yet
+            raise RequestError.resource_not_found(session_id[:100]) from None
+        if row.principal != self.settings.principal:
+            raise RequestError.resource_not_found(session_id[:100])
+        folder = _folder(cwd)
+        if row.cwd != str(folder):
+            raise RequestError.invalid_params({"details": f"the session works in {row.cwd}, not in {folder}"})
+        self._open.setdefault(session_id, _OpenSession(folder))
+        return client
+
+    async def _send(self, session_id: str, update: Any) -> None:
+        await self._connection.session_update(session_id, update)
+
+    async def close(self) -> None:
+        """Let go of everything: the front end has gone. Tasks under way continue."""
+        for session in self._open.values():
+            await _stop(session)
+
+
+def _folder(cwd: str) -> Path:
+    """Raises: RequestError."""
+    path = Path(cwd)
+    if not path.is_absolute() or not path.is_dir():
+        raise RequestError.invalid_params({"details": f"cwd {cwd[:300]!r} is not an absolute path of a folder"})
+    return path.resolve()
+
+
+async def _stop(session: _OpenSession) -> None:
+    if session.answering is not None:
+        session.answering.cancel()
+        await asyncio.gather(session.answering, return_exceptions=True)
+        session.answering = None
+
+
+async def _asks(client: Client, session_id: str) -> list[Task]:
+    """Return the asks of a session, newest first."""
+    tasks = await client.store.tasks.list_tasks(session_id=session_id, limit=MANY)
+    return [task for task in tasks if task.kind is TaskKind.ASK]

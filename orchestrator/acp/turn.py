@@ -1,0 +1,172 @@
+"""One prompt of a front end: an ask, followed to its answer and reported in the terms of the protocol (ACP-02)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import acp
+from acp import schema
+
+from soong.orchestrator.acp.plan_view import plan_of
+from soong.orchestrator.acp.questions import ENDED, FrontEndQuestions
+from soong.orchestrator.client.client import Client, TaskSnapshot
+from soong.orchestrator.client.live_run import follow_live
+from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
+from soong.orchestrator.client.tail import RunTail
+from soong.shared.core.errors import SoongError
+from soong.shared.core.inert import inert
+from soong.shared.core.jsontext import Json, dump
+from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.sessions.session import CommandKind, Session
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.wire.answers import AnswerDelta
+
+MAX_CALL_CHARS: Final = 2_000
+
+
+@dataclass(slots=True)
+class PromptTurn:
+    """Follows one task for one front end. :meth:`cancel` ends it."""
+
+    connection: Any
+    client: Client
+    session: Session
+    task_id: str
+    root_run_id: str
+    questions: FrontEndQuestions
+    is_cancelled: bool = False
+    _shown: str = ""
+    """The text of the model's turn that arrives, as far as it has been sent."""
+    _turn: int = 0
+    _plan: list[schema.PlanEntry] = field(default_factory=list)
+    _calls: set[str] = field(default_factory=set)
+
+    async def run(self) -> schema.PromptResponse:
+        """Follow the task to its end and return how the turn ended."""
+        telling = asyncio.create_task(self._tell_agent())
+        try:
+            last = await self._follow()
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+        await self.questions.settle(is_over=True)
+        outcome = await outcome_of(self.client.store, last, self.client.settings.runs)
+        await self._say_end(outcome)
+        return schema.PromptResponse(stop_reason=self._stop_reason(outcome), usage=await self._usage(last))
+
+    async def cancel(self) -> None:
+        """Cancel the task with everything that works for it."""
+        self.is_cancelled = True
+        task = await self.client.store.tasks.task(self.task_id)
+        if not task.status.is_terminal:
+            await self.client.command(CommandKind.CANCEL, task, reason="cancelled in the editor")
+
+    async def _follow(self) -> TaskSnapshot:
+        last: TaskSnapshot | None = None
+        async for view in self.client.follow(self.task_id):
+            last = view
+            plan = plan_of(view)
+            if plan != self._plan:
+                self._plan = plan
+                await self._send(acp.update_plan(plan))
+            await self.questions.settle()
+        assert last is not None, "a task that is followed has a state"
+        return last
+
+    # -- what the agent of the ask says and does
+    async def _tell_agent(self) -> None:
+        tail = RunTail(self.client.store.runs, self.client.subscriber.subscribe_run)
+        async for said in follow_live(tail, self.client.subscriber.subscribe_answer, self.root_run_id):
+            if isinstance(said, AnswerDelta):
+                await self._tell_answer(said)
+            else:
+                await self._tell_call(said)
+
+    async def _tell_answer(self, delta: AnswerDelta) -> None:
+        """Send what is new of the answer that arrives; what was sent cannot be taken back."""
+        text = delta.applied_to(self._shown if delta.turn == self._turn else "")
+        if delta.turn != self._turn:
+            before, self._turn, self._shown = self._shown, delta.turn, ""
+            text = f"\n\n{text}" if before and text else text
+        if text.startswith(self._shown) and len(text) > len(self._shown):
+            await self._send(acp.update_agent_message_text(text[len(self._shown) :]))
+            self._shown = text
+
+    async def _tell_call(self, event: Event) -> None:
+        call_id, tool = str(event.data.get("tool_call_id", "")), str(event.data.get("tool", ""))
+        if event.type == EventType.TOOL_STARTED and call_id not in self._calls:
+            self._calls.add(call_id)
+            said = dump(event.data.get("input"))[:MAX_CALL_CHARS]
+            await self._send(acp.start_tool_call(call_id, inert(tool), kind=_kind(tool), status="in_progress"))
+            content = [acp.tool_content(acp.text_block(said))]
+            await self._send(acp.update_tool_call(call_id, content=content))
+        elif (status := ENDED.get(event.type)) and call_id in self._calls:
+            summary = inert(str(event.data.get("message") or event.data.get("summary") or ""))
+            told = [acp.tool_content(acp.text_block(summary))] if summary else None
+            await self._send(acp.update_tool_call(call_id, status=status, content=told))
+
+    # -- the end
+    async def _say_end(self, outcome: TaskOutcome) -> None:
+        """Say what has not been said: the answer, if it did not arrive piece by piece, or why there is none."""
+        task = outcome.view.task
+        if task.status is TaskStatus.COMPLETED:
+            rest = rest_of(text_of(outcome.answer), self._shown)
+            if rest:
+                await self._send(acp.update_agent_message_text(rest))
+        elif not self.is_cancelled:
+            run = await self.client.store.runs.run(self.root_run_id)
+            why = f"{run.end_reason}" if run.end_reason is not None else str(task.status)
+            words = f"\n\nThe task {task.id} is {task.status}: {why}."
+            await self._send(acp.update_agent_message_text(words))
+        for denial in outcome.denials:
+            await self._send(acp.update_agent_thought_text(f"{denial.step_id}: {denial.tool} was denied. "))
+
+    def _stop_reason(self, outcome: TaskOutcome) -> schema.StopReason:
+        return "cancelled" if self.is_cancelled or outcome.status is TaskStatus.CANCELLED else "end_turn"
+
+    async def _usage(self, view: TaskSnapshot) -> schema.Usage | None:
+        runs = [run for task in (view.task, *view.planned) for run in await self._runs(task.id)]
+        read = sum(run.usage.input_tokens for run in runs)
+        written = sum(run.usage.output_tokens for run in runs)
+        cached = sum(run.usage.cached_tokens for run in runs)
+        return schema.Usage(
+            total_tokens=read + written, input_tokens=read - cached, output_tokens=written, cached_read_tokens=cached
+        )
+
+    async def _runs(self, task_id: str) -> Sequence[Any]:
+        return await self.client.store.runs.list_runs(task_id=task_id)
+
+    async def _send(self, update: Any) -> None:
+        try:
+            await self.connection.session_update(self.session.id, update)
+        except (ConnectionError, SoongError):  # the front end has gone; its task goes on without it
+            return
+
+
+def rest_of(answer: str, shown: str) -> str:
+    """Return what of an answer has not been shown; an answer is stored without blanks at its end."""
+    if answer.startswith(shown):
+        return answer[len(shown) :]
+    if answer.startswith(shown.rstrip()):
+        return answer[len(shown.rstrip()) :].lstrip()
+    return f"\n\n{answer}"
+
+
+def text_of(answer: Json) -> str:
+    """Return an answer as a message."""
+    if isinstance(answer, str):
+        return answer
+    return "" if answer is None else f"```json\n{dump(answer)}\n```"
+
+
+def _kind(tool: str) -> schema.ToolKind:
+    if tool.startswith("agent."):
+        return "think"
+    if tool in ("code.read_file", "code.list_dir"):
+        return "read"
+    if tool == "code.search":
+        return "search"
+    if tool == "code.run_command":
+        return "execute"
+    return "edit" if tool.startswith("code.") else "other"

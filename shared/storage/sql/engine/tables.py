@@ -59,8 +59,7 @@ DUE = "status = 'pending' AND not_before_us IS NOT NULL"
 UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
 
 ROOM: Final[dict[str, Any]] = {"postgresql_with": {"fillfactor": 40}}
-"""Of a table whose rows change twice or three times: the next version finds room on the row's page. PostgreSQL then
-writes ahead only what changed, and tells no index that has none of the changed columns."""
+"""Of a table whose rows change often: the next version fits on the page, and little of it is written ahead (0026)."""
 
 # -- processes and sessions
 owners = Table(
@@ -318,7 +317,6 @@ runs = Table(
     _number("attempt", 1),
     _text("retry_of"),
     _number("created_us"),
-    # What its way changes lies together.
     _text("worker_id"),
     _number("fence"),
     _instant("started_us"),

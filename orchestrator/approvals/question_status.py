@@ -17,6 +17,7 @@ CHANNELS: Final = {
     "terminal": "a terminal",
     "cli": "soong approvals",
     "http": "the HTTP API",
+    "mcp": "an MCP client",
     "sdk": "a program",
 }
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from soong.orchestrator.http import (
     approval_routes,
     console_files,
+    progress_routes,
     run_routes,
     service_routes,
     session_routes,
@@ -24,6 +25,7 @@ from soong.orchestrator.http import (
 from soong.orchestrator.http.context import Api, Needs
 from soong.orchestrator.http.edge import EdgeMiddleware
 from soong.orchestrator.http.front_page import POLICY, front_page
+from soong.orchestrator.http.mcp_endpoint import McpEndpoint
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.peers import Peers
 from soong.orchestrator.http.problems import MEANINGS, MEDIA_TYPE, ProblemSchema, add_handlers
@@ -42,6 +44,7 @@ _ROUTERS: Final = (
     sign_in_routes,
     session_routes,
     task_routes,
+    progress_routes,
     run_routes,
     approval_routes,
     watch_routes,
@@ -49,12 +52,17 @@ _ROUTERS: Final = (
 )
 
 
-def make_app(api: Api, borders: RequestPolicy) -> EdgeMiddleware:
-    """Return what is served. ``api`` is closed by its creator."""
+def make_app(api: Api, borders: RequestPolicy, mcp: McpEndpoint) -> EdgeMiddleware:
+    """Return what is served. ``api`` is closed by its creator; ``mcp`` serves while it runs."""
+    return EdgeMiddleware(mcp, borders, api.authenticator, Peers(api.client.store.sessions), api.limits, api.requests)
+
+
+def make_routes(api: Api) -> FastAPI:
+    """Return the application behind the edge: every route, without the checks of who may come in."""
     app = _routes()
     app.state.api = api
     add_handlers(app)
-    return EdgeMiddleware(app, borders, api.authenticator, Peers(api.client.store.sessions), api.limits, api.requests)
+    return app
 
 
 def description() -> dict[str, Any]:

@@ -25,7 +25,6 @@ from soong.orchestrator.http.context import Api, Needs, api_of, until_changed
 from soong.orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.questions import AnswerableApproval, AnswerableApprovalDetail, ApprovalView, who_answered
-from soong.orchestrator.http.responder_leases import CHANNEL
 from soong.orchestrator.http.schemas import Page, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
 from soong.shared.core.errors import AlreadyDecidedError
@@ -223,7 +222,7 @@ def _row(api: Api, caller: Caller, question: Question, body: AnswerBody) -> Answ
         question.request.id,
         Choice(body.choice),
         caller.principal,
-        CHANNEL,
+        caller.channel,
         body.input_digest,
         api.client.clock.now_us(),
         reason,

@@ -38,6 +38,8 @@ class Caller:
 
     token: ApiToken
     peer: Peer | None = None
+    channel: str = "http"
+    """How what the caller says came here, for the record of an answer."""
 
     @property
     def principal(self) -> str:

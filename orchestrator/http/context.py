@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from fastapi import Request
 
@@ -27,12 +27,24 @@ from soong.shared.permissions.access.token import Right
 READY_FOR_S: Final = 1.0
 
 
+class ArtifactReader(Protocol):
+    """What is read of the artifact store."""
+
+    async def get(self, digest: str) -> bytes:
+        """Return the bytes of a digest.
+
+        Raises: NotFoundError; ForgedError or ForeignEntryError when something else lies in their place.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class Api:
     """One server's parts. Its creator closes it. ``stopping`` ends long polls and streams."""
 
     client: Client
     metrics: MetricsSource
+    artifacts: ArtifactReader
     home: str = field(default_factory=lambda: str(Path.home()))
     limits: Limits = field(default_factory=Limits)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,6 +55,7 @@ class Api:
     requests: RequestLimiter = field(init=False)
     streams: RequestLimiter = field(init=False)
     large_plans: asyncio.Semaphore = field(init=False)
+    artifact_reads: asyncio.Semaphore = field(init=False)
     _catalogue: "asyncio.Task[Catalogue] | None" = None
     _looked_s: float = float("-inf")
 
@@ -51,6 +64,7 @@ class Api:
         self.requests = RequestLimiter(self.limits.requests, self.limits.requests)
         self.streams = RequestLimiter(self.limits.streams, self.limits.streams_each)
         self.large_plans = asyncio.Semaphore(self.limits.large_plans)
+        self.artifact_reads = asyncio.Semaphore(self.limits.artifact_reads)
         self.subscriptions = SubscriptionPool(self.client.subscriber)
         self.feeds = TaskFeeds(self.client.store, self.subscriptions)
         self.attending = ResponderLeases(self.client)

@@ -27,8 +27,13 @@ from soong.shared.permissions.access.token import Right
 OPEN_PATHS: Final = frozenset({"/", "/api", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/sign-in"})
 """What needs no token: that we live, what can be asked, the console's page, and the way to a token."""
 
+MCP_PATH: Final = "/mcp"
+"""Where MCP is spoken. No program of a run speaks it here, whatever its token may do."""
+
 _TOLD_OF_APPROVAL: Final = ("/v1/approvals", "/v1/me")
 """What is read of questions and of oneself says whether one may approve."""
+
+MCP_HEADERS: Final = ("Mcp-Protocol-Version", "Mcp-Session-Id", "Mcp-Method", "Mcp-Name")
 
 CALLER: Final = "soong.caller"
 """Where a request's scope names who sent it."""
@@ -137,7 +142,7 @@ class EdgeMiddleware:
             return
         address = scope["client"][0] if scope.get("client") else ""
         caller = await self.authenticator.caller(scope["headers"], address)
-        if caller.token.allows(Right.APPROVE) and _uses_approval(scope):
+        if scope["path"] == MCP_PATH or (caller.token.allows(Right.APPROVE) and _uses_approval(scope)):
             peer = await self.peers.peer(_address(scope.get("client")), _address(scope.get("server")))
             caller = replace(caller, peer=peer)
         scope[CALLER] = caller
@@ -235,8 +240,8 @@ def _for_pages(inner: App, origins: Sequence[str]) -> App:
     return _Pages(
         cast(Any, inner),
         allow_origins=origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID"),
-        expose_headers=("ETag", "Location", "Retry-After", "WWW-Authenticate"),
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID", *MCP_HEADERS),
+        expose_headers=("ETag", "Location", "Retry-After", "WWW-Authenticate", "Mcp-Session-Id"),
         max_age=600,
     )

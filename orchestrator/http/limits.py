@@ -11,6 +11,8 @@ class Limits:
     large_plan_bytes: int = 64 * 1024
     large_plans: int = 2
     """Checked at once: each may take 150 MiB and seconds of CPU time. Smaller ones do not wait for them."""
+    artifact_reads: int = 2
+    """At once: each may hold 256 MiB."""
     body_s: float = 20.0
     """From the end of the headers to the end of the body."""
     headers_s: float = 15.0

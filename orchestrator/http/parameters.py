@@ -17,9 +17,9 @@ MAX_WAIT_S: Final = 55
 ID: Final = r"[0-9a-z]{1,64}"
 
 
-def _known(prefix: str, kind: str) -> Callable[[str], str]:
+def _known(form_text: str, kind: str) -> Callable[[str], str]:
     """Return what looks at an id in a path: text that no row can have as its id names nothing, as an unknown one."""
-    form = re.compile(rf"{prefix}_{ID}")
+    form = re.compile(form_text)
 
     def check(text: str) -> str:
         if form.fullmatch(text) is None:
@@ -29,10 +29,16 @@ def _known(prefix: str, kind: str) -> Callable[[str], str]:
     return check
 
 
-SessionId = Annotated[str, AfterValidator(_known("sess", "session")), Path(description="`sess_…`")]
-TaskId = Annotated[str, AfterValidator(_known("task", "task")), Path(description="`task_…`")]
-RunId = Annotated[str, AfterValidator(_known("run", "run")), Path(description="`run_…`")]
-RequestId = Annotated[str, AfterValidator(_known("req", "permission request")), Path(description="`req_…`")]
+SessionId = Annotated[str, AfterValidator(_known(rf"sess_{ID}", "session")), Path(description="`sess_…`")]
+TaskId = Annotated[str, AfterValidator(_known(rf"task_{ID}", "task")), Path(description="`task_…`")]
+RunId = Annotated[str, AfterValidator(_known(rf"run_{ID}", "run")), Path(description="`run_…`")]
+RequestId = Annotated[str, AfterValidator(_known(rf"req_{ID}", "permission request")), Path(description="`req_…`")]
+
+ArtifactDigest = Annotated[
+    str,
+    AfterValidator(_known(r"[0-9a-f]{64}", "artifact")),
+    Path(description="SHA-256 of its bytes, as results and events name it."),
+]
 
 Cursor = Annotated[str, Query(max_length=80, description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="At most so many.")]

@@ -1,6 +1,6 @@
 """Runs: who ran what, with which tools, and every event of it, page by page or live."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Header, Query
 from pydantic import Field
@@ -12,13 +12,16 @@ from soong.orchestrator.client.tail import RunTail
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of
 from soong.orchestrator.http.events import EventStream, run_frames
-from soong.orchestrator.http.parameters import Cursor, InSession, InTask, Limit, RunId
+from soong.orchestrator.http.parameters import ArtifactDigest, Cursor, InSession, InTask, Limit, RunId
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import Page, page_of, respond
 from soong.orchestrator.http.strict import StrictRoute
 from soong.orchestrator.http.task_routes import RUNNER, CommandBody, steered
+from soong.orchestrator.schemas.artifact import ArtifactPage
 from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
 from soong.shared.permissions.access.token import Right
+
+MAX_ARTIFACT_PAGE: Final = 1_000_000
 
 router = APIRouter(route_class=StrictRoute, tags=["runs"])
 
@@ -65,6 +68,23 @@ async def list_events(request: Request, run_id: RunId, after: After = 0, limit: 
     found = await store.runs.events(run_id, after_seq=after, limit=limit)
     events = [EventSchema.model_validate(event.envelope()) for event in found]
     return respond(page_of(events, limit, str(found[-1].seq) if found else ""))
+
+
+@router.get("/v1/artifacts/{digest}", response_model=ArtifactPage, dependencies=[READER])
+async def read_artifact(
+    request: Request,
+    digest: ArtifactDigest,
+    offset: Annotated[int, Query(ge=0, le=2**53, description="Begin at this byte.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_ARTIFACT_PAGE, description="At most so many bytes.")] = 50_000,
+) -> Response:
+    """Read a part of an artifact: output that was too long for a result, or the copy of a file that a run wrote.
+
+    The bytes are checked against their digest at each read. The server needs the data folder of the workers.
+    """
+    api = api_of(request)
+    async with api.artifact_reads:  # each may hold the largest artifact in memory
+        data = await api.artifacts.get(digest)
+        return respond(ArtifactPage.of(digest, data, offset, limit))
 
 
 @router.post("/v1/runs/{run_id}/abort", response_model=RunSchema)

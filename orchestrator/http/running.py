@@ -5,7 +5,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from soong.orchestrator.client.bootstrap import open_client, open_metrics
+from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
 from soong.orchestrator.http.context import Api
 from soong.orchestrator.http.server import serve
 from soong.shared.core.settings import Settings
@@ -24,7 +24,7 @@ async def run(
         UsageError: a host or an origin is not valid.
         UnavailableError, SchemaVersionError: the database cannot be used.
     """
-    api = Api(await open_client(settings), open_metrics(settings))
+    api = Api(await open_client(settings), open_metrics(settings), open_artifacts(settings))
     try:
         await serve(api, settings, listener, stop, ready)
     finally:

@@ -27,12 +27,6 @@ class Page(Schema, Generic[T]):
     next: str | None
 
 
-class Items(Schema, Generic[T]):
-    """A list that is sent as one."""
-
-    items: list[T]
-
-
 class AuditEntrySchema(Schema):
     """One entry of the audit log, as `soong audit export` writes it."""
 

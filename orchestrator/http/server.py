@@ -14,10 +14,11 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from soong.orchestrator.http.app import make_app
+from soong.orchestrator.http.app import make_app, make_routes
 from soong.orchestrator.http.context import Api
-from soong.orchestrator.http.edge import HEADERS
+from soong.orchestrator.http.edge import HEADERS, EdgeMiddleware
 from soong.orchestrator.http.limits import Limits
+from soong.orchestrator.http.mcp_endpoint import McpEndpoint
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.shared.core.log import get_logger
@@ -117,7 +118,8 @@ async def serve(
 
     Raises: UsageError when a host or an origin of the settings is not valid.
     """
-    app = make_app(api, RequestPolicy.of(settings.http_allow_hosts, settings.http_origins))
+    mcp = McpEndpoint(api, make_routes(api))
+    app = make_app(api, RequestPolicy.of(settings.http_allow_hosts, settings.http_origins), mcp)
     config = uvicorn.Config(
         cast(Any, app),
         http=type("Connection", (BoundedConnection,), {"limits": api.limits}),
@@ -133,7 +135,18 @@ async def serve(
         timeout_graceful_shutdown=math.ceil(api.limits.stop_s + STOP_MARGIN_S),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
-    server = _Server(config)
+    async with mcp.running():
+        await _until_stopped(api, app, _Server(config), listener, stop, ready)
+
+
+async def _until_stopped(
+    api: Api,
+    app: EdgeMiddleware,
+    server: _Server,
+    listener: socket.socket,
+    stop: Callable[[], Awaitable[Any]],
+    ready: Callable[[], None],
+) -> None:
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
     stopping = asyncio.ensure_future(stop())
     try:

@@ -1,14 +1,19 @@
 """The service itself: is it there, what does it hold, who am I."""
 
-from fastapi import APIRouter, Depends
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from soong.orchestrator.client.usage import UsageBy, usage_totals
 from soong.orchestrator.client.workers import list_workers
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of
+from soong.orchestrator.http.parameters import InSession
 from soong.orchestrator.http.schemas import CallerSchema, HealthSchema, respond
 from soong.orchestrator.http.strict import StrictRoute
+from soong.orchestrator.schemas.usage import UsageSums
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.clock import rfc3339
 from soong.shared.permissions.access.token import Right
@@ -53,6 +58,20 @@ async def workers(request: Request) -> Response:
     api = api_of(request)
     view = await list_workers(api.client.store.claims, api.client.store.sessions, api.metrics)
     return respond(WorkersSchema.of(view))
+
+
+@router.get("/v1/usage", response_model=UsageSums, tags=["service"], dependencies=[READER])
+async def usage(
+    request: Request,
+    by: Annotated[UsageBy, Query(description="What sums are made by.")] = UsageBy.DAY,
+    days: Annotated[int, Query(ge=1, le=366, description="Runs made within so many days.")] = 7,
+    session: InSession = "",
+) -> Response:
+    """Show what agents have used: requests, tokens, tool calls and cost."""
+    client = api_of(request).client
+    since_us = client.clock.now_us() - days * 86_400_000_000
+    totals = await usage_totals(client.store.runs, by, since_us=since_us, session_id=session)
+    return respond(UsageSums.of(by, totals))
 
 
 @router.get(

@@ -1,4 +1,4 @@
-"""What a console watches beyond lists: a task live, one step, what agents have used, the audit log."""
+"""What a console watches beyond lists: a task live, one step, the audit log."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -9,18 +9,16 @@ from starlette.responses import Response
 
 from soong.orchestrator.client.client import lack_of
 from soong.orchestrator.client.outcome import step_report
-from soong.orchestrator.client.usage import UsageBy, usage_totals
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of
 from soong.orchestrator.http.events import EventStream
 from soong.orchestrator.http.parameters import InSession, Limit, TaskId
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.orchestrator.http.schemas import AuditEntrySchema, Items, Page, page_of, respond
+from soong.orchestrator.http.schemas import AuditEntrySchema, Page, page_of, respond
 from soong.orchestrator.http.strict import StrictRoute
 from soong.orchestrator.retention.amounts import read_age
 from soong.orchestrator.schemas.run import RunDetail
 from soong.orchestrator.schemas.task import StepDetail
-from soong.orchestrator.schemas.usage import UsageSum
 from soong.shared.core.errors import UsageError
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.audit_log.entry import AuditKind
@@ -63,18 +61,7 @@ async def show_step(request: Request, task_id: TaskId, id: StepId) -> Response:
     return respond(StepDetail.detailed(step, report, await lack_of(store, step)))
 
 
-@router.get("/v1/usage", tags=["usage"], response_model=Items[UsageSum], dependencies=[READER])
-async def show_usage(
-    request: Request, by: UsageBy = UsageBy.DAY, since: Since = "30d", session: InSession = ""
-) -> Response:
-    """Add up what the runs of agents that have ended have used, by day (UTC), session, task, agent or model."""
-    client = api_of(request).client
-    since_us = client.clock.now_us() - age_s(since) * 1_000_000
-    totals = await usage_totals(client.store.runs, by, since_us=since_us, session_id=session)
-    return respond({"items": [UsageSum.of(total).model_dump() for total in totals]})
-
-
-@router.get("/v1/audit", tags=["usage"], response_model=Page[AuditEntrySchema], dependencies=[READER])
+@router.get("/v1/audit", tags=["service"], response_model=Page[AuditEntrySchema], dependencies=[READER])
 async def list_audit(
     request: Request,
     session: InSession = "",

@@ -1,9 +1,14 @@
 """Sums of what agents have used, as programs see them (DIS-11)."""
 
+from collections.abc import Sequence
+from typing import Final
+
 from pydantic import Field
 
-from soong.orchestrator.client.usage import UsageTotal
+from soong.orchestrator.client.usage import UsageBy, UsageTotal
 from soong.orchestrator.schemas.base import Schema
+
+MOST_SUMS: Final = 200
 
 
 class UsageSum(Schema):
@@ -32,3 +37,16 @@ class UsageSum(Schema):
             cost_usd=str(total.cost_usd),
             unpriced_runs=total.unpriced,
         )
+
+
+class UsageSums(Schema):
+    """What agents have used: the newest day first, otherwise the largest cost first."""
+
+    by: UsageBy
+    items: list[UsageSum]
+    left_out: int = Field(description=f"Sums after the first {MOST_SUMS}.")
+
+    @classmethod
+    def of(cls, by: UsageBy, totals: Sequence[UsageTotal]) -> "UsageSums":
+        shown = [UsageSum.of(one) for one in totals[:MOST_SUMS]]
+        return cls(by=by, items=shown, left_out=len(totals) - len(shown))

@@ -149,6 +149,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/artifacts/{digest}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read Artifact
+         * @description Read a part of an artifact: output that was too long for a result, or the copy of a file that a run wrote.
+         *
+         *     The bytes are checked against their digest at each read. The server needs the data folder of the workers.
+         */
+        get: operations["read_artifact"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/asks": {
         parameters: {
             query?: never;
@@ -693,6 +715,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/tasks/{task_id}/progress": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Task Progress
+         * @description Show how far a task is: steps by status, what runs, what failed, which questions wait.
+         *
+         *     With `wait` the answer comes as soon as the task's status or its questions differ from those whose `ETag` is sent
+         *     (without one: as soon as it has ended, is paused, or a question waits), or after so many seconds.
+         */
+        get: operations["task_progress"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/tasks/{task_id}/result": {
         parameters: {
             query?: never;
@@ -805,10 +850,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Show Usage
-         * @description Add up what the runs of agents that have ended have used, by day (UTC), session, task, agent or model.
+         * Usage
+         * @description Show what agents have used: requests, tokens, tool calls and cost.
          */
-        get: operations["show_usage"];
+        get: operations["usage"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1124,6 +1169,33 @@ export interface components {
          */
         ApprovalMode: "prompt" | "inbox" | "deny";
         /**
+         * ArtifactPage
+         * @description A part of an artifact, as text where its bytes are UTF-8.
+         */
+        ArtifactPage: {
+            /**
+             * Base64
+             * @description The bytes of a part that is not text.
+             */
+            base64: string | null;
+            /** Digest */
+            digest: string;
+            /**
+             * Next Offset
+             * @description Where the next part begins; null: there is none.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /** Size Bytes */
+            size_bytes: number;
+            /**
+             * Text
+             * @description Null when the part is not UTF-8 text.
+             */
+            text: string | null;
+        };
+        /**
          * AskBody
          * @description A goal for an agent and what it is to work with.
          */
@@ -1435,6 +1507,14 @@ export interface components {
          * @enum {integer}
          */
         ExitCode: 0 | 1 | 3 | 130;
+        /** FailedStep */
+        FailedStep: {
+            error: components["schemas"]["StepError"] | null;
+            /** Id */
+            id: string;
+            /** Title */
+            title: string;
+        };
         /**
          * FullInput
          * @description The input as far as it is kept: every byte of it exactly when `is_exact`.
@@ -1496,11 +1576,6 @@ export interface components {
             step_title: string;
             /** Task Id */
             task_id: string;
-        };
-        /** Items[UsageSum] */
-        Items_UsageSum_: {
-            /** Items */
-            items: components["schemas"]["UsageSum"][];
         };
         JsonValue: unknown;
         /**
@@ -1936,6 +2011,18 @@ export interface components {
             /** Worker */
             worker: string;
         };
+        /** RunningStep */
+        RunningStep: {
+            /** Id */
+            id: string;
+            /**
+             * Progress
+             * @description What its run said last of how far it is.
+             */
+            progress: string;
+            /** Title */
+            title: string;
+        };
         /** Session */
         Session: {
             approval_mode: components["schemas"]["ApprovalMode"];
@@ -2365,6 +2452,53 @@ export interface components {
             title: string;
         };
         /**
+         * TaskProgress
+         * @description A task's state without inputs and outputs; of an ask, with the tasks that its agent has made.
+         */
+        TaskProgress: {
+            /**
+             * Approvals
+             * @description Questions of it that wait for an answer, oldest first.
+             */
+            approvals: string[];
+            /**
+             * Created
+             * Format: date-time
+             */
+            created: string;
+            /** Ended */
+            ended: string | null;
+            /**
+             * Failed
+             * @description Steps that failed, the first 20.
+             */
+            failed: components["schemas"]["FailedStep"][];
+            /** Id */
+            id: string;
+            /**
+             * Reason
+             * @description Why it failed, was paused or cancelled.
+             */
+            reason: string;
+            /**
+             * Running
+             * @description Steps that workers hold, the first 20.
+             */
+            running: components["schemas"]["RunningStep"][];
+            /** Session */
+            session: string;
+            status: components["schemas"]["TaskStatus"];
+            /**
+             * Step Counts
+             * @description The number of steps in each status; none is left out as 0.
+             */
+            step_counts: {
+                [key: string]: number;
+            };
+            /** Title */
+            title: string;
+        };
+        /**
          * TaskResult
          * @description The result of a task; of a task that has not ended, the result so far.
          */
@@ -2479,6 +2613,20 @@ export interface components {
              * @description Runs whose price is not known; they are not part of `cost_usd`.
              */
             unpriced_runs: number;
+        };
+        /**
+         * UsageSums
+         * @description What agents have used: the newest day first, otherwise the largest cost first.
+         */
+        UsageSums: {
+            by: components["schemas"]["UsageBy"];
+            /** Items */
+            items: components["schemas"]["UsageSum"][];
+            /**
+             * Left Out
+             * @description Sums after the first 200.
+             */
+            left_out: number;
         };
         /**
          * Worker
@@ -2823,6 +2971,43 @@ export interface operations {
                 };
                 content: {
                     "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    read_artifact: {
+        parameters: {
+            query?: {
+                /** @description Begin at this byte. */
+                offset?: number;
+                /** @description At most so many bytes. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description SHA-256 of its bytes, as results and events name it. */
+                digest: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArtifactPage"];
                 };
             };
             /** @description A problem (RFC 9457). */
@@ -3777,6 +3962,51 @@ export interface operations {
             };
         };
     };
+    task_progress: {
+        parameters: {
+            query?: {
+                /** @description Seconds to wait for a change; at most 55. */
+                wait?: number;
+            };
+            header?: {
+                /** @description `ETag` of the state that was seen: 304 if it is still so. */
+                "if-none-match"?: string;
+            };
+            path: {
+                /** @description `task_…` */
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskProgress"];
+                };
+            };
+            /** @description Nothing has changed within `wait` seconds. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     task_result: {
         parameters: {
             query?: never;
@@ -3948,12 +4178,13 @@ export interface operations {
             };
         };
     };
-    show_usage: {
+    usage: {
         parameters: {
             query?: {
+                /** @description What sums are made by. */
                 by?: components["schemas"]["UsageBy"];
-                /** @description Only of this time up to now, such as `12h` or `30d`. */
-                since?: string;
+                /** @description Runs made within so many days. */
+                days?: number;
                 /** @description Only of this session. */
                 session?: string;
             };
@@ -3969,7 +4200,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Items_UsageSum_"];
+                    "application/json": components["schemas"]["UsageSums"];
                 };
             };
             /** @description A problem (RFC 9457). */

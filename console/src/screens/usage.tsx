@@ -7,14 +7,14 @@ import { Name } from "../parts/text";
 import { linkTo } from "../route";
 
 const BY = ["day", "session", "task", "agent", "model"] as const;
-const SINCE = ["24h", "7d", "30d", "365d"] as const;
+const DAYS = [1, 7, 30, 365] as const;
 const count = new Intl.NumberFormat("en");
 
 /** What agents have used: requests, tokens, money. */
 export function UsageScreen() {
   const [by, setBy] = useState<(typeof BY)[number]>("day");
-  const [since, setSince] = useState<(typeof SINCE)[number]>("30d");
-  const sums = useFetched<{ items: UsageSum[] }>(query("/v1/usage", { by, since }), { everyMs: 10_000 });
+  const [days, setDays] = useState<number>(30);
+  const sums = useFetched<{ items: UsageSum[]; left_out: number }>(query("/v1/usage", { by, days }), { everyMs: 10_000 });
   const found = sums.data?.items ?? [];
   const most = Math.max(...found.map((one) => Number(one.cost_usd) || 0), 0);
   return (
@@ -31,9 +31,11 @@ export function UsageScreen() {
         </label>
         <label>
           in the last{" "}
-          <select value={since} onChange={(event) => setSince(event.target.value as typeof since)}>
-            {SINCE.map((name) => (
-              <option key={name}>{name}</option>
+          <select value={days} onChange={(event) => setDays(Number(event.target.value))}>
+            {DAYS.map((count) => (
+              <option key={count} value={count}>
+                {count === 1 ? "day" : `${count} days`}
+              </option>
             ))}
           </select>
         </label>
@@ -74,6 +76,7 @@ export function UsageScreen() {
           </tbody>
         </table>
       )}
+      {sums.data && sums.data.left_out > 0 && <p className="dim">{sums.data.left_out} smaller sums are left out.</p>}
     </>
   );
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from soong.orchestrator.client.bootstrap import open_metrics
+from soong.orchestrator.client.bootstrap import open_artifacts, open_metrics
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.embedded.listening import address_of, listen
 from soong.orchestrator.http.context import Api
@@ -170,7 +170,7 @@ async def open_scene(
     async with open_bench(mode=mode, store=store, notifier=notifier, subscriber=subscriber) as bench:
         listener = listen("127.0.0.1", 0, ())
         client = Client(served, notifier, subscriber, bench.clock, loaded)
-        api = Api(client, open_metrics(loaded), limits=limits or Limits())
+        api = Api(client, open_metrics(loaded), open_artifacts(loaded), limits=limits or Limits())
         loop = asyncio.get_running_loop()
         owner = loop.create_task(_carry_out(bench))
         bench.tasks.append(owner)

@@ -11,6 +11,7 @@ from httpx import AsyncClient
 from soong.orchestrator.http.app import description
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.request import PermissionRequest
+from soong.shared.storage.artifacts import FolderArtifacts
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import BOB, HttpHarness, code_of
 
@@ -52,6 +53,8 @@ async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
     reader = await scene.someone(BOB, Right.READ)
     ids = {"task_id": task[10:], "session_id": session[13:], "run_id": request.identity.run_id}
     ids["request_id"] = request.id
+    assert isinstance(scene.api.artifacts, FolderArtifacts)
+    ids["digest"] = (await scene.api.artifacts.put(b"kept")).digest
     operations = [
         (method, path.format(**ids), described["x-right"])
         for path, methods in description()["paths"].items()

@@ -1,0 +1,100 @@
+"""MCP over streamable HTTP, next to the API's routes: the same edge, the same tokens, the same calls (MCP-02).
+
+A session of the handshake revisions belongs to the token that opened it; requests of 2026-07-28 have none. The edge has
+looked who holds the connection: a program of a run is refused, so the server is nobody's tool source inside a run.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.requests import Request
+
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.context import Api
+from soong.orchestrator.http.direct_calls import DirectCalls
+from soong.orchestrator.http.edge import CALLER, MCP_PATH, App, Receive, Scope, Send
+from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.orchestrator.mcp.api import ServerState
+from soong.orchestrator.mcp.server import make_server
+from soong.shared.core.log import get_logger
+
+log = get_logger(__name__)
+
+CHANNEL: Final = "mcp"
+MOST_SESSIONS: Final = 256
+SESSION_IDLE_S: Final = 15 * 60.0
+
+
+@dataclass(slots=True)
+class McpEndpoint:
+    """What lies behind the edge: MCP at its path, ``routes`` at every other."""
+
+    api: Api
+    routes: App
+    _sessions: StreamableHTTPSessionManager = field(init=False)
+
+    def __post_init__(self) -> None:
+        server = make_server(ServerState(self._calls_of, lambda request: self._calls(request).rights))
+        server.streamable_http_app(
+            streamable_http_path=MCP_PATH,
+            max_request_body_size=self.api.limits.body_bytes,
+            max_sessions=MOST_SESSIONS,
+            session_idle_timeout=SESSION_IDLE_S,
+            # The edge has checked host and origin, by the names that the operator has allowed.
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+        )
+        self._sessions = server.session_manager
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve MCP inside this context; sessions end with it."""
+        async with self._sessions.run():
+            yield
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request. Raises: ProblemError, before anything was sent."""
+        if scope["path"] != MCP_PATH:
+            await self.routes(scope, receive, send)
+            return
+        caller = cast(Caller, scope[CALLER])
+        if caller.refusal:
+            log.warning("mcp_refused", principal=caller.principal, reason=caller.refusal)
+            detail = f"MCP is not served to what a run started: {caller.refusal}"
+            raise ProblemError(ProblemCode.FORBIDDEN, detail)
+        token = AccessToken(token="", client_id=caller.token.id, scopes=[], subject=caller.principal)
+        inner = {**scope, "user": AuthenticatedUser(token)}
+        serving = self._sessions.handle_request(inner, cast(Any, receive), cast(Any, send))
+        if scope["method"] != "GET":
+            await serving
+            return
+        with closing(serving), self.api.held_open(caller):
+            await self._while_valid(caller, serving)
+
+    async def _while_valid(self, caller: Caller, serving: Coroutine[Any, Any, None]) -> None:
+        """Keep a stream of notifications open until its caller leaves, its token ends or the server stops."""
+        stream = asyncio.ensure_future(serving)
+        stopping = asyncio.ensure_future(self.api.stopping.wait())
+        every_s = self.api.limits.keep_alive_s
+        try:
+            while not (stream.done() or stopping.done()):
+                await asyncio.wait({stream, stopping}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
+                if not await self.api.authenticator.still(caller):
+                    return
+        finally:
+            for task in (stream, stopping):
+                task.cancel()
+            await asyncio.gather(stream, stopping, return_exceptions=True)
+
+    async def _calls_of(self, request: Request | None) -> DirectCalls:
+        return self._calls(request)
+
+    def _calls(self, request: Request | None) -> DirectCalls:
+        assert request is not None  # every message of this wire came in a request
+        return DirectCalls(self.routes, replace(request.scope[CALLER], channel=CHANNEL))

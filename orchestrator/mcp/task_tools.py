@@ -1,0 +1,255 @@
+"""Tools that follow a task: wait for it, list, show, read what it gave. No call blocks longer than 45 seconds.
+
+Clients give up on a call after a minute, progress or not; so a wait is a long poll that is called again.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import CallToolResult
+from pydantic import Field
+
+from soong.orchestrator.mcp.api import ApiCalls, ApiReply, SoongContext, api_of
+from soong.orchestrator.mcp.shapes import (
+    DeniedCall,
+    StepLine,
+    StepText,
+    TaskLine,
+    TaskList,
+    TaskState,
+    TaskSummary,
+    WaitResult,
+)
+from soong.orchestrator.mcp.texts import counts_of, cut, lines, path, preview, told
+from soong.orchestrator.schemas.progress import FailedStep
+from soong.orchestrator.schemas.task import DeliverableSchema
+
+MAX_WAIT_S: Final = 45
+"""Below the minute after which clients give up."""
+PROGRESS_EVERY_S: Final = 5
+MAX_OUTPUTS: Final = 50
+PAGE_CHARS: Final = 20_000
+
+TaskId = Annotated[str, Field(max_length=80, description="The task's id, `task_…`.")]
+_OVER: Final = frozenset({"completed", "failed", "cancelled", "paused"})
+
+
+async def wait_for_task(
+    ctx: SoongContext,
+    task: TaskId,
+    seconds: Annotated[
+        int, Field(ge=0, le=MAX_WAIT_S, description="At most so many seconds; call it again to continue.")
+    ] = 30,
+    after: Annotated[
+        str, Field(max_length=80, description="`state` of the last call: return only when it has changed.")
+    ] = "",
+) -> Annotated[CallToolResult, WaitResult]:
+    """Wait up to 45 seconds for a Soong task to end, pause or need a person's answer; call again until it is over."""
+    api = await api_of(ctx)
+    reply = await _progress(ctx, api, task, seconds, after)
+    document = reply.document
+    shape = WaitResult(
+        task=document["id"],
+        title=document["title"],
+        status=document["status"],
+        reason=document["reason"],
+        step_counts=document["step_counts"],
+        running=document["running"],
+        failed=document["failed"],
+        approvals=document["approvals"],
+        state=reply.tag.strip('"'),
+        is_over=document["status"] in _OVER,
+        hint=_next(document, api),
+    )
+    return told(_wait_text(shape), shape)
+
+
+async def _progress(ctx: SoongContext, api: ApiCalls, task: str, seconds: int, after: str) -> ApiReply:
+    """Poll until there is news; a client that asked for progress receives it every few seconds."""
+    where = path("tasks", task, "progress")
+    headers = {"if-none-match": f'"{after}"'} if after else None
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + seconds
+    while True:
+        left_s = max(0, round(deadline_s - loop.time()))
+        wait_s = min(left_s, PROGRESS_EVERY_S) if _wants_progress(ctx) else left_s
+        reply = await api.call("GET", where, query={"wait": wait_s}, headers=headers)
+        is_told = not reply.is_unchanged and (bool(after) or _is_news(reply.document))
+        if is_told or wait_s == left_s:
+            return await api.call("GET", where) if reply.is_unchanged else reply
+        await _report(ctx, reply.document or (await api.call("GET", where)).document)
+
+
+def _is_news(document: Mapping[str, Any]) -> bool:
+    return document["status"] in _OVER or bool(document["approvals"])
+
+
+def _wants_progress(ctx: SoongContext) -> bool:
+    meta = ctx.request_context.meta
+    return bool(meta and meta.get("progress_token") is not None)
+
+
+async def _report(ctx: SoongContext, document: Mapping[str, Any]) -> None:
+    counts = document["step_counts"]
+    await ctx.report_progress(counts.get("completed", 0), sum(counts.values()), counts_of(counts))
+
+
+def _next(document: Mapping[str, Any], api: ApiCalls) -> str:
+    if document["approvals"]:
+        if "approve" in api.rights:
+            return "show the question to the user (list_approvals), then answer_approval with what they decide"
+        return "a person has to answer: `soong approvals watch` in a terminal; then wait again, with `after`"
+    if document["status"] == "paused":
+        return "resume_task continues it"
+    if document["status"] in _OVER:
+        return "task_result shows the result"
+    return "call wait_for_task again"
+
+
+def _wait_text(shape: WaitResult) -> str:
+    running = ", ".join(f"{one.id}{' (' + one.progress + ')' if one.progress else ''}" for one in shape.running)
+    return lines(
+        f"task {shape.task} ({shape.title!r}): {shape.status}{', ' + shape.reason if shape.reason else ''}; "
+        f"{counts_of(shape.step_counts)}",
+        f"running: {running}" if running else "",
+        (_failed_line(one) for one in shape.failed),
+        f"waiting for a person's answer: {', '.join(shape.approvals)}" if shape.approvals else "",
+        f"next: {shape.hint}",
+        f"state: {shape.state}",
+    )
+
+
+def _failed_line(one: FailedStep) -> str:
+    return f"failed: {one.id}: {one.error.type}: {cut(one.error.message, 500)}" if one.error else f"failed: {one.id}"
+
+
+async def list_tasks(
+    ctx: SoongContext,
+    limit: Annotated[int, Field(ge=1, le=100, description="At most so many.")] = 20,
+    cursor: Annotated[str, Field(max_length=80, description="`next` of the page before.")] = "",
+    session: Annotated[str, Field(max_length=80, description="Only of this session.")] = "",
+) -> Annotated[CallToolResult, TaskList]:
+    """List Soong tasks, newest first, with their status and how many steps are done."""
+    query = {"limit": limit, "cursor": cursor, "session": session}
+    document = (await (await api_of(ctx)).call("GET", "/v1/tasks", query=query)).document
+    items = [TaskLine.model_validate({name: one[name] for name in TaskLine.model_fields}) for one in document["items"]]
+    shape = TaskList(items=items, next=document["next"])
+    each = [f"{one.id} {one.status:<9} {one.title!r}: {counts_of(one.step_counts)}" for one in items]
+    return told(lines(each or "there are no tasks", f"next page: cursor={shape.next}" if shape.next else ""), shape)
+
+
+async def show_task(
+    ctx: SoongContext,
+    task: TaskId,
+    offset: Annotated[int, Field(ge=0, description="Skip so many steps.")] = 0,
+    limit: Annotated[int, Field(ge=1, le=200, description="At most so many steps.")] = 50,
+) -> Annotated[CallToolResult, TaskState]:
+    """Show a Soong task: its status and each step with its run, error and the beginning of its output."""
+    document = (await (await api_of(ctx)).call("GET", path("tasks", task))).document
+    found = document["steps"]
+    end = min(offset + limit, len(found))
+    steps = [_step_line(step) for step in found[offset:end]]
+    kept = {name: document[name] for name in TaskState.model_fields if name in document and name != "steps"}
+    shape = TaskState.model_validate({**kept, "steps": steps, "next_offset": end if end < len(found) else None})
+    text = lines(
+        f"task {shape.id} ({shape.title!r}): {shape.status}{', ' + shape.reason if shape.reason else ''}; "
+        f"{counts_of(shape.step_counts)}",
+        (_step_text(step) for step in steps),
+        f"more steps: offset={shape.next_offset}" if shape.next_offset is not None else "",
+        f"waiting for a person's answer: {', '.join(shape.approvals)}" if shape.approvals else "",
+    )
+    return told(text, shape)
+
+
+def _step_line(step: Mapping[str, Any]) -> StepLine:
+    kept = {name: step[name] for name in StepLine.model_fields if name in step}
+    output = "" if step["output"] is None else preview(step["output"])
+    return StepLine.model_validate({**kept, "output_preview": output})
+
+
+def _step_text(step: StepLine) -> str:
+    error = f" {step.error.type}: {cut(step.error.message, 300)}" if step.error else ""
+    more = f" ({step.progress})" if step.progress else ""
+    return f"- {step.id}: {step.status}{more}{error}{' -> ' + step.output_preview if step.output_preview else ''}"
+
+
+async def task_result(ctx: SoongContext, task: TaskId) -> Annotated[CallToolResult, TaskSummary]:
+    """Show the result of a Soong task: its answer, the outputs of its steps, files written, calls denied, failures."""
+    document = (await (await api_of(ctx)).call("GET", path("tasks", task, "result"))).document
+    steps = document["steps"]
+    given = {step["id"]: preview(step["output"]) for step in steps if step["status"] == "completed"}
+    shown = dict(list(given.items())[:MAX_OUTPUTS])
+    answer = document["answer"]
+    shape = TaskSummary(
+        id=document["id"],
+        title=document["title"],
+        status=document["status"],
+        reason=document["reason"],
+        exit_code=document["exit_code"],
+        answer="" if answer is None else preview(answer, PAGE_CHARS),
+        outputs=shown,
+        outputs_left_out=len(given) - len(shown),
+        failed=[_failed_step(step) for step in steps if step["status"] == "failed"][:MAX_OUTPUTS],
+        files_written=[DeliverableSchema.model_validate(one) for one in document["deliverables"]][:MAX_OUTPUTS],
+        denied=[_denied(one) for one in document["denials"]][:MAX_OUTPUTS],
+        undone=[_denied(one) for one in document["undone"]][:MAX_OUTPUTS],
+    )
+    return told(_summary_text(shape), shape)
+
+
+def _failed_step(step: Mapping[str, Any]) -> FailedStep:
+    return FailedStep(id=step["id"], title=step["title"], error=step["error"])
+
+
+def _denied(one: Mapping[str, Any]) -> DeniedCall:
+    return DeniedCall(step=one["step"], tool=one["tool"], sentence=one["sentence"])
+
+
+def _summary_text(shape: TaskSummary) -> str:
+    return lines(
+        f"task {shape.id} ({shape.title!r}): {shape.status}{', ' + shape.reason if shape.reason else ''}",
+        f"answer: {shape.answer}" if shape.answer else "",
+        (f"output of {step}: {text}" for step, text in shape.outputs.items()),
+        f"{shape.outputs_left_out} more outputs: read_step" if shape.outputs_left_out else "",
+        (_failed_line(one) for one in shape.failed),
+        (f"wrote {one.path}" for one in shape.files_written),
+        (f"denied in {one.step}: {one.tool}: {one.sentence}" for one in shape.denied),
+        (f"not done in {one.step}: {one.tool}: {one.sentence}" for one in shape.undone),
+    )
+
+
+async def read_step(
+    ctx: SoongContext,
+    task: TaskId,
+    step: Annotated[str, Field(max_length=300, description="The step's id, as show_task lists it.")],
+    offset: Annotated[int, Field(ge=0, description="Begin at this character.")] = 0,
+    limit: Annotated[int, Field(ge=1, le=PAGE_CHARS, description="At most so many characters.")] = PAGE_CHARS,
+) -> Annotated[CallToolResult, StepText]:
+    """Read the full output of one step of a Soong task, page by page; of a failed step its error."""
+    document = (await (await api_of(ctx)).call("GET", path("tasks", task, "result"))).document
+    found = next((one for one in document["steps"] if one["id"] == step), None)
+    if found is None:
+        known = ", ".join(one["id"] for one in document["steps"][:20])
+        raise ToolError(f"task {task} has no step {step[:100]!r}; its first steps are {known}")
+    value = found["output"] if found["output"] is not None else found["partial"]
+    whole = (
+        "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
+    )
+    end = min(offset + limit, len(whole))
+    shape = StepText(
+        task=task,
+        step=step,
+        status=found["status"],
+        run=found["run"],
+        error=found["error"],
+        text=whole[offset:end],
+        offset=offset,
+        total_chars=len(whole),
+        next_offset=end if end < len(whole) else None,
+    )
+    error = f"error: {shape.error.type}: {shape.error.message}" if shape.error else ""
+    more = f"more: offset={shape.next_offset} of {shape.total_chars}" if shape.next_offset is not None else ""
+    return told(lines(f"step {step}: {shape.status}", error, shape.text, more), shape)

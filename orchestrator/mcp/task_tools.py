@@ -133,7 +133,7 @@ async def list_tasks(
     session: Annotated[str, Field(max_length=80, description="Only of this session.")] = "",
 ) -> Annotated[CallToolResult, TaskList]:
     """List Soong tasks, newest first, with their status and how many steps are done."""
-    query = {"limit": limit, "cursor": cursor, "session": session}
+    query: dict[str, str | int] = {"limit": limit, "cursor": cursor, "session": session}
     document = (await (await api_of(ctx)).call("GET", "/v1/tasks", query=query)).document
     items = [TaskLine.model_validate({name: one[name] for name in TaskLine.model_fields}) for one in document["items"]]
     shape = TaskList(items=items, next=document["next"])

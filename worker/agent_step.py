@@ -1,6 +1,7 @@
 """Agent steps: runs the child agent of a claimed step and turns its end into the step's end."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from soong.shared.agents.pacing import LocalPacer, Pacer
@@ -51,6 +52,8 @@ class AgentStepRunner:
     lot: ParkingCoordinator = field(init=False)
     lent: LentSlots = field(init=False)
     """The slots of the same process that runs do without while they wait for their provider."""
+    close: Callable[[], Awaitable[None]] = field(init=False)
+    """Lets go of what tools hold open, such as MCP servers."""
     _runtime: AgentRuntime = field(init=False)
     _acp: AcpStepRunner = field(init=False)
 
@@ -59,12 +62,13 @@ class AgentStepRunner:
             self.store.claims, self.clock, self.settings.park_after_s, self.settings.max_parked
         )
         self.lent = LentSlots(self.settings.park_after_s)
-        clean = redactor(secret_values(self.settings, self.config.commands.secret_env))
+        clean = redactor(secret_values(self.settings, self.config.secret_env, self.config.secret_files))
         self.additional = AdditionalSteps(clean)
         environment = ToolEnvironment.of(self.settings, self.config)
         own_step = TaskTools(self.store, self._worker_id, self.clock, clean.text, self.additional)
         registry = make_registry(environment, [own_step])
-        self.incarnation.abilities = abilities(registry, self.settings)
+        self.close = registry.close
+        self.incarnation.abilities = abilities(registry, self.settings, environment.mcp.enabled)
         self._runtime = AgentRuntime(
             store=self.store,
             notifier=self.notifier,

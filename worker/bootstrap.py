@@ -47,7 +47,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
     """Run one worker process until it is stopped; return its exit code. One that recycles does not return."""
     pulse = Pulse(settings.hang_s)
     config = load_config(settings.home)
-    clean = redactor(secret_values(settings, config.commands.secret_env))
+    clean = redactor(secret_values(settings, config.secret_env, config.secret_files))
     configure(settings.log_level, process="worker", clean=clean.text)
     # Loop, writer and heartbeat hand each other short work: with CPython's 5 ms a hop waits for the busiest of them.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -108,7 +108,7 @@ async def _build(
         runner=runner,
         watcher=watcher,
         thread=thread,
-        closers=(inbox.close, notifier.close, clients.close),
+        closers=(agents.close, inbox.close, notifier.close, clients.close),
         recycle_limits=recycle_limits,
         on_drain=agents.lot.hurry,
         additional=agents.additional,

@@ -1,6 +1,7 @@
 """What this worker announces of itself beyond what every one can: its tools, its functions, its projects (CARD-2)."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from soong.shared.core.jsontext import Json
@@ -15,12 +16,15 @@ from soong.shared.tools.registry import ToolRegistry
 log = get_logger(__name__)
 
 
-def abilities(registry: ToolRegistry, settings: Settings) -> tuple[str, ...]:
-    """Return each tool and function, the catalogue as a whole, and the projects whose marks are here."""
+def abilities(registry: ToolRegistry, settings: Settings, servers: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return each tool and function, the catalogue as a whole, and the projects whose marks are here.
+
+    ``servers`` are the MCP servers that are switched on: one that is down now may be up when a step calls it.
+    """
     schemas: dict[str, Json] = {tool.name: tool.input_schema for tool in registry.definitions()}
     projects = [need for path in settings.projects for need in _project_at(path)]
     return (
-        *tools_needed(schemas),
+        *tools_needed((*schemas, *(f"mcp.{server}.*" for server in servers))),
         catalogue_of(schemas),
         *functions_needed((*known_functions(), *known_scripts())),
         *projects,

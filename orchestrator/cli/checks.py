@@ -20,6 +20,7 @@ from soong.orchestrator.cli.boundary_checks import (
 from soong.orchestrator.cli.finding import Finding, Level
 from soong.orchestrator.cli.ids import has_no_rows
 from soong.orchestrator.cli.sandbox_check import check_sandbox
+from soong.orchestrator.cli.server_checks import check_servers
 from soong.orchestrator.cli.work_checks import check_steps, check_workers
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
 from soong.orchestrator.embedded.redis import OLDEST, find_redis
@@ -60,6 +61,7 @@ async def run_checks(settings: Settings) -> list[Finding]:
         check_sandbox,
         check_tool_files,
         check_agent_files,
+        check_servers,
         check_modules,
         check_clock,
         check_answers,

@@ -105,6 +105,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "List, search, accept and forget what sessions leave for later ones.",
             ("soong memory list", "soong memory accept mem_4f3a"),
         ),
+        "mcp": CommandEntry(
+            "mcp",
+            "Use the tools of MCP servers; serve MCP, so that other programs run plans here.",
+            ("soong mcp add time -- uvx mcp-server-time", "soong mcp list", "claude mcp add soong -- soong mcp serve"),
+        ),
     },
     "Service on this machine": {
         "up": CommandEntry("up", "Start the service on this machine and stay.", ("soong up --workers 4 --http 8642",)),
@@ -125,11 +130,6 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
         "metrics": CommandEntry("metrics", "Print the metrics in Prometheus' text form."),
     },
     "MCP": {
-        "mcp": CommandEntry(
-            "mcp",
-            "Serve MCP: let Claude Code, Codex, Cursor and others run plans here.",
-            ("soong mcp serve --approve", "claude mcp add soong -- soong mcp serve"),
-        ),
     },
     "HTTP API": {
         "console": CommandEntry("web_console", "Open the web console in a browser.", ("soong console",)),

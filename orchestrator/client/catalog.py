@@ -68,14 +68,16 @@ class Catalogue:
         object.__setattr__(self, "policy", policy_of(self.config))
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: Settings, *, starts_servers: bool = True) -> Self:
         """Return what plans may name under these settings and the configuration of their home.
+
+        ``starts_servers``: MCP servers that nobody has asked yet are started to be asked what they offer.
 
         Raises:
             InvalidConfigError: the configuration or a module of tools is wrong; names the place.
             InvalidToolError: a tool is refused.
         """
-        environment = ToolEnvironment.of(settings)
+        environment = ToolEnvironment.of(settings, starts_servers=starts_servers)
         definitions = with_acp(known_definitions(settings.home), environment.config)
         return cls(tools_of(environment), definitions, environment.config, needs_project=not settings.is_embedded)
 

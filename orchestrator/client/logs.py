@@ -12,5 +12,6 @@ def configure_logs(settings: Settings, process: str = "orchestrator") -> None:
     Raises:
         InvalidConfigError: the configuration cannot be used, and with it what it calls secret is unknown.
     """
-    known = redactor(secret_values(settings, load_config(settings.home).commands.secret_env))
+    config = load_config(settings.home)
+    known = redactor(secret_values(settings, config.secret_env, config.secret_files))
     configure(settings.log_level, process=process, clean=known.text)

@@ -78,6 +78,8 @@ async def open_direct(
 ) -> AsyncIterator[DirectSession]:
     """Open a session of direct calls over tools that are registered; nothing is written before the first call.
 
+    The registry is closed with it.
+
     Raises:
         UsageError: the project, a rule, the configuration or a hook is wrong; says what to do.
     """
@@ -88,7 +90,10 @@ async def open_direct(
         with suppress(UnavailableError):  # what went wrong first is what the caller must learn
             await session.end(EndReason.CANCELLED)
         raise
-    await session.end()
+    else:
+        await session.end()
+    finally:
+        await registry.close()
 
 
 @asynccontextmanager
@@ -148,7 +153,7 @@ def build(settings: Settings, config: Config, registry: ToolRegistry, request: D
     """Put a session together. Raises: UsageError."""
     surface = surface_of(registry, config, request)
     needs_step = frozenset(tool.name for source in run_sources() for tool in source.tools())
-    clock, secrets = SystemClock(), redactor(secret_values(settings, config.commands.secret_env))
+    clock, secrets = SystemClock(), redactor(secret_values(settings, config.secret_env, config.secret_files))
     sitting = _session(registry, config, request)
     scope = _scope(settings, config, sitting, request.role, registry)
     artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))

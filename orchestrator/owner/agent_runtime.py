@@ -52,10 +52,10 @@ def owner_agents(
     Raises:
         InvalidConfigError, InvalidToolError: the configuration of the home or a module of tools cannot be used.
     """
-    environment = ToolEnvironment.of(settings, config)
+    environment = ToolEnvironment.of(settings, config, starts_servers=settings.is_embedded)
     if not settings.is_embedded:
         environment = replace(environment, modules=())
-    clean = redactor(secret_values(settings, config.commands.secret_env))
+    clean = redactor(secret_values(settings, config.secret_env, config.secret_files))
     runtime = AgentRuntime(
         store=store,
         notifier=notifier,

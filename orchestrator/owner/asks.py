@@ -100,6 +100,7 @@ class AskRunner:
         for held in list(self._held.values()):
             held.stop("drop" if is_abandoned else "release", "the orchestrator stops")
         await asyncio.gather(*running, return_exceptions=True)
+        await self.runtime.registry.close()
 
     def _keep_or_stop(self, held: _HeldAsk, ownership: Ownership, ask: OpenAsk | None) -> None:
         if held.ownership != ownership:

@@ -75,7 +75,7 @@ async def build(settings: Settings) -> Orchestrator:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
     retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
-    catalogue = Catalogue.of(settings)
+    catalogue = Catalogue.of(settings, starts_servers=settings.is_embedded)
     planner = _planner(settings, catalogue)
     secrets = redactor(secret_values(settings))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)

@@ -9,13 +9,16 @@ missing section: the safe defaults below.
 import os
 import stat
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from soong.shared.core.acp_config import AcpConfig
+from soong.shared.core.config_section import ConfigSection, Seconds, Text
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.mcp_config import PUBLIC_VARIABLES, McpConfig
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -23,17 +26,11 @@ if TYPE_CHECKING:
 CONFIG_FILE: Final = "config.toml"
 MAX_CONFIG_BYTES: Final = 1024 * 1024
 
-Text = Annotated[str, Field(min_length=1)]
 ModelName = Annotated[str, Field(pattern=r"^[^\s:]{1,100}:\S{1,200}$")]
-Seconds = Annotated[float, Field(gt=0, le=600)]
 Globs = Annotated[tuple[Text, ...], Field(strict=False)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class RuleConfig(_Section):
+class RuleConfig(ConfigSection):
     """One rule: deny beats ask beats allow, whatever the order (REG-08)."""
 
     effect: Literal["deny", "ask", "allow"] = Field(description="What the rule does.")
@@ -44,7 +41,7 @@ class RuleConfig(_Section):
     )
 
 
-class PermissionConfig(_Section):
+class PermissionConfig(ConfigSection):
     """``[permission]``: when calls are asked."""
 
     mode: Literal["auto", "strict"] = Field(
@@ -53,7 +50,7 @@ class PermissionConfig(_Section):
     rules: tuple[RuleConfig, ...] = Field(default=(), strict=False, description="Rules, `[[permission.rules]]`.")
 
 
-class ToolsConfig(_Section):
+class ToolsConfig(ConfigSection):
     """``[tools]``: which tools there are at all."""
 
     dangerous: bool = Field(default=False, description="Let tools tagged dangerous be used; each call still asks.")
@@ -75,7 +72,7 @@ class ToolsConfig(_Section):
     )
 
 
-class PathsConfig(_Section):
+class PathsConfig(ConfigSection):
     """``[paths]``: where file tools may read and write and what counts as sensitive."""
 
     allowed_write_roots: tuple[Text, ...] = Field(
@@ -93,7 +90,7 @@ class PathsConfig(_Section):
     )
 
 
-class CommandsConfig(_Section):
+class CommandsConfig(ConfigSection):
     """``[commands]``: what programs started by tools get."""
 
     env: tuple[Text, ...] = Field(
@@ -131,7 +128,7 @@ class CommandsConfig(_Section):
     )
 
 
-class NetworkConfig(_Section):
+class NetworkConfig(ConfigSection):
     """``[network]``: what calls that reach a host may do (PER-09)."""
 
     mode: Literal["ask", "always_ask", "allowlist", "off"] = Field(
@@ -148,7 +145,7 @@ class NetworkConfig(_Section):
     robots: bool = Field(default=True, description="Let `web.fetch` heed what robots.txt of a site refuses.")
 
 
-class HookConfig(_Section):
+class HookConfig(ConfigSection):
     """One hook: a program that gets JSON on stdin and answers JSON on stdout (EXE-13)."""
 
     name: Text = Field(description="Name for events.")
@@ -160,14 +157,14 @@ class HookConfig(_Section):
     network: bool = Field(default=False, description="Let it reach the network where hooks run in a sandbox.")
 
 
-class HooksConfig(_Section):
+class HooksConfig(ConfigSection):
     """``[[hooks.pre]]`` and ``[[hooks.post]]``, asked in the order written."""
 
     pre: tuple[HookConfig, ...] = Field(default=(), strict=False, description="Asked before permission.")
     post: tuple[HookConfig, ...] = Field(default=(), strict=False, description="Runs after every result.")
 
 
-class SkillsConfig(_Section):
+class SkillsConfig(ConfigSection):
     """``[skills]``: where SKILL.md folders are."""
 
     folders: tuple[Text, ...] = Field(
@@ -176,7 +173,7 @@ class SkillsConfig(_Section):
     project: bool = Field(default=True, description="Offer the skills in `.soong/skills` of the project, too.")
 
 
-class InstructionsConfig(_Section):
+class InstructionsConfig(ConfigSection):
     """``[instructions]``: files of a project that speak to agents (FS-08)."""
 
     files: tuple[Text, ...] = Field(
@@ -184,7 +181,7 @@ class InstructionsConfig(_Section):
     )
 
 
-class ContextConfig(_Section):
+class ContextConfig(ConfigSection):
     """``[context]``: what happens when a run's history becomes too long for its model (DIS-12)."""
 
     compaction: Literal["summarise", "drop_results", "off"] = Field(
@@ -202,7 +199,7 @@ class ContextConfig(_Section):
     )
 
 
-class AgentsConfig(_Section):
+class AgentsConfig(ConfigSection):
     """``[agents]``: agent definitions that a project brings with it (DIS-02)."""
 
     project: bool = Field(
@@ -215,14 +212,14 @@ class AgentsConfig(_Section):
     )
 
 
-class PriceConfig(_Section):
+class PriceConfig(ConfigSection):
     """``[prices]``: what a model costs, by its name or a glob, where the model library's data is not right."""
 
     input: float = Field(ge=0, strict=False, description="US dollars for a million tokens that it reads.")
     output: float = Field(ge=0, strict=False, description="US dollars for a million tokens that it writes.")
 
 
-class ModelConfig(_Section):
+class ModelConfig(ConfigSection):
     """``[models]``: what holds for a model, by its name or a glob. All processes keep the limits together."""
 
     requests_per_minute: Annotated[int, Field(ge=1)] | None = Field(
@@ -240,7 +237,7 @@ class ModelConfig(_Section):
     )
 
 
-class MemoryConfig(_Section):
+class MemoryConfig(ConfigSection):
     """``[memory]``: what sessions leave for later ones (MEM-01, MEM-02)."""
 
     enabled: bool = Field(default=True, description="Offer `internal.recall_memory`, and run the memory job.")
@@ -263,14 +260,14 @@ class MemoryConfig(_Section):
     )
 
 
-class BudgetsConfig(_Section):
+class BudgetsConfig(ConfigSection):
     """``[budgets]``: what agents may use in money and tokens, such as `5usd`, `2mtok` or `5usd,2mtok` (DIS-11)."""
 
     day: str = Field(default="", description="All sessions together in a day of UTC; empty: no limit.")
     session: str = Field(default="", description="Each new session that names no budget itself; empty: no limit.")
 
 
-class Config(_Section):
+class Config(ConfigSection):
     """All sections. Frozen: a process works under the configuration it started with."""
 
     permission: PermissionConfig = PermissionConfig()
@@ -292,6 +289,22 @@ class Config(_Section):
         default_factory=dict,
         description="Toolsets switched off (`false`), or reduced to the tools that a list of globs covers.",
     )
+    mcp: McpConfig = McpConfig()
+
+    @property
+    def secret_env(self) -> tuple[str, ...]:
+        """The variables that hold secrets: those marked so, and those that MCP servers refer to."""
+        named = (name for kind, name in self._references() if kind == "env" and name not in PUBLIC_VARIABLES)
+        return (*self.commands.secret_env, *named)
+
+    @property
+    def secret_files(self) -> tuple[Path, ...]:
+        """The files that MCP servers refer to."""
+        return tuple(Path(name).expanduser() for kind, name in self._references() if kind == "file")
+
+    def _references(self) -> Iterator[tuple[str, str]]:
+        for server in self.mcp.servers.values():
+            yield from server.references
 
 
 def load_config(home: Path) -> Config:

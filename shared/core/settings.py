@@ -291,14 +291,22 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))
 
 
-def secret_values(settings: Settings, marked: Collection[str] = ()) -> tuple[str, ...]:
+def secret_values(settings: Settings, marked: Collection[str] = (), files: Collection[Path] = ()) -> tuple[str, ...]:
     """Return what may be shown nowhere: the passwords in our URLs, and the keys in the environment (EVT-05).
 
-    ``marked`` are more variables that the configuration calls secret.
+    ``marked`` are more variables that the configuration calls secret, ``files`` those that hold a secret each.
     """
     passwords = (urlsplit(url).password or "" for url in (settings.database_url, settings.redis_url))
     keys = (value for name, value in os.environ.items() if name in marked or name.upper().endswith(_SECRET_ENDINGS))
-    return tuple({value for value in (*passwords, *keys) if len(value) >= MIN_SECRET_CHARS})
+    contents = map(_secret_in, files)
+    return tuple({value for value in (*passwords, *keys, *contents) if len(value) >= MIN_SECRET_CHARS})
+
+
+def _secret_in(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""  # who needs it says what is wrong with it
 
 
 def secret_files(settings: Settings) -> tuple[Path, ...]:

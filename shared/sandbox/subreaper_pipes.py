@@ -46,7 +46,7 @@ class SubreaperPipes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close(*tuple(self._open))
+        self.close()
 
     def start(self) -> None:
         """Have the subreaper start its program."""
@@ -63,6 +63,10 @@ class SubreaperPipes:
         os.set_blocking(self._status, False)
         with contextlib.suppress(BlockingIOError):
             self.report = Report.read(os.read(self._status, _MAX_REPORT_BYTES).decode("ascii"))
+
+    def close(self) -> None:
+        """Close what is open of both; whatever lives ends."""
+        self._close(*tuple(self._open))
 
     def _close(self, *descriptors: int) -> None:
         for descriptor in self._open.intersection(descriptors):

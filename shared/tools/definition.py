@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.egress import EgressPolicy
-from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
 
 class Permission(StrEnum):
@@ -120,6 +120,11 @@ def _forget(partial: str) -> None:
     del partial
 
 
+async def _keep_nothing(data: bytes, media_type: str, name: str) -> ArtifactRef | None:
+    del data, media_type, name
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """All that a handler may know of its call. ``effect_id`` is stable over a crash and resume (DAG-09).
@@ -142,6 +147,8 @@ class ToolContext:
     keep_partial: Callable[[str], None] = _forget
     egress: EgressPolicy | None = None
     """What the call may connect to, as its session's policy says; None: nothing."""
+    store_artifact: Callable[[bytes, str, str], Awaitable[ArtifactRef | None]] = _keep_nothing
+    """Stores bytes under a media type and a name, for what is not text; None where nothing is stored."""
 
 
 HandlerOutput: TypeAlias = "ToolResult | Json"

@@ -238,9 +238,8 @@ class ToolPipeline:
         run, call = self._run, call_state.call
         progress = CallProgress(self._log, self._redactor, call_state, self._clock)
         effect_id = effect_id_of(run.identity.run_id, call.id)
-        return ToolContext(
-            run.identity, run.run_dirs, call.id, effect_id, run.fence, progress, keep_partial=call_state.keep_partial
-        )
+        context = ToolContext(run.identity, run.run_dirs, call.id, effect_id, run.fence, progress)
+        return replace(context, keep_partial=call_state.keep_partial, store_artifact=self._fitter.store)
 
     async def _judged(
         self, call_state: CallState, definition: ToolDefinition, pre: PreResult

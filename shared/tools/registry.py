@@ -6,7 +6,7 @@ Owns what makes a definition acceptable. Leaves which of them a run may use to :
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -33,7 +33,10 @@ F = TypeVar("F", bound=Function)
 
 
 class ToolRegistry:
-    """Tools by canonical name. Filled at start, read from then on; registering the same name twice is an error."""
+    """Tools by canonical name. Registering the same name twice is an error.
+
+    Filled at start, read from then on; only a source that changes while the process runs is removed and added again.
+    """
 
     def __init__(self, *, max_timeout: timedelta = MAX_TIMEOUT) -> None:
         self.max_timeout = max_timeout
@@ -42,6 +45,7 @@ class ToolRegistry:
         self._builtin: set[str] = set()
         self._sources: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
+        self._closers: list[Callable[[], Awaitable[None]]] = []
 
     def register(self, definition: ToolDefinition, *, is_builtin: bool = False, source: str = "") -> ToolDefinition:
         """Check a definition and keep it; returns it as kept.
@@ -114,6 +118,25 @@ class ToolRegistry:
         """
         for definition in adapter.tools():
             self.register(definition, is_builtin=is_builtin, source=source)
+
+    def on_close(self, closer: Callable[[], Awaitable[None]]) -> None:
+        """Take what lets go of something that a source's tools hold open: connections, programs."""
+        self._closers.append(closer)
+
+    async def close(self) -> None:
+        """Let go of what the tools hold open; the process does that when its last call has ended."""
+        for closer in self._closers:
+            await closer()
+
+    def remove(self, source: str) -> None:
+        """Forget all tools of a source; what runs that have begun were given stays theirs."""
+        gone = [name for name, known in self._sources.items() if known == source]
+        for name in gone:
+            for alias in self._tools[name].aliases:
+                del self._aliases[alias]
+            del self._tools[name], self._sources[name]
+            self._builtin.discard(name)
+        self._ordered = ()
 
     def get(self, name: str) -> ToolDefinition | None:
         """Return a tool by canonical name or alias."""

@@ -103,7 +103,6 @@ RESERVED: Mapping[ErrorType, str] = {
     ErrorType.LEASE_LOST: "a step of another lease, named by a task tool; a run that loses its own just ends",
     ErrorType.WORKER_INCOMPATIBLE: "a child whose worker lacks what it needs",
     ErrorType.BUDGET_EXCEEDED: "tokens or money of a tree are used up (DIS-11)",
-    ErrorType.ELICITATION_DECLINED: "an MCP server asked a person, who declined (MCP-01)",
 }
 """Types that no part makes yet, and for what they are kept: part of the set from the start, so that readers know them.
 A test holds this against the code."""

@@ -30,7 +30,13 @@ _OF_TESTS: Final = frozenset({"test", "tests"})
 
 def controls_of(config: Config, modules: Iterable[str]) -> tuple[Path, ...]:
     """Return every file and folder that steers a process of ours: its program, its hooks, the user's own modules."""
-    found = (*program_files(), *hook_files(config), *module_files(modules), *_loaded_files())
+    found = (
+        *program_files(),
+        *hook_files(config),
+        *server_files(config),
+        *module_files(modules),
+        *_loaded_files(),
+    )
     return tuple(dict.fromkeys(found))
 
 
@@ -59,6 +65,14 @@ def hook_files(config: Config) -> Iterator[Path]:
     """Yield the files that hooks are made of."""
     for hook in (*config.hooks.pre, *config.hooks.post):
         yield from (Path(word) for word in hook.command if word.startswith("/") and not Path(word).is_dir())
+
+
+def server_files(config: Config) -> Iterator[Path]:
+    """Yield the files that MCP servers are made of, and those that hold their secrets."""
+    for server in config.mcp.servers.values():
+        words = (server.command, *server.args)
+        yield from (Path(word) for word in words if word.startswith("/") and not Path(word).is_dir())
+    yield from config.secret_files
 
 
 def module_files(modules: Iterable[str]) -> Iterator[Path]:

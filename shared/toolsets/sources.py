@@ -26,6 +26,8 @@ from soong.shared.toolsets.command_runner import command_runner
 from soong.shared.toolsets.controls import controls_of, import_guard
 from soong.shared.toolsets.declarative.toolset import DeclarativeTools
 from soong.shared.toolsets.import_folders import look_in
+from soong.shared.toolsets.mcp.pool import McpServers
+from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
 from soong.shared.toolsets.memory.module import memory_modules
 from soong.shared.toolsets.modules import register_modules
 from soong.shared.toolsets.skills.toolset import SkillTools
@@ -54,16 +56,20 @@ class ToolEnvironment:
     """Files that hold a key or a password of the deployment, wherever they are."""
     functions: tuple[str, ...] = ()
     """The modules of ``SOONG_FUNCTIONS``: workers import them."""
+    mcp: McpServers = field(default_factory=lambda: servers_of(None, Config()))
+    """The MCP servers of the process: its owner closes them."""
 
     @classmethod
-    def of(cls, settings: Settings, config: Config | None = None) -> "ToolEnvironment":
+    def of(cls, settings: Settings, config: Config | None = None, *, starts_servers: bool = True) -> "ToolEnvironment":
         """Return the surroundings of a process; ``config`` is what it has read already.
+
+        ``starts_servers``: whether it may start MCP servers, to use them or to ask what they offer.
 
         Raises:
             InvalidConfigError: the configuration of the home cannot be used.
         """
         wanted = load_config(settings.home) if config is None else config
-        secrets = redactor(secret_values(settings, wanted.commands.secret_env))
+        secrets = redactor(secret_values(settings, wanted.secret_env, wanted.secret_files))
         limit = timedelta(milliseconds=settings.tool_max_timeout_ms)
         return cls(
             settings.home,
@@ -74,8 +80,9 @@ class ToolEnvironment:
             max_timeout=limit,
             data=settings.data,
             import_folders=settings.import_folders,
-            secret_files=secret_files(settings),
+            secret_files=(*secret_files(settings), *wanted.secret_files),
             functions=settings.functions,
+            mcp=servers_of(settings.home, wanted, may_start=starts_servers),
         )
 
     @property
@@ -109,4 +116,5 @@ def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()
     if environment.home is not None:
         paths = environment.paths
         DeclarativeTools(environment.home, environment.runner, environment.config, paths).register(registry)
+    McpTools(environment.mcp, environment.max_timeout).register(registry)
     return registry

@@ -7,7 +7,7 @@ import pytest
 from tests.architecture.document_examples import Sitting, agrees, perform, sittings
 from tests.spec_document import ROOT
 
-PAGES = ("docs/tutorial.md", "docs/extending.md", "docs/tools.md")
+PAGES = ("docs/tutorial.md", "docs/extending.md", "docs/tools.md", "docs/mcp.md")
 SITTINGS = [
     pytest.param(sitting, id=f"{Path(page).stem}: {sitting.title}")
     for page in PAGES

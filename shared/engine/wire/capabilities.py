@@ -29,8 +29,18 @@ BUILTIN: Final = "builtin."
 
 
 def tools_needed(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the capabilities of a worker that has these tools."""
-    return tuple(f"{TOOL}{name}" for name in names)
+    """Return the capabilities of a worker that has these tools.
+
+    Of an MCP server it is the server: its tools change while workers run, and one that has gone is an error of a call.
+    """
+    return tuple(dict.fromkeys(f"{TOOL}{_of_server(name) or name}" for name in names))
+
+
+def _of_server(name: str) -> str:
+    """Return ``mcp.<server>.*`` for a tool of an MCP server."""
+    namespace, _, rest = name.partition(".")
+    server, _, tool = rest.partition(".")
+    return f"{namespace}.{server}.*" if namespace == "mcp" and tool else ""
 
 
 def functions_needed(names: Iterable[str]) -> tuple[str, ...]:

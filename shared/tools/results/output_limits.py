@@ -67,6 +67,16 @@ class Fitter:
             context_nodes=nodes,
         )
 
+    async def store(self, data: bytes, media_type: str, name: str) -> ArtifactRef | None:
+        """Store the bytes of a result, without secrets; None where nothing is stored.
+
+        Raises:
+            OSError, SoongError: they could not be stored.
+        """
+        if self.artifacts is None:
+            return None
+        return await self.artifacts.put(self._redact_bytes(data), media_type, name)
+
     async def fit(self, definition: ToolDefinition, result: ToolResult) -> ToolResult:
         """Replace content over the limit by a preview and a reference to the full content (RES-03)."""
         texts = [_text_of(block) for block in result.content]

@@ -1,0 +1,273 @@
+"""The commands on MCP servers: what there is, what it offers, and the sections of ``config.toml`` that name it."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from soong.orchestrator.cli.console import emit, one_line, output, say, table
+from soong.shared.core.errors import InvalidConfigError, UsageError
+from soong.shared.core.inert import inert
+from soong.shared.core.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from soong.shared.core.config import Config
+    from soong.shared.toolsets.mcp.definitions import ServerTools
+    from soong.shared.toolsets.mcp.pool import McpServers
+    from soong.shared.toolsets.mcp.toolset import McpTools
+
+_JSON = typer.Option(False, "--json", help="Print one JSON document.")
+_NAME = typer.Argument(..., metavar="NAME", help="The server's name, as in `mcp.NAME.tool`.")
+_FAILED: Final = 1
+
+
+def list_servers(*, is_json: bool = _JSON) -> None:
+    """List the servers, what state they were last seen in, and how many tools they give."""
+    tools = _opened(load_settings())
+    _look_at_missing(tools)
+    shown = [_server_json(tools, name) for name in sorted(tools.servers.config.servers)]
+    if is_json:
+        emit(shown)
+        return
+    if not shown:
+        say("no MCP server is configured; `soong mcp add NAME -- COMMAND…` adds one, `soong mcp import` takes others'")
+        return
+    rows = [
+        (
+            one["name"],
+            one["state"],
+            f"{len(one['tools'])}" + (f" ({len(one['left_out'])} left out)" if one["left_out"] else ""),
+            one["protocol"] or "-",
+            "trusted" if one["trusted"] else "not trusted",
+            one["problem"] or one["place"],
+        )
+        for one in shown
+    ]
+    output(table(("server", "state", "tools", "protocol", "hints", "where"), rows))
+
+
+def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
+    """Show a server: its tools, their permission and definition, and which are left out and why."""
+    tools = _opened(load_settings())
+    _must_be_known(tools.servers, [name])
+    _look_at_missing(tools, [name])
+    shown = _server_json(tools, name)
+    if is_json:
+        emit(shown)
+        return
+    lines = [
+        f"{name}  {shown['state']}",
+        f"  where     {shown['place']}",
+        f"  server    {shown['server'] or '-'} {shown['version']}".rstrip(),
+        f"  protocol  {shown['protocol'] or '-'}",
+        f"  hints     {'trusted' if shown['trusted'] else 'not trusted: every tool asks'}",
+    ]
+    if shown["problem"]:
+        lines.append(f"  problem   {shown['problem']}")
+    output("\n".join(lines))
+    rows = [(one["name"], one["permission"], one["declared"], one["scope"]) for one in shown["tools"]]
+    if rows:
+        output("\n" + table(("tool", "permission", "the server declares", "scope of a grant or rule"), rows))
+    left = [(one["tool"], one["reason"]) for one in shown["left_out"]]
+    if left:
+        output("\n" + table(("left out", "because"), left))
+
+
+def refresh(
+    names: list[str] = typer.Argument(None, metavar="[NAME]...", help="Servers [all that are enabled]."),
+    *,
+    is_json: bool = _JSON,
+) -> None:
+    """Ask servers what they offer now; exit code 1 when one cannot be asked."""
+    tools = _opened(load_settings())
+    _must_be_known(tools.servers, names or ())
+    raise typer.Exit(_asked(tools, names or list(tools.servers.enabled), is_json=is_json))
+
+
+def add(
+    name: str = _NAME,
+    command: list[str] = typer.Argument(None, metavar="[-- COMMAND ARG...]", help="The program, and its arguments."),
+    *,
+    url: str = typer.Option("", "--url", help="The address of a server over HTTP, instead of a command."),
+    env: list[str] = typer.Option([], "--env", metavar="NAME=VALUE", help="A variable; a secret as env:NAME."),
+    header: list[str] = typer.Option([], "--header", metavar="NAME=VALUE", help="A header; a secret as env:NAME."),
+    tag: list[str] = typer.Option([], "--tag", help="A tag of its tools, such as network or dangerous."),
+    is_trusted: bool = typer.Option(False, "--trusted", help="Believe what it declares: read-only, closed world."),
+    is_json: bool = _JSON,
+) -> None:
+    """Add a server to config.toml and ask it what it offers; exit code 1 when it cannot be asked."""
+    section: dict[str, Any] = {"command": "", "url": url}
+    if command:
+        section |= {"command": command[0], "args": command[1:]}
+    section |= {"env": _pairs(env, "--env"), "headers": _pairs(header, "--header"), "tags": tag, "trusted": is_trusted}
+    settings = load_settings()
+    _written(settings, {name: section})
+    tools = _opened(settings)
+    raise typer.Exit(_asked(tools, [name], is_json=is_json))
+
+
+def remove(name: str = _NAME) -> None:
+    """Remove a server from config.toml, with its snapshot."""
+    from soong.orchestrator.cli.mcp_config_file import without_server
+
+    settings = load_settings()
+    tools = _opened(settings)
+    _must_be_known(tools.servers, [name])
+    without_server(settings.home, name)
+    tools.servers.snapshots.remove(name)
+    output(f"removed {name}")
+
+
+def import_servers(
+    file: Path | None = typer.Argument(None, metavar="[FILE]", help="An mcp.json [those of the user that are found]."),
+    *,
+    only: list[str] = typer.Option([], "--only", metavar="NAME", help="Take this server alone; may be repeated."),
+    is_dry: bool = typer.Option(False, "--dry-run", help="Show what would be taken; write nothing."),
+    is_json: bool = _JSON,
+) -> None:
+    """Take over the servers of Claude Code, Cursor or VS Code; their files are only read.
+
+    A value that looks like a secret is written to a file of its own in the home, and referred to.
+    """
+    from soong.orchestrator.cli.mcp_import import found_files, imported_servers
+
+    settings = load_settings()
+    files = [file] if file is not None else found_files(Path.home())
+    if not files:
+        raise UsageError("no mcp.json of Claude Code, Cursor or VS Code is found; name one: soong mcp import FILE")
+    known = set(_config(settings).mcp.servers)
+    taken, notes = imported_servers(files, settings.home, known, only, keeps=not is_dry)
+    if is_json:
+        emit({"servers": taken, "notes": notes, "files": [str(each) for each in files]})
+    for note in notes:
+        say(note)
+    if taken and not is_dry:
+        _written(settings, taken)
+    if not is_json:
+        output("\n".join(f"{'would take' if is_dry else 'took'} {name}" for name in taken) or "nothing to take")
+    if taken and not is_dry:
+        say("soong mcp refresh asks them what they offer")
+
+
+# -- parts
+def _config(settings: Settings) -> "Config":
+    from soong.shared.core.config import load_config
+
+    return load_config(settings.home)
+
+
+def _opened(settings: Settings) -> "McpTools":
+    from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
+
+    most = timedelta(milliseconds=settings.tool_max_timeout_ms)
+    return McpTools(servers_of(settings.home, _config(settings)), most)
+
+
+def _must_be_known(servers: "McpServers", names: Sequence[str]) -> None:
+    for name in names:
+        if name not in servers.config.servers:
+            known = ", ".join(sorted(servers.config.servers)) or "none"
+            raise UsageError(f"there is no MCP server {name!r} in config.toml; known: {known}")
+
+
+def _look_at_missing(tools: "McpTools", names: Sequence[str] = ()) -> None:
+    from soong.shared.toolsets.mcp.toolset import look
+
+    wanted = names or list(tools.servers.enabled)
+    missing = [name for name in wanted if name in tools.servers.enabled and tools.servers.snapshot(name) is None]
+    if missing:
+        say(f"asking {', '.join(missing)} …")
+        look(tools.servers, missing)
+
+
+def _asked(tools: "McpTools", names: Sequence[str], *, is_json: bool) -> int:
+    """Ask servers, report, and return the exit code."""
+    from soong.shared.toolsets.mcp.toolset import look_now
+
+    off = [name for name in names if name not in tools.servers.enabled]
+    if off:
+        raise UsageError(f"{', '.join(off)} is not enabled; remove `enabled = false` first")
+    asyncio.run(look_now(tools.servers, names))
+    shown = [_server_json(tools, name) for name in names]
+    if is_json:
+        emit(shown)
+    else:
+        for one in shown:
+            output(_report(one))
+    return _FAILED if any(one["problem"] for one in shown) else 0
+
+
+def _report(one: dict[str, Any]) -> str:
+    if one["problem"]:
+        return f"{one['name']}: {one['problem']}"
+    lines = [f"{one['name']}: {len(one['tools'])} tools, protocol {one['protocol']}"]
+    lines += [f"  left out {inert(each['tool'])}: {each['reason']}" for each in one["left_out"]]
+    return "\n".join(lines)
+
+
+def _server_json(tools: "McpTools", name: str) -> dict[str, Any]:
+    config = tools.servers.config.servers[name]
+    snapshot = tools.servers.snapshot(name)
+    found = tools.tools_of(name)
+    problem = "" if snapshot is None else snapshot.problem
+    state = "off" if not config.enabled else "not asked" if snapshot is None else "failed" if problem else "ok"
+    return {
+        "name": name,
+        "state": state,
+        "problem": problem,
+        "place": config.url or " ".join((config.command, *config.args)),
+        "trusted": config.trusted,
+        "tags": list(config.tags),
+        "server": "" if snapshot is None else one_line(snapshot.name),
+        "version": "" if snapshot is None else one_line(snapshot.version),
+        "protocol": "" if snapshot is None else one_line(snapshot.protocol),
+        "has_resources": snapshot is not None and snapshot.has_resources,
+        "digest": "" if snapshot is None else snapshot.digest,
+        "tools": _tools_json(found),
+        "left_out": [{"tool": each.tool, "reason": each.reason} for each in found.excluded],
+    }
+
+
+def _tools_json(found: "ServerTools") -> list[dict[str, Any]]:
+    return [
+        {
+            "name": tool.name,
+            "native_name": tool.metadata["native_name"],
+            "permission": tool.permission.value,
+            "open_world": tool.reaches_out,
+            "declared": ", ".join(map(str, tool.metadata["hints"])) or "-",  # type: ignore[arg-type]
+            "definition": tool.metadata["definition"],
+            "scope": f"exact:{tool.name}@{tool.metadata['definition']}",
+        }
+        for tool in found.definitions
+    ]
+
+
+def _pairs(given: Sequence[str], option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        if not separator or not name:
+            raise UsageError(f"{option} {each!r} is not NAME=VALUE, such as {option} TOKEN=env:MY_TOKEN")
+        pairs[name] = value
+    return pairs
+
+
+def _written(settings: Settings, sections: dict[str, dict[str, Any]]) -> None:
+    """Add sections to config.toml; a secret does not belong into it. Raises: UsageError, InvalidConfigError."""
+    from soong.orchestrator.cli.mcp_config_file import with_servers
+    from soong.orchestrator.cli.mcp_import import looks_secret
+
+    for name, section in sections.items():
+        values = {**section.get("env", {}), **section.get("headers", {})}
+        secret = next((key for key, value in values.items() if looks_secret(key, value)), None)
+        if secret is not None:
+            hint = f"set a variable and write {secret}=env:NAME, or write it to a file and {secret}=file:/path"
+            raise UsageError(f"the value of {secret} of {name!r} looks like a secret; {hint}")
+    try:
+        with_servers(settings.home, sections)
+    except InvalidConfigError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,126 @@
+"""``[mcp]`` of ``config.toml``: the MCP servers of a user, whose tools agents may be given (MCP-01).
+
+It holds secrets by reference only. What a reference means is :mod:`soong.shared.toolsets.mcp.references`.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from soong.shared.core.config_section import ConfigSection, Seconds, Text
+
+SERVER_ID: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
+OWN_ID: Final = "soong"
+"""The orchestrator's own MCP server, which is never a source of tools (PER-13)."""
+
+WHOLE_REFERENCE: Final = re.compile(r"(env|file):(.+)", re.DOTALL)
+INNER_REFERENCE: Final = re.compile(r"\$\{(env|file):([^}]+)\}")
+"""How a value refers to a secret: as a whole, or within a text."""
+
+PUBLIC_VARIABLES: Final = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "USER"})
+"""Variables whose values are public, although a server refers to them."""
+
+_TAG: Final = re.compile(r"[a-z0-9][a-z0-9_-]*", re.ASCII)
+_REFERENCED: Final = "; `env:NAME` is the variable of the worker, `file:PATH` the content of a file, also inside a "
+_IN_TEXT: Final = "value as `${env:NAME}` or `${file:PATH}`"
+
+
+def _server_id(name: str) -> str:
+    if name == OWN_ID:
+        raise ValueError(f"{OWN_ID!r} is the name of Soong's own server; choose another")
+    if not SERVER_ID.fullmatch(name):
+        raise ValueError(f"{name!r} is not a name of a server: 1 to 32 of a-z, 0-9, '_' and '-', beginning with a-z")
+    return name
+
+
+def _url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("is not an http or https URL")
+    if parts.username or parts.password:
+        raise ValueError("holds a user or a password; give them as a header, by reference")
+    return value
+
+
+def _tag(value: str) -> str:
+    if not _TAG.fullmatch(value):
+        raise ValueError(f"{value!r} is not a tag: a-z, 0-9, '_' and '-'")
+    return value
+
+
+class McpServerConfig(ConfigSection):
+    """``[mcp.servers.<id>]``: one server. Either ``command`` or ``url``."""
+
+    command: str = Field(default="", description="The program that is the server, over standard input and output.")
+    args: tuple[str, ...] = Field(default=(), strict=False, description="Its arguments. No secrets: `ps` shows them.")
+    env: dict[Text, str] = Field(
+        default_factory=dict,
+        description=f"Its environment, besides PATH, HOME, TMPDIR and `commands.env`{_REFERENCED}{_IN_TEXT}.",
+    )
+    url: Annotated[str, AfterValidator(lambda value: _url(value) if value else value)] = Field(
+        default="", description="The address of a server over streamable HTTP."
+    )
+    headers: dict[Text, str] = Field(
+        default_factory=dict, description="Headers of every request, with secrets by reference like those of `env`."
+    )
+    protocol: Literal["auto", "handshake", "stateless"] = Field(
+        default="auto",
+        description="The wire: `handshake` is MCP 2025-11-25 and before, `stateless` is 2026-07-28; `auto` asks.",
+    )
+    trusted: bool = Field(
+        default=False, description="Believe what the server declares of its tools: read-only, closed world."
+    )
+    tags: tuple[Annotated[Text, AfterValidator(_tag)], ...] = Field(
+        default=(), strict=False, description="More tags of its tools, such as `network` or `dangerous`."
+    )
+    timeout_s: Seconds = Field(default=100.0, strict=False, description="Longest call of one of its tools.")
+    start_timeout_s: Seconds = Field(
+        default=30.0, strict=False, description="Longest start, until the server answers its first request."
+    )
+    enabled: bool = Field(default=True, description="Whether its tools are there at all.")
+    tools: tuple[Text, ...] = Field(
+        default=("*",), strict=False, description="Globs of the tools that are offered, by the server's own names."
+    )
+    hidden_tools: tuple[Text, ...] = Field(
+        default=(), strict=False, description="Globs of tools that are not offered, of those of `tools`."
+    )
+
+    @model_validator(mode="after")
+    def _one_transport(self) -> Self:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("needs either command (a program) or url (a server over HTTP)")
+        if self.url and (self.args or self.env):
+            raise ValueError("args and env belong to a command; a server at a url takes headers")
+        if self.command and self.headers:
+            raise ValueError("headers belong to a url; a command takes env")
+        return self
+
+    @model_validator(mode="after")
+    def _named_program(self) -> Self:
+        if "/" in self.command and not self.command.startswith(("/", "~/")):
+            raise ValueError(
+                f"command {self.command!r} is a relative path; name a program on PATH or write its full path"
+            )
+        return self
+
+    @property
+    def references(self) -> Iterator[tuple[str, str]]:
+        """Yield what its values refer to, as (``env`` or ``file``, name)."""
+        for value in (*self.env.values(), *self.headers.values()):
+            whole = WHOLE_REFERENCE.fullmatch(value)
+            for match in (whole,) if whole else INNER_REFERENCE.finditer(value):
+                yield match[1], match[2]
+
+
+class McpConfig(ConfigSection):
+    """``[mcp]``: servers, and how long an unused one is kept."""
+
+    idle_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
+        default=300.0, strict=False, description="How long a server that no call uses is kept running."
+    )
+    servers: dict[Annotated[str, AfterValidator(_server_id)], McpServerConfig] = Field(
+        default_factory=dict, description="The servers, by the name that their tools carry."
+    )

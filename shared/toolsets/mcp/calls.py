@@ -1,0 +1,144 @@
+"""One call of a server's tool: progress reported, cancellation passed on, and every way to fail named (MCP-01.f).
+
+A call that is cancelled or out of time leaves the SDK's request, which tells the server so.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from soong.shared.core.foreign import words_of
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.tools.definition import Progress, ToolContext
+from soong.shared.tools.result import ErrorType, ToolError, ToolResult
+from soong.shared.toolsets.mcp.connection import ServerConnection, ServerUnavailableError
+from soong.shared.toolsets.mcp.pool import McpServers
+from soong.shared.toolsets.mcp.results import ResultReader
+
+if TYPE_CHECKING:
+    from mcp.shared.dispatcher import ProgressFnT
+
+T = TypeVar("T")
+
+MAX_MESSAGE_CHARS: Final = 2_000
+_START_AGAIN_HINT: Final = "call again: the server is started again"
+
+
+async def call_server_tool(
+    servers: McpServers,
+    server_id: str,
+    native: str,
+    definition: str,
+    context: ToolContext,
+    call_input: JsonObject,
+) -> ToolResult:
+    """Call a tool by its native name, if it is still what ``definition`` says.
+
+    Raises:
+        ToolError: the server is not there, the tool has changed or gone, or the call failed.
+    """
+
+    async def call(connection: ServerConnection) -> ToolResult:
+        _hold_to_definition(connection, native, definition)
+        answer = await connection.client.call_tool(
+            native, dict(call_input), progress_callback=_progress_of(context.progress)
+        )
+        return await ResultReader(context, f"{server_id}-{context.tool_call_id}").result(answer)
+
+    return await with_server(servers, server_id, context, call)
+
+
+async def with_server(
+    servers: McpServers, server_id: str, context: ToolContext, use: Callable[[ServerConnection], Awaitable[T]]
+) -> T:
+    """Use a server for a call, and name what goes wrong.
+
+    Raises:
+        ToolError: ``server_unavailable``, or what the server answered.
+    """
+    declined: list[str] = []
+
+    async def tell(question: str) -> None:
+        declined.append(question)
+        await context.progress.report(
+            f"the server asks a person, which is declined: {inert_text(question)}", {"elicitation": "declined"}
+        )
+
+    try:
+        async with servers.connected(server_id, context.run_dirs.project) as connection:
+            connection.told.add(tell)
+            try:
+                return await use(connection)
+            except (ToolError, ServerUnavailableError):
+                raise
+            except Exception as error:
+                raise _failure(error, connection, declined) from error
+            finally:
+                connection.told.discard(tell)
+    except ServerUnavailableError as error:
+        raise ToolError(ErrorType.SERVER_UNAVAILABLE, str(error)) from error
+
+
+def _failure(error: Exception, connection: ServerConnection, declined: list[str]) -> ToolError:
+    """Return the named error of a call that the SDK or the server refused."""
+    from mcp.client import InputRequiredRoundsExceededError
+    from mcp.shared.exceptions import MCPError
+    from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, REQUEST_TIMEOUT, URL_ELICITATION_REQUIRED
+
+    server = connection.server_id
+    if connection.is_over:
+        return _ended(server)
+    if isinstance(error, InputRequiredRoundsExceededError):
+        return ToolError(ErrorType.EXECUTION_FAILED, f"the MCP server {server!r} keeps asking for input: {error}")
+    if not isinstance(error, MCPError):
+        return _unreadable(error, server)
+    words = inert_text(error.error.message)[:MAX_MESSAGE_CHARS]
+    match error.error.code:
+        case code if code == CONNECTION_CLOSED:
+            connection.end()
+            return _ended(server)
+        case code if code == REQUEST_TIMEOUT:
+            return ToolError(ErrorType.TIMEOUT, f"the MCP server {server!r} did not answer in time")
+        case code if code == INVALID_PARAMS:
+            return ToolError(ErrorType.INVALID_INPUT, words)
+        case code if code == URL_ELICITATION_REQUIRED or declined:
+            problem = f"the MCP server {server!r} needs a person's input, which is declined: {words}"
+            return ToolError(ErrorType.ELICITATION_DECLINED, problem)
+        case code:
+            return ToolError(ErrorType.EXECUTION_FAILED, words, details={"code": code})
+
+
+def _ended(server: str) -> ToolError:
+    problem = f"the connection to the MCP server {server!r} ended during the call; what it did is unknown"
+    return ToolError(ErrorType.SERVER_UNAVAILABLE, problem, hint=_START_AGAIN_HINT)
+
+
+def _unreadable(error: Exception, server: str) -> ToolError:
+    words = words_of(error)[:MAX_MESSAGE_CHARS]
+    return ToolError(ErrorType.INVALID_OUTPUT, f"the MCP server {server!r} answered what is not MCP: {words}")
+
+
+def _hold_to_definition(connection: ServerConnection, native: str, definition: str) -> None:
+    """Refuse a tool that is no longer what the run was shown and permission was given for.
+
+    Raises:
+        ToolError: it has gone or changed.
+    """
+    snapshot = connection.snapshot
+    found = None if snapshot is None else next((tool for tool in snapshot.tools if tool.name == native), None)
+    if snapshot is None or found is None:
+        problem = f"the MCP server {connection.server_id!r} has no tool {native!r} any more"
+        raise ToolError(ErrorType.EXECUTION_FAILED, problem, hint="a run that starts now gets the tools of now")
+    now = snapshot.definition_of(found)
+    if now != definition:
+        problem = f"the MCP server has changed {native!r} since this run began (was {definition}, is {now})"
+        raise ToolError(ErrorType.EXECUTION_FAILED, problem, hint="a run that starts now gets the new definition")
+
+
+def _progress_of(call: Progress) -> "ProgressFnT":
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        amount = f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
+        data: dict[str, Json] = {"progress": progress} if total is None else {"progress": progress, "total": total}
+        await call.report(inert_text(message) if message else amount, data)
+
+    return report

@@ -1,0 +1,298 @@
+"""A server's JSON Schemas as schemas of the core subset (MCP-01.b).
+
+A server checks every call itself, so a rule that only narrows a value (a pattern, a format) may be left out here. What
+changes the shape of a value may not: ``anyOf`` with null becomes an optional field, a list of types a field of any
+type that says which, references are put in their place; anything else is refused with its place, and the tool is left
+out. A schema of results is made wider instead: it must refuse nothing that the server's own schema takes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.schema import MAX_SCHEMA_DEPTH, TYPES, schema_problems
+
+MAX_SCHEMA_PARTS: Final = 5_000
+"""References that refer to each other twice, thirty levels deep, would be a schema of a billion parts."""
+
+_KEPT: Final = frozenset(
+    {
+        "type",
+        "description",
+        "title",
+        "default",
+        "enum",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "minItems",
+        "maxItems",
+        "minLength",
+        "maxLength",
+        "minimum",
+        "maximum",
+    }
+)
+_SHAPES: Final = ("oneOf", "anyOf", "allOf")
+_OF_TYPE: Final[Mapping[str, frozenset[str]]] = {
+    "object": frozenset({"properties", "required", "additionalProperties"}),
+    "array": frozenset({"items", "minItems", "maxItems"}),
+    "string": frozenset({"minLength", "maxLength"}),
+    "number": frozenset({"minimum", "maximum"}),
+    "integer": frozenset({"minimum", "maximum"}),
+}
+_EVERY_TYPES: Final = frozenset().union(*_OF_TYPE.values())
+
+
+class SchemaRefusedError(ValueError):
+    """A schema that cannot be said in the subset; the message names the place."""
+
+
+def input_schema(native: Mapping[str, Any]) -> dict[str, Json]:
+    """Return the schema of a tool's arguments in the subset.
+
+    Raises:
+        SchemaRefusedError: it needs what the subset cannot say.
+    """
+    schema = _Simplifier(native).simplified(native, "$", 0)
+    schema.setdefault("type", "object")
+    if schema["type"] != "object":
+        raise SchemaRefusedError(f"$.type: is {schema['type']!r}; a tool takes named arguments, an object")
+    schema.pop("default", None)
+    return _checked(schema)
+
+
+def output_schema(native: Mapping[str, Any]) -> dict[str, Json] | None:
+    """Return a schema that takes whatever the schema of a tool's results takes; None when nothing of it can be said."""
+    try:
+        return _checked(_Simplifier(native, is_wider=True).simplified(native, "$", 0))
+    except SchemaRefusedError:
+        return None
+
+
+def _checked(schema: dict[str, Json]) -> dict[str, Json]:
+    problem = next(schema_problems(schema), None)
+    if problem is not None:
+        raise SchemaRefusedError(str(problem))
+    return schema
+
+
+class _Simplifier:
+    """Simplifies one document. ``is_wider``: what cannot be said takes any value instead of being refused."""
+
+    def __init__(self, document: Mapping[str, Any], *, is_wider: bool = False) -> None:
+        self._document = document
+        self._is_wider = is_wider
+        self._parts = 0
+
+    def simplified(self, node: object, path: str, depth: int) -> dict[str, Json]:
+        self._parts += 1
+        if depth > MAX_SCHEMA_DEPTH or self._parts > MAX_SCHEMA_PARTS:
+            raise SchemaRefusedError(f"{path}: is nested too deeply or refers to itself")
+        if node is True:
+            return {}
+        if not isinstance(node, Mapping):
+            raise SchemaRefusedError(f"{path}: {str(node)[:40]!r} is not a schema object")
+        node = self._resolved(dict(node), path, depth)
+        if "anyOf" in node or "oneOf" in node:
+            return self._one_of(node, path, depth)
+        kind = node.get("type")
+        if isinstance(kind, Sequence) and not isinstance(kind, str):
+            return self._of_types(node, kind, path, depth)
+        return self._plain(node, path, depth)
+
+    def _plain(self, node: dict[str, Any], path: str, depth: int) -> dict[str, Json]:
+        """Return a node of one type, or of none."""
+        kind = node.get("type")
+        if kind is None and isinstance(node.get("properties"), Mapping):
+            kind = node["type"] = "object"
+        if kind is not None and kind not in TYPES:
+            if kind == "null" or self._is_wider:
+                return _annotated({}, node)
+            raise SchemaRefusedError(f"{path}.type: is {str(kind)[:40]!r}; it must be one of {', '.join(TYPES)}")
+        result: dict[str, Json] = {key: value for key, value in node.items() if key in _KEPT}
+        if "const" in node:
+            result["enum"] = [node["const"]]
+        self._bound(result, node)
+        for keyword in _EVERY_TYPES - _OF_TYPE.get(str(kind), frozenset()):
+            result.pop(keyword, None)
+        if result.get("default", ...) is None:
+            del result["default"]
+        self._children(result, node, path, depth)
+        return _texts_only(result)
+
+    def _children(self, result: dict[str, Json], node: dict[str, Any], path: str, depth: int) -> None:
+        if "items" in result:
+            items = node["items"]
+            if isinstance(items, Mapping | bool):
+                result["items"] = self.simplified(items, f"{path}.items", depth + 1)
+            else:
+                del result["items"]  # one schema for each place: the server checks them
+        if "additionalProperties" in result and not isinstance(result["additionalProperties"], bool):
+            result["additionalProperties"] = True
+        if "patternProperties" in node and result.get("type") == "object":
+            result["additionalProperties"] = True
+        if not isinstance(node.get("properties"), Mapping):
+            result.pop("properties", None)
+            result.pop("required", None)
+            return
+        self._properties(result, node, path, depth)
+
+    def _properties(self, result: dict[str, Json], node: dict[str, Any], path: str, depth: int) -> None:
+        properties: dict[str, Json] = {}
+        optional: set[str] = set()
+        for name, part in node["properties"].items():
+            place = f"{path}.properties.{str(name)[:80]}"
+            if self._takes_null(part, place, depth):
+                optional.add(str(name))
+            properties[str(name)] = self.simplified(part, place, depth + 1)
+        result["properties"] = properties
+        required = node.get("required")
+        named = required if isinstance(required, list) else []
+        # An output that may be null was said to be there: for a reader it is the same as one that is missing.
+        kept: list[Json] = [name for name in named if name in properties and (self._is_wider or name not in optional)]
+        result.pop("required", None)
+        if kept:
+            result["required"] = kept
+
+    def _takes_null(self, part: object, path: str, depth: int) -> bool:
+        if not isinstance(part, Mapping):
+            return False
+        node = self._resolved(dict(part), path, depth)
+        kind = node.get("type")
+        is_listed = isinstance(kind, list) and "null" in kind
+        return is_listed or any(_is_null(each) for key in ("anyOf", "oneOf") for each in _branches(node, key))
+
+    def _one_of(self, node: dict[str, Any], path: str, depth: int) -> dict[str, Json]:
+        key = "anyOf" if "anyOf" in node else "oneOf"
+        branches = _branches(node, key)
+        rest = {name: value for name, value in node.items() if name not in _SHAPES}
+        others = [branch for branch in branches if not _is_null(branch)]
+        if self._is_wider and (len(others) != len(branches) or len(others) != 1):
+            return _annotated({}, rest)
+        if len(others) == 1:
+            only = others[0]
+            merged = {**only, **rest} if isinstance(only, Mapping) else rest
+            return self.simplified(merged, path, depth + 1)
+        parts = [self.simplified(branch, f"{path}.{key}[{place}]", depth + 1) for place, branch in enumerate(others)]
+        return self._united(parts, rest, f"{path}.{key}")
+
+    def _of_types(self, node: dict[str, Any], kinds: Sequence[Any], path: str, depth: int) -> dict[str, Json]:
+        others = [kind for kind in kinds if kind != "null"]
+        if self._is_wider and (len(others) != 1 or len(others) != len(kinds)):
+            return _annotated({}, node)
+        rest = {name: value for name, value in node.items() if name != "type"}
+        if len(others) == 1:
+            return self._plain({**_without_null(rest), "type": others[0]}, path, depth)
+        parts = [self._plain({**rest, "type": kind}, path, depth) for kind in others]
+        return self._united(parts, rest, f"{path}.type")
+
+    def _united(self, parts: Sequence[dict[str, Json]], rest: Mapping[str, Any], place: str) -> dict[str, Json]:
+        """Return one schema for a choice between simple values.
+
+        Raises:
+            SchemaRefusedError: it is a choice between shapes, which a model could not be shown.
+        """
+        if not parts:
+            raise SchemaRefusedError(f"{place}: lists nothing but null")
+        kinds = list(dict.fromkeys(str(part.get("type", "any value")) for part in parts))
+        if "object" in kinds:
+            raise SchemaRefusedError(f"{place}: a choice between objects is not supported")
+        enums = [part.get("enum") for part in parts]
+        united: dict[str, Json] = {"type": kinds[0]} if len(kinds) == 1 and kinds[0] in TYPES else {}
+        if united.get("type") == "array":
+            raise SchemaRefusedError(f"{place}: a choice between arrays is not supported")
+        if all(isinstance(each, list) for each in enums):
+            united["enum"] = list(_flat(enums))
+        words = str(rest.get("description") or "").strip()
+        choice = "" if united.get("type") or "enum" in united else f"One of: {', '.join(kinds)}."
+        return _annotated(united, {**rest, "description": f"{words} {choice}".strip()})
+
+    def _bound(self, result: dict[str, Json], node: Mapping[str, Any]) -> None:
+        """Say the exclusive bounds of an integer inclusively; of a number the server checks them."""
+        if node.get("type") == "integer":
+            low, high = node.get("exclusiveMinimum"), node.get("exclusiveMaximum")
+            if _is_integer(low):
+                result["minimum"] = max(low + 1, result.get("minimum", low + 1))  # type: ignore[type-var,operator]
+            if _is_integer(high):
+                result["maximum"] = min(high - 1, result.get("maximum", high - 1))  # type: ignore[type-var,operator]
+
+    def _resolved(self, node: dict[str, Any], path: str, depth: int) -> dict[str, Any]:
+        """Replace references and ``allOf`` by what they say; what is next to them wins."""
+        for _ in range(MAX_SCHEMA_DEPTH):
+            parts = _branches(node, "allOf")
+            reference = node.pop("$ref", None)
+            if not parts and reference is None:
+                return node
+            merged: dict[str, Any] = {}
+            for part in (*(() if reference is None else (self._referred(reference, path),)), *parts):
+                if not isinstance(part, Mapping):
+                    raise SchemaRefusedError(f"{path}.allOf: holds what is not a schema object")
+                merged = _merged(merged, part, path)
+            node = _merged(merged, {key: value for key, value in node.items() if key != "allOf"}, path)
+        raise SchemaRefusedError(f"{path}: refers to itself, or {depth} levels of references are too many")
+
+    def _referred(self, reference: object, path: str) -> Mapping[str, Any]:
+        found: Any = self._document
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            raise SchemaRefusedError(f"{path}.$ref: {str(reference)[:80]!r} lies outside the schema")
+        for word in filter(None, reference[1:].split("/")):
+            name = word.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping):
+            raise SchemaRefusedError(f"{path}.$ref: {reference[:80]!r} leads nowhere")
+        return found
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return both schemas in one: fields and required names are joined, of the rest the second wins."""
+    merged = {**first, **second}
+    if isinstance(first.get("properties"), Mapping) and isinstance(second.get("properties"), Mapping):
+        merged["properties"] = {**first["properties"], **second["properties"]}
+    if isinstance(first.get("required"), list) and isinstance(second.get("required"), list):
+        merged["required"] = list(dict.fromkeys((*first["required"], *second["required"])))
+    for key in ("anyOf", "oneOf"):
+        if key in first and key in second:
+            raise SchemaRefusedError(f"{path}.{key}: two choices at one place are not supported")
+    return merged
+
+
+def _branches(node: Mapping[str, Any], key: str) -> list[Any]:
+    found = node.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _is_null(branch: object) -> bool:
+    return isinstance(branch, Mapping) and (branch.get("type") == "null" or branch.get("const", ...) is None)
+
+
+def _without_null(node: Mapping[str, Any]) -> dict[str, Any]:
+    values = node.get("enum")
+    if isinstance(values, list) and None in values:
+        return {**node, "enum": [value for value in values if value is not None]}
+    return dict(node)
+
+
+def _annotated(schema: dict[str, Json], rest: Mapping[str, Any]) -> dict[str, Json]:
+    for key in ("description", "title", "default"):
+        value = rest.get(key)
+        if value is not None and value != "":
+            schema.setdefault(key, value)
+    return _texts_only(schema)
+
+
+def _texts_only(schema: dict[str, Json]) -> dict[str, Json]:
+    for key in ("description", "title"):
+        if key in schema and not isinstance(schema[key], str):
+            del schema[key]
+    return schema
+
+
+def _flat(enums: Sequence[Any]) -> Iterator[Json]:
+    for values in enums:
+        yield from values
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

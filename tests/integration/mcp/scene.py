@@ -1,0 +1,129 @@
+"""A project, a home with MCP servers, and calls of their tools through the pipeline; the servers are processes."""
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from soong.shared.core.config import Config, parse_config
+from soong.shared.core.jsontext import Json
+from soong.shared.tools.execution import PROGRESS_EVENT
+from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
+from soong.shared.tools.result import ArtifactRef, ToolResult
+from soong.shared.toolsets.mcp.pool import McpServers
+from soong.shared.toolsets.mcp.toolset import McpTools, look_now, servers_of
+from tests.unit.tools.parts import RecordingGate, RecordingLog, make_identity, make_run_dirs
+
+SERVER: Final = Path(__file__).with_name("server.py")
+WAIT_S: Final = 30.0
+
+
+def stdio_config(name: str = "t", more: str = "", args: str = "", top: str = "") -> str:
+    """Return a configuration of the test server as a program."""
+    extra = f', "{args}"' if args else ""
+    return f"""
+[mcp]
+{top or "idle_s = 300"}
+[mcp.servers.{name}]
+command = "{sys.executable}"
+args = ["{SERVER}", "stdio"{extra}]
+{more}
+"""
+
+
+@dataclass
+class KeptArtifacts:
+    """Stored bytes, under references as a store gives them."""
+
+    stored: list[bytes] = field(default_factory=list)
+
+    async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
+        self.stored.append(data)
+        return ArtifactRef(hashlib.sha256(data).hexdigest(), len(data), media_type, name)
+
+
+@dataclass
+class McpScene:
+    """One process that has MCP servers: what a worker or a direct session is to them."""
+
+    folder: Path
+    config: Config
+    registry: ToolRegistry = field(default_factory=ToolRegistry)
+    gate: RecordingGate = field(default_factory=RecordingGate)
+    log: RecordingLog = field(default_factory=RecordingLog)
+    artifacts: KeptArtifacts = field(default_factory=KeptArtifacts)
+    calls: int = 0
+    servers: McpServers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.servers = servers_of(self.home, self.config)
+        self.project.mkdir(exist_ok=True)
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def project(self) -> Path:
+        return self.folder / "project"
+
+    @property
+    def progress(self) -> list[str]:
+        """What the calls have told of their progress."""
+        return [str(data["message"]) for kind, data in self.log.notes if kind == PROGRESS_EVENT]
+
+    @property
+    def is_handshake(self) -> bool:
+        return self.config.mcp.servers["t"].protocol == "handshake"
+
+    def pipeline(self, project: Path | None = None, **limits: Any) -> ToolPipeline:
+        """Return the pipeline of a run that begins now."""
+        run = RunScope(make_identity(), 7, make_run_dirs(project or self.project))
+        tools = self.registry.definitions()
+        config = PipelineConfig(**limits)
+        return ToolPipeline(tools, run, self.gate, self.log, artifacts=self.artifacts, config=config)
+
+    async def call(self, tool: str, /, project: Path | None = None, **arguments: Json) -> ToolResult:
+        return await self.call_in(self.pipeline(project), tool, arguments)
+
+    async def call_in(self, pipeline: ToolPipeline, tool: str, arguments: Mapping[str, Json]) -> ToolResult:
+        self.calls += 1
+        return await pipeline.execute(ToolCall(f"call_{self.calls}", tool, dict(arguments)))
+
+
+@asynccontextmanager
+async def mcp_scene(folder: Path, text: str) -> AsyncIterator[McpScene]:
+    """Discover the servers of a configuration and register their tools; leave with none of them alive."""
+    made = McpScene(folder, parse_config(text))
+    made.home.mkdir(exist_ok=True)
+    await look_now(made.servers, made.servers.enabled)
+    McpTools(made.servers, MAX_TIMEOUT).register(made.registry)
+    try:
+        yield made
+    finally:
+        pids = [child for pid in made.servers.pids for child in family(pid)]
+        await made.registry.close()
+        await until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+def family(pid: int) -> list[int]:
+    try:
+        process = psutil.Process(pid)
+        return [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
+
+
+async def until(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
+    """Wait for a condition under a time limit."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # processes end outside of the loop

@@ -1,0 +1,220 @@
+"""Calls of a real server's tools, over standard input and output, on both wires, through the whole pipeline."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from soong.shared.core.jsontext import dump
+from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
+from tests.integration.mcp.scene import McpScene, family, mcp_scene, stdio_config, until
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["handshake", "stateless"])
+async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[McpScene]:
+    """One server for each wire, for all tests that leave it as it is."""
+    text = stdio_config(more=f'protocol = "{request.param}"')
+    async with mcp_scene(tmp_path_factory.mktemp("mcp"), text) as made:
+        yield made
+
+
+def words(result: ToolResult) -> str:
+    return "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
+
+
+@pytest.mark.spec("MCP-01.a", "MCP-01.b", "MCP-01.c", "MCP-01.j", "REG-07.b")
+async def test_a_tool_is_called_on_both_wires_and_its_result_has_data_text_and_artifacts(scene: McpScene) -> None:
+    added = await scene.call("mcp.t.add", a=2, b=3)
+    shown = await scene.call("mcp.t.picture")
+    failed = await scene.call("mcp.t.fail", words="not today")
+    bad = await scene.call("mcp.t.add", a="two", b=3)
+
+    assert added.ok
+    assert added.data == {"total": 5, "of": [2, 3], "note": None}
+    assert scene.artifacts.stored == [b"\x89PNG not a real one"]
+    assert [ref.media_type for ref in shown.artifacts] == ["image/png"]
+    assert "a picture" in words(shown)
+    assert "resource: note://1, notes, the first note" in words(shown)
+    assert failed.error is not None
+    assert failed.error.type is ErrorType.EXECUTION_FAILED
+    assert "not today" in failed.error.message
+    assert bad.error is not None
+    assert bad.error.type is ErrorType.INVALID_INPUT
+    definition = scene.registry.get("mcp.t.add")
+    assert definition is not None
+    assert definition.metadata["native_name"] == "add"
+    assert "anyOf" in dump(definition.metadata["native_schema"])
+    assert "anyOf" not in dump(definition.input_schema)
+
+
+@pytest.mark.spec("MCP-01.f", "EXE-09")
+async def test_progress_is_told_and_an_interrupted_call_is_cancelled_at_the_server(
+    scene: McpScene,
+) -> None:
+    scene.log.notes.clear()
+    call = asyncio.create_task(scene.call("mcp.t.wait", seconds=30))
+    await until(lambda: bool(scene.progress))
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    after = await scene.call("mcp.t.add", a=1, b=1)
+
+    assert scene.progress[0].startswith("tenth")
+    assert after.ok
+
+
+@pytest.mark.spec("MCP-01.f")
+async def test_a_call_out_of_time_ends_and_the_server_goes_on(tmp_path: Path) -> None:
+    marker = tmp_path / "cancelled"
+    text = stdio_config(more=f'timeout_s = 1.0\nenv = {{WAIT_MARKER = "{marker}"}}')
+    async with mcp_scene(tmp_path, text) as scene, scene.servers.connected("t", scene.project):
+        late = await scene.call("mcp.t.wait", seconds=60)
+        await until(marker.exists)
+        pid = scene.servers.pids
+        after = await scene.call("mcp.t.add", a=1, b=1)
+
+        assert late.error is not None
+        assert late.error.type is ErrorType.TIMEOUT
+        assert after.ok
+        assert scene.servers.pids == pid
+
+
+@pytest.mark.spec("MCP-01.f")
+async def test_a_server_that_is_killed_in_a_call_is_unavailable_and_the_next_call_starts_another(
+    scene: McpScene,
+) -> None:
+    before = await scene.call("mcp.t.where")
+    scene.log.notes.clear()
+    call = asyncio.create_task(scene.call("mcp.t.wait", seconds=60))
+    await until(lambda: bool(scene.progress))
+    assert isinstance(before.data, dict)
+    os.kill(int(before.data["pid"]), signal.SIGKILL)
+    killed = await call
+    after = await scene.call("mcp.t.where")
+
+    assert killed.error is not None
+    assert killed.error.type is ErrorType.SERVER_UNAVAILABLE
+    assert killed.error.retryable
+    assert isinstance(after.data, dict)
+    assert after.data["pid"] != before.data["pid"]
+
+
+@pytest.mark.spec("MCP-01.g")
+async def test_two_hundred_calls_share_one_process_which_is_stopped_when_nobody_uses_it(tmp_path: Path) -> None:
+    async with mcp_scene(tmp_path, stdio_config(top="idle_s = 1.0")) as scene:
+        results = await asyncio.gather(*(scene.call("mcp.t.where") for _ in range(200)))
+        seen = {result.data["pid"] for result in results if isinstance(result.data, dict)}
+        (keeper,) = scene.servers.pids
+        members = family(keeper)
+        await until(lambda: not any(map(psutil.pid_exists, members)))
+        again = await scene.call("mcp.t.where")
+
+        assert len(seen) == 1
+        assert seen < set(members)
+        assert isinstance(again.data, dict)
+        assert again.data["pid"] not in seen
+
+
+@pytest.mark.spec("MCP-01.a")
+async def test_a_server_gets_the_project_as_its_root_and_folder_and_no_other_project_shares_it(
+    scene: McpScene, tmp_path: Path
+) -> None:
+    here, there = await scene.call("mcp.t.where"), await scene.call("mcp.t.where", tmp_path)
+    roots = await scene.call("mcp.t.roots")
+
+    assert isinstance(here.data, dict)
+    assert isinstance(there.data, dict)
+    assert here.data["cwd"] == str(scene.project)
+    assert there.data["cwd"] == str(tmp_path)
+    assert here.data["pid"] != there.data["pid"]
+    if scene.is_handshake:  # on the stateless wire this server has no way to ask
+        assert roots.data == {"result": [scene.project.as_uri()]}
+
+
+@pytest.mark.spec("MCP-01.d")
+async def test_what_a_server_asks_a_person_is_declined_and_said(scene: McpScene) -> None:
+    scene.log.notes.clear()
+
+    asked = await scene.call("mcp.t.ask")
+
+    if scene.is_handshake:
+        assert words(asked) == "decline"
+        assert any("Which colour?" in said for said in scene.progress)
+    else:  # on the stateless wire a question is a part of the result
+        portable = await scene.call("mcp.t.ask_in_rounds")
+        assert words(portable) == "decline"
+        assert any("Which size?" in said for said in scene.progress)
+
+
+@pytest.mark.spec("ETS-01.f")
+@pytest.mark.parametrize("wire", ["handshake", "stateless"])
+async def test_a_changed_tool_is_refused_in_a_run_that_began_before_and_new_to_the_next(
+    wire: str, tmp_path: Path
+) -> None:
+    async with mcp_scene(tmp_path, stdio_config(more=f'protocol = "{wire}"')) as scene:
+        await _check_change(scene)
+
+
+async def _check_change(scene: McpScene) -> None:
+    run = scene.pipeline()
+    old = scene.registry.get("mcp.t.fail")
+    await scene.call_in(run, "mcp.t.grow", {})
+    await until(lambda: scene.registry.get("mcp.t.more") is not None)
+    refused = await scene.call_in(run, "mcp.t.fail", {"words": "x"})
+    unknown = await scene.call_in(run, "mcp.t.more", {"x": 1})
+    fresh = await scene.call("mcp.t.more", x=1)
+    new = scene.registry.get("mcp.t.fail")
+
+    assert refused.error is not None
+    assert "has changed 'fail' since this run began" in refused.error.message
+    assert unknown.error is not None
+    assert unknown.error.type is ErrorType.TOOL_NOT_AVAILABLE
+    assert fresh.ok
+    assert old is not None
+    assert new is not None
+    assert old.metadata["definition"] != new.metadata["definition"]
+
+
+@pytest.mark.spec("PER-11.d", "MCP-01.h")
+async def test_the_scope_of_a_grant_is_the_tool_as_it_is_defined_now(scene: McpScene) -> None:
+    await scene.call("mcp.t.add", a=1, b=1)
+    definition = scene.registry.get("mcp.t.add")
+
+    assert definition is not None
+    assert scene.gate.asked[-1].target.scope == f"mcp.t.add@{definition.metadata['definition']}"
+    assert not scene.gate.asked[-1].traits.is_read_only
+    assert scene.gate.asked[-1].traits.is_open_world
+
+
+async def test_a_long_answer_becomes_an_artifact_with_a_preview(scene: McpScene) -> None:
+    long = await scene.call("mcp.t.shout", size=50_000)
+
+    assert long.metadata["truncated"] is True
+    assert scene.artifacts.stored[-1] == b"x" * 50_000
+
+
+@pytest.mark.spec("EVT-05")
+async def test_a_secret_by_reference_reaches_the_server_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret-value-1")
+    monkeypatch.setenv("UNRELATED", "not-for-servers")
+    async with mcp_scene(tmp_path, stdio_config(more='env = {SERVER_SECRET = "env:MY_TOKEN"}')) as scene:
+        result = await scene.call("mcp.t.where")
+
+        assert isinstance(result.data, dict)
+        assert result.data["secret"] == "s3cret-value-1"
+        assert "UNRELATED" not in result.data["env"]
+        assert "MY_TOKEN" not in result.data["env"]
+        assert "MY_TOKEN" in scene.config.secret_env
+        for path in (scene.home / "mcp").glob("*.json"):
+            assert "s3cret" not in path.read_text(encoding="utf-8")
+        (keeper,) = scene.servers.pids
+        assert "s3cret" not in " ".join(word for pid in family(keeper) for word in psutil.Process(pid).cmdline())

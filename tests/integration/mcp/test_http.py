@@ -1,0 +1,98 @@
+"""A real server over streamable HTTP, on both wires."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from soong.shared.tools.result import ErrorType
+from tests.integration.mcp.scene import SERVER, McpScene, mcp_scene, until
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(port: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, str(SERVER), "http", str(port)], stderr=subprocess.DEVNULL)
+
+
+async def answers(port: int) -> None:
+    def is_open() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    await until(is_open, 60)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["handshake", "stateless"])
+async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[McpScene]:
+    port = free_port()
+    process = start(port)
+    try:
+        await answers(port)
+        text = f'[mcp.servers.t]\nurl = "http://127.0.0.1:{port}/mcp"\nprotocol = "{request.param}"'
+        async with mcp_scene(tmp_path_factory.mktemp("mcp"), text) as made:
+            yield made
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.spec("MCP-01.a", "MCP-01.c", "PER-09.e")
+async def test_a_server_at_a_url_is_called_and_named_by_its_host(scene: McpScene) -> None:
+    added = await scene.call("mcp.t.add", a=20, b=3)
+
+    assert added.data == {"total": 23, "of": [20, 3], "note": None}
+    assert scene.gate.asked[-1].target.host == "127.0.0.1"
+    assert "network" in scene.gate.asked[-1].definition.tags
+
+
+@pytest.mark.spec("MCP-01.f")
+async def test_many_calls_at_once_progress_and_a_cancelled_call(scene: McpScene) -> None:
+    scene.log.notes.clear()
+    slow = asyncio.create_task(scene.call("mcp.t.wait", seconds=60))
+    await until(lambda: bool(scene.progress))
+    results = await asyncio.gather(*(scene.call("mcp.t.add", a=n, b=n) for n in range(20)))
+    slow.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow
+
+    assert [result.data["total"] for result in results if isinstance(result.data, dict)] == [2 * n for n in range(20)]
+    assert scene.progress[0].startswith("tenth")
+
+
+@pytest.mark.spec("MCP-01.f")
+async def test_a_server_that_went_away_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
+    port = free_port()
+    process = start(port)
+    try:
+        await answers(port)
+        async with mcp_scene(tmp_path, f'[mcp.servers.t]\nurl = "http://127.0.0.1:{port}/mcp"') as scene:
+            first = await scene.call("mcp.t.add", a=1, b=1)
+            process.kill()
+            process.wait()
+            gone = await scene.call("mcp.t.add", a=1, b=1)
+            process = start(port)
+            await answers(port)
+            async with asyncio.timeout(60):
+                while not (back := await scene.call("mcp.t.add", a=1, b=1)).ok:
+                    assert back.error is not None
+                    assert back.error.type is ErrorType.SERVER_UNAVAILABLE  # it is tried again after a wait
+    finally:
+        process.kill()
+        process.wait()
+
+    assert first.ok
+    assert gone.error is not None
+    assert gone.error.type is ErrorType.SERVER_UNAVAILABLE
+    assert back.ok

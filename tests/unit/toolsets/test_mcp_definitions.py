@@ -1,0 +1,154 @@
+"""What a server's tools become: names, permission, what is left out; and what its hints can and cannot change."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from soong.shared.core.config import Config, parse_config
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.risk import effective_traits, risk_of
+from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, config_digest, sound_tools
+from soong.shared.toolsets.mcp.definitions import ServerTools, tools_of
+from soong.shared.toolsets.mcp.toolset import servers_of
+
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+MOST = timedelta(minutes=10)
+
+
+def made(*natives: dict[str, Any], server: str = 'command = "x"', name: str = "s") -> ServerTools:
+    config = parse_config(f"[mcp.servers.{name}]\n{server}")
+    entry = config.mcp.servers[name]
+    tools = sound_tools([{"inputSchema": SCHEMA, **native} for native in natives])
+    return tools_of(ServerSnapshot(name, config_digest(entry), tools=tools), entry, servers_of(None, config), MOST)
+
+
+def one(native: dict[str, Any], server: str = 'command = "x"') -> ToolDefinition:
+    (definition,) = made(native, server=server).definitions
+    return ToolRegistry().register(definition)
+
+
+@pytest.mark.spec("MCP-01.b", "MCP-01.j", "REG-02")
+def test_names_are_canonical_and_what_cannot_be_a_tool_is_left_out_with_its_reason() -> None:
+    found = made(
+        {"name": "readFile"},
+        {"name": "a.b/c"},
+        {"name": "READFILE"},
+        {"name": "bad", "inputSchema": {"type": "string"}},
+        {"name": "x" * 200},
+        {"name": "hide_me"},
+        server='command = "x"\nhidden_tools = ["hide_*"]',
+    )
+
+    assert [tool.name for tool in found.definitions] == ["mcp.s.a_b_c", "mcp.s.readfile"]
+    assert found.definitions[1].metadata["native_name"] == "readFile"
+    reasons = {each.tool[:8]: each.reason for each in found.excluded}
+    assert "has the name 'mcp.s.readfile' already" in reasons["READFILE"]
+    assert "tool takes named arguments" in reasons["bad"]
+    assert "not a canonical name" in reasons["xxxxxxxx"]
+    assert "hidden by 'hide_*'" in reasons["hide_me"]
+
+
+HINTS = {"read_only_hint": True, "open_world_hint": False}
+
+
+@pytest.mark.spec("PER-11.d", "MCP-01.h", "PER-21.a")
+@pytest.mark.parametrize("hints", [HINTS, {"readOnlyHint": True, "openWorldHint": False}], ids=["snake", "camel"])
+def test_only_a_trusted_server_makes_a_tool_read_only(hints: dict[str, Any]) -> None:
+    doubted = one({"name": "look", "annotations": hints})
+    trusted = one({"name": "look", "annotations": hints}, 'command = "x"\ntrusted = true')
+    contradicting = one(
+        {"name": "look", "annotations": {"readOnlyHint": True, "read_only_hint": False}},
+        'command = "x"\ntrusted = true',
+    )
+
+    assert (doubted.permission, doubted.reaches_out) == (Permission.WRITE, True)
+    assert (trusted.permission, trusted.reaches_out) == (Permission.READONLY, False)
+    assert contradicting.permission is Permission.WRITE
+    assert all(map(reads_untrusted, (doubted, trusted)))
+
+
+@pytest.mark.spec("PER-09.e")
+def test_a_server_at_a_url_is_a_network_tool_of_its_host_whatever_it_says() -> None:
+    tool = one({"name": "look", "annotations": HINTS}, 'url = "https://API.example.org/mcp"\ntrusted = true')
+    tagged = one({"name": "look"}, 'command = "x"\ntags = ["network", "dangerous"]')
+
+    assert "network" in tool.tags
+    assert tool.reaches_out
+    assert tool.target is not None
+    assert tool.target(None, {}).host == "api.example.org"  # type: ignore[arg-type]
+    assert {"network", "dangerous", "mcp"} <= tagged.tags
+
+
+_BOOLS = st.sampled_from([True, False, None, "yes", 1])
+
+
+@pytest.mark.spec("MCP-01.h", "REG-05")
+@given(
+    hints=st.dictionaries(
+        st.sampled_from(["readOnlyHint", "read_only_hint", "destructiveHint", "openWorldHint", "idempotentHint"]),
+        _BOOLS,
+    ),
+    name=st.sampled_from(["look", "delete_all", "run_shell"]),
+)
+def test_no_hint_of_a_server_lowers_a_risk(hints: dict[str, Any], name: str) -> None:
+    bare, hinted = one({"name": name}), one({"name": name, "annotations": hints})
+    before, after = effective_traits(bare, {}), effective_traits(hinted, {})
+
+    assert risk_of(hinted, after) >= risk_of(bare, before)
+    assert after.is_open_world
+    assert not after.is_read_only
+    assert hinted.tags == bare.tags
+
+
+@pytest.mark.spec("MCP-01.h")
+@pytest.mark.parametrize(
+    "change",
+    [{"description": "Send it."}, {"annotations": {"readOnlyHint": True}}, {"inputSchema": {"type": "object"}}],
+    ids=["words", "hints", "schema"],
+)
+def test_whatever_changes_of_a_tool_changes_the_scope_of_its_grants(change: dict[str, Any]) -> None:
+    before, after = one({"name": "look", "description": "Look."}), one({"name": "look", **change})
+
+    assert before.metadata["definition"] != after.metadata["definition"]
+    other_program = one({"name": "look", "description": "Look."}, 'command = "y"')
+    assert before.metadata["definition"] != other_program.metadata["definition"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[mcp.servers.soong]\ncommand = "x"', "name of Soong's own server"),
+        ('[mcp.servers."Bad Name"]\ncommand = "x"', "not a name of a server"),
+        ("[mcp.servers.a]", "needs either command"),
+        ('[mcp.servers.a]\ncommand = "x"\nurl = "http://h/"', "needs either command"),
+        ('[mcp.servers.a]\nurl = "ftp://h/"', "not an http or https URL"),
+        ('[mcp.servers.a]\nurl = "http://u:p@h/"', "by reference"),
+        ('[mcp.servers.a]\nurl = "http://h/"\nargs = ["x"]', "belong to a command"),
+        ('[mcp.servers.a]\ncommand = "x"\nheaders = {A = "b"}', "belong to a url"),
+        ('[mcp.servers.a]\ncommand = "./x"', "relative path"),
+        ('[mcp.servers.a]\ncommand = "x"\ntags = ["No Tag"]', "is not a tag"),
+        ('[mcp.servers.a]\ncomand = "x"', "known here: command, args"),
+    ],
+)
+def test_a_wrong_server_is_refused_with_the_place_and_the_reason(text: str, words: str) -> None:
+    with pytest.raises(InvalidConfigError, match=words) as refused:
+        parse_config(text)
+
+    assert "mcp.servers" in str(refused.value)
+
+
+@pytest.mark.spec("EVT-05")
+def test_what_a_server_refers_to_is_known_as_a_secret() -> None:
+    config: Config = parse_config(
+        '[mcp.servers.a]\nurl = "http://h/"\n'
+        'headers = {Authorization = "Bearer ${env:TOKEN}", X = "file:/k/y", H = "${env:HOME}"}'
+    )
+
+    assert config.secret_env == ("TOKEN",)
+    assert [str(path) for path in config.secret_files] == ["/k/y"]

@@ -19,11 +19,11 @@ from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.engine.rows import command_of, events_of, node_of, run_of, session_of, task_of, worker_of
 from soong.shared.storage.sql.engine.schema import prepare
-from soong.shared.storage.sql.engine.tables import commands, events, nodes, runs, sessions, steps, tasks, workers
+from soong.shared.storage.sql.engine.tables import commands, events, nodes, runs, sessions, tasks, workers
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore
 from soong.shared.storage.sql.tasks.runs import WHOLE_RUNS
-from soong.shared.storage.sql.tasks.tasks import read_steps
+from soong.shared.storage.sql.tasks.tasks import StepRead, read_steps
 from tests.model.memory.rows import Rows
 
 T = TypeVar("T")
@@ -123,11 +123,12 @@ class InlineStore(SqlStore):
         return self._rows
 
 
+_ALL_STEPS = StepRead("all steps", "steps.ordinal >= 0")
 _RUNS = WHOLE_RUNS.order_by(runs.c.ordinal)
 
 
 def _read_rows(tx: Transaction, before: Rows) -> Rows:
-    found = read_steps(tx, steps.c.ordinal >= 0)
+    found = read_steps(tx, _ALL_STEPS)
     made = Rows(
         sessions={row.id: session_of(row) for row in tx.execute(select(sessions))},
         workers={row.id: worker_of(row, 0) for row in tx.execute(select(workers))},

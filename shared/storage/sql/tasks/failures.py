@@ -1,6 +1,7 @@
 """The owner's side of steps: growing maps, retrying, settling failures."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final, assert_never
 
 from sqlalchemy import ColumnElement, literal_column, select
@@ -23,7 +24,7 @@ from soong.shared.storage.sql.engine.tables import steps, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import cancel_all, skip_below
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
-from soong.shared.storage.sql.tasks.tasks import read_steps
+from soong.shared.storage.sql.tasks.tasks import StepRead, read_steps
 
 MOVE_MAP: Final = Statement(
     "move map: a map step to its next status, guarded by the one it has",
@@ -83,7 +84,16 @@ PROMOTE: Final = Statement(
 )
 
 
-_UNSETTLED: Final = steps.c.is_settled == literal_column("0")
+UNSETTLED: Final = StepRead(
+    "unsettled failures of a session",
+    "steps.session_id = :session_id AND steps.status = 'failed' AND steps.is_settled = 0",
+)
+
+
+@cache
+def _steps_that_are(status: StepStatus) -> StepRead:
+    """Return the read of a session's steps of one status, written out as the partial indexes have it."""
+    return StepRead(f"{status} steps of a session", f"steps.session_id = :session_id AND steps.status = '{status}'")
 
 
 class SqlFailures:
@@ -92,20 +102,16 @@ class SqlFailures:
     _database: Database
 
     async def steps_in(self, ownership: Ownership, status: StepStatus) -> Sequence[Step]:
-        mine = (steps.c.session_id == ownership.session_id) & _is(status)
-
         def read(tx: Transaction) -> list[Step]:
             check_owned(tx, ownership, is_read=True)
-            return read_steps(tx, mine)
+            return read_steps(tx, _steps_that_are(status), session_id=ownership.session_id)
 
         return await self._database.read(read)
 
     async def failures(self, ownership: Ownership) -> Sequence[Step]:
-        mine = (steps.c.session_id == ownership.session_id) & _is(StepStatus.FAILED) & _UNSETTLED
-
         def read(tx: Transaction) -> list[Step]:
             check_owned(tx, ownership, is_read=True)
-            return read_steps(tx, mine)
+            return read_steps(tx, UNSETTLED, session_id=ownership.session_id)
 
         return await self._database.read(read)
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from sqlalchemy import Select, select
+from sqlalchemy import select
 
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotFoundError
 from soong.shared.core.jsontext import Json
@@ -18,6 +18,7 @@ from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import call_of, events_of, inputs_of, node_of, pack, run_of, unpack
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement, packed_rows
+from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import calls, events, nodes, runs, surfaces, taints
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.taint import TAINT, is_tainted
@@ -107,21 +108,30 @@ WHOLE_RUNS = select(runs, surfaces.c.body, _TAINT.label("is_tainted")).outerjoin
 
 
 # What stands beyond its run's count was written beside the log, and is not read as part of it.
-def _nodes_of(run_id: str, after: int = 0) -> Select[Any]:
-    most = select(runs.c.last_node).where(runs.c.id == run_id).scalar_subquery()
-    wanted = select(nodes).where(nodes.c.run_id == run_id, nodes.c.number > after, nodes.c.number <= most)
-    return wanted.order_by(nodes.c.number)
-
-
-def _events_of(run_id: str, after: int) -> Select[Any]:
-    most = select(runs.c.last_seq).where(runs.c.id == run_id).scalar_subquery()
-    wanted = select(events).where(events.c.run_id == run_id, events.c.seq > after, events.c.seq <= most)
-    return wanted.order_by(events.c.seq)
-
-
-def _events_of_all(run_ids: Sequence[str]) -> Select[Any]:
-    held = select(events).join(runs, runs.c.id == events.c.run_id).where(runs.c.id.in_(run_ids))
-    return held.where(events.c.seq <= runs.c.last_seq).order_by(runs.c.ordinal, events.c.seq)
+_COUNTED_NODES: Final = """
+    WHERE run_id = :run_id AND number > :after AND number <= (SELECT last_node FROM runs WHERE id = :run_id)
+    ORDER BY number
+"""
+NODES: Final = TableRead("nodes: of a run, after one", nodes, _COUNTED_NODES)
+NODE_PAGE: Final = TableRead("node page: so many of them", nodes, f"{_COUNTED_NODES} LIMIT :limit")
+EVENT_PAGE: Final = TableRead(
+    "event page: of a run's log, after one",
+    events,
+    """
+    WHERE run_id = :run_id AND seq > :after AND seq <= (SELECT last_seq FROM runs WHERE id = :run_id)
+    ORDER BY seq LIMIT :limit
+    """,
+)
+EVENTS_OF: Final = TableRead(
+    "events of: the logs of these runs, run by run",
+    events,
+    "JOIN runs ON runs.id = events.run_id WHERE runs.id IN @run_ids AND events.seq <= runs.last_seq "
+    "ORDER BY runs.ordinal, events.seq",
+)
+CALLS: Final = TableRead(
+    "calls: of a run, in the order in which they began", calls, "WHERE run_id = :run_id ORDER BY position"
+)
+CALL: Final = TableRead("call: of a run", calls, "WHERE run_id = :run_id AND tool_call_id = :tool_call_id")
 
 
 class _EventRow(NamedTuple):
@@ -206,20 +216,21 @@ class SqlRuns:
         return await self._database.write(write)
 
     async def nodes(self, run_id: str) -> Sequence[Node]:
-        wanted = _nodes_of(run_id)
-        return await self._database.read(lambda tx: [node_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [node_of(row) for row in NODES.read(tx, run_id=run_id, after=0)])
 
     async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
-        wanted = _nodes_of(run_id, after).limit(limit)
-        return await self._database.read(lambda tx: [node_of(row) for row in tx.execute(wanted)])
+        page = {"run_id": run_id, "after": after, "limit": limit}
+        return await self._database.read(lambda tx: [node_of(row) for row in NODE_PAGE.read(tx, **page)])
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
-        wanted = _events_of(run_id, after_seq).limit(limit)
-        return await self._database.read(lambda tx: list(islice(events_of(tx.execute(wanted), after_seq), limit)))
+        page = {"run_id": run_id, "after": after_seq, "limit": limit}
+        return await self._database.read(
+            lambda tx: list(islice(events_of(EVENT_PAGE.read(tx, **page), after_seq), limit))
+        )
 
     async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
-        wanted = _events_of_all(run_ids)
-        return await self._database.read(lambda tx: list(events_of(tx.execute(wanted))))
+        ids = list(run_ids)
+        return await self._database.read(lambda tx: list(events_of(EVENTS_OF.read(tx, run_ids=ids))))
 
     async def last_runs(self, task_id: str) -> LastRuns:
         return await self._database.read(lambda tx: _last_runs(tx, task_id))
@@ -256,8 +267,7 @@ class SqlRuns:
         return await self._database.read(lambda tx: is_tainted(tx, run_id))
 
     async def calls(self, run_id: str) -> Sequence[CallRow]:
-        wanted = select(calls).where(calls.c.run_id == run_id).order_by(calls.c.position)
-        return await self._database.read(lambda tx: [call_of(row) for row in tx.execute(wanted)])
+        return await self._database.read(lambda tx: [call_of(row) for row in CALLS.read(tx, run_id=run_id)])
 
 
 def append_held(
@@ -298,8 +308,7 @@ def _start_call(tx: Transaction, call: CallRow, fence: int, events: Sequence[New
 
 
 def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:
-    wanted = select(calls).where(calls.c.run_id == run_id, calls.c.tool_call_id == tool_call_id)
-    row = tx.execute(wanted).first()
+    row = CALL.first(tx, run_id=run_id, tool_call_id=tool_call_id)
     return None if row is None else call_of(row)
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Table, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Table, literal_column, select
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.sessions.session import (
@@ -35,13 +36,41 @@ from soong.shared.storage.sql.engine.rows import (
 )
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError
-from soong.shared.storage.sql.engine.tables import commands, owners, responders, sessions, steps, workers
+from soong.shared.storage.sql.engine.table_read import TableRead
+from soong.shared.storage.sql.engine.tables import commands, owners, responders, sessions, workers
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.upsert import upsert
 
 _ORDER: Final = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
 _GONE: Final[ColumnElement[str]] = literal_column("'gone'")
-_LEASED: Final = steps.c.status.in_([literal_column("'claimed'"), literal_column("'running'")])
+
+SESSION: Final = TableRead("session", sessions, "WHERE id = :session_id")
+KNOWN_SESSION: Final = Statement(
+    "known session: whether there is one of that id", "SELECT 1 FROM sessions WHERE id = :session_id"
+)
+CLOSE: Final = Statement("close: a session", "UPDATE sessions SET is_closed = 1 WHERE id = :session_id")
+COMMAND: Final = TableRead("command", commands, "WHERE id = :command_id")
+ADOPTED: Final = TableRead("adopted: the sessions of these ids", sessions, "WHERE id IN @ids ORDER BY ordinal")
+FREE_SESSION: Final = Statement(
+    "free session: whether there is one to adopt",
+    "SELECT 1 FROM sessions WHERE owner_id = '' AND is_closed = 0 LIMIT 1",
+)
+ALL_WORKERS: Final = TableRead("all workers: also those that are gone", workers, "ORDER BY ordinal")
+WORKERS: Final = TableRead("workers: those that are not gone", workers, "WHERE state <> 'gone' ORDER BY ordinal")
+BUSY_SLOTS: Final = Statement(
+    "busy slots: of each worker; a step that a run holds in addition to its own takes none",
+    """
+    SELECT worker_id, count(*) FROM steps WHERE status IN ('claimed', 'running') AND holder_run_id = ''
+    GROUP BY worker_id
+    """,
+)
+RESPONDERS: Final = TableRead(
+    "responders: of a session, in the order they came", responders, "WHERE session_id = :session_id ORDER BY ordinal"
+)
+OPEN_COMMANDS: Final = TableRead(
+    "open commands: of a session, in the order they came",
+    commands,
+    "WHERE session_id = :session_id AND is_ended = 0 ORDER BY ordinal",
+)
 
 ADOPT: Final = Statement(
     "adopt: every open session without an owner, for an owner that lives; another adopter's are passed over",
@@ -149,9 +178,7 @@ class SqlSessions:
         await self._database.write(write)
 
     async def session(self, session_id: str) -> Session:
-        row = await self._database.read(
-            lambda tx: tx.execute(select(sessions).where(sessions.c.id == session_id)).first()
-        )
+        row = await self._database.read(lambda tx: SESSION.first(tx, session_id=session_id))
         if row is None:
             raise NotFoundError("session", session_id)
         return session_of(row)
@@ -176,17 +203,13 @@ class SqlSessions:
 
     async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
         def look(tx: Transaction) -> bool:
-            free = select(sessions.c.id).where(
-                sessions.c.owner_id == literal_column("''"), sessions.c.is_closed == literal_column("0")
-            )
-            return tx.execute(free.limit(1)).first() is not None
+            return bool(tx.rows(FREE_SESSION))
 
         def write(tx: Transaction) -> list[Session]:
             if not tx.rows(LIVE_OWNER, owner_id=owner_id):
                 return []
             ids = tx.column(ADOPT, owner_id=owner_id)
-            wanted = select(sessions).where(sessions.c.id.in_(ids)).order_by(sessions.c.ordinal)
-            return [session_of(row) for row in tx.execute(wanted)] if ids else []
+            return [session_of(row) for row in ADOPTED.read(tx, ids=ids)] if ids else []
 
         return await self._database.write(write) if await self._database.read(look) else []
 
@@ -196,7 +219,7 @@ class SqlSessions:
     async def close_session(self, ownership: Ownership) -> None:
         def write(tx: Transaction) -> None:
             check_owned(tx, ownership)
-            tx.execute(update(sessions).where(sessions.c.id == ownership.session_id).values(is_closed=1))
+            tx.count(CLOSE, session_id=ownership.session_id)
 
         await self._database.write(write)
 
@@ -224,8 +247,8 @@ class SqlSessions:
         await self._database.write(lambda tx: tx.execute(gone).rowcount)
 
     async def responders(self, session_id: str) -> Sequence[Responder]:
-        wanted = select(responders).where(responders.c.session_id == session_id).order_by(responders.c.ordinal)
-        return await self._database.read(lambda tx: [responder_of(row) for row in tx.execute(wanted)])
+        rows = await self._database.read(lambda tx: RESPONDERS.read(tx, session_id=session_id))
+        return [responder_of(row) for row in rows]
 
     # -- commands
     async def send_command(self, command: Command) -> None:
@@ -251,15 +274,9 @@ class SqlSessions:
         await self._database.write(write)
 
     async def take_commands(self, ownership: Ownership) -> Sequence[Command]:
-        wanted = (
-            select(commands)
-            .where(commands.c.session_id == ownership.session_id, commands.c.is_ended == literal_column("0"))
-            .order_by(commands.c.ordinal)
-        )
-
         def read(tx: Transaction) -> list[Command]:
             check_owned(tx, ownership, is_read=True)
-            return [command_of(row) for row in tx.execute(wanted)]
+            return [command_of(row) for row in OPEN_COMMANDS.read(tx, session_id=ownership.session_id)]
 
         return await self._database.read(read)
 
@@ -273,9 +290,7 @@ class SqlSessions:
         await self._database.write(write)
 
     async def command(self, command_id: str) -> tuple[Command, bool]:
-        row = await self._database.read(
-            lambda tx: tx.execute(select(commands).where(commands.c.id == command_id)).first()
-        )
+        row = await self._database.read(lambda tx: COMMAND.first(tx, command_id=command_id))
         if row is None:
             raise NotFoundError("command", command_id)
         return command_of(row), bool(row.is_ended)
@@ -302,17 +317,11 @@ class SqlSessions:
         await self._database.write(lambda tx: _set_worker_state(tx, worker_id, state))
 
     async def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:
-        wanted = select(workers).order_by(workers.c.ordinal)
-        if not include_gone:
-            wanted = wanted.where(workers.c.state != _GONE)
-        # A step that a run holds beside its own takes no slot.
-        in_slots = _LEASED & (steps.c.holder_run_id == "")
-        leases = select(steps.c.worker_id, func.count()).where(in_slots).group_by(steps.c.worker_id)
+        wanted = ALL_WORKERS if include_gone else WORKERS
 
         def read(tx: Transaction) -> list[Worker]:
-            held: Sequence[Any] = tx.execute(leases).all()
-            busy = {str(worker_id): int(number) for worker_id, number in held}
-            return list(read_workers(tx.execute(wanted), busy))
+            busy = {str(worker_id): int(number) for worker_id, number in tx.rows(BUSY_SLOTS)}
+            return list(read_workers(wanted.read(tx), busy))
 
         return await self._database.read(read)
 
@@ -326,12 +335,19 @@ def read_workers(rows: Iterable[Any], busy: Mapping[str, int]) -> Iterator[Worke
 
 def _add(tx: Transaction, table: Table, values: Mapping[str, object]) -> bool:
     """Insert a row; one that exists already stays as it is, so that saying it twice does no harm (False then)."""
-    added = upsert(tx, table).values(**values).on_conflict_do_nothing(index_elements=["id"]).returning(table.c.id)
-    return tx.execute(added).first() is not None
+    return bool(tx.rows(_added(table.name, tuple(values)), **values))
+
+
+@cache
+def _added(table: str, columns: tuple[str, ...]) -> Statement:
+    given = ", ".join(f":{name}" for name in columns)
+    into = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({given})"  # noqa: S608  # our own words
+    name = f"add to {table}: a row, unless there is one of its id"
+    return Statement(name, f"{into} ON CONFLICT (id) DO NOTHING RETURNING id")
 
 
 def _check_session(tx: Transaction, session_id: str) -> None:
-    if tx.execute(select(sessions.c.id).where(sessions.c.id == session_id)).first() is None:
+    if not tx.rows(KNOWN_SESSION, session_id=session_id):
         raise NotFoundError("session", session_id)
 
 

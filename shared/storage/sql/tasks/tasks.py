@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import func, select
 
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.engine.runs.events import EventType
@@ -25,7 +25,8 @@ from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import pack, plain, step_of, task_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
-from soong.shared.storage.sql.engine.tables import edges, steps, tasks
+from soong.shared.storage.sql.engine.table_read import TableRead
+from soong.shared.storage.sql.engine.tables import steps, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
 from soong.shared.storage.sql.tasks.sessions import REOPEN
@@ -56,6 +57,26 @@ PLANNER: Final = Statement(
     /*pg FOR SHARE */
     """,
 )
+
+
+class StepRead:
+    """A read of steps with what each of them waits for. ``condition`` names columns of ``steps``."""
+
+    def __init__(self, name: str, condition: str) -> None:
+        self.edges: Final = Statement(
+            f"edges of {name}, in the plan's order",
+            f"""
+            SELECT edges.child_key, edges.parent_key FROM steps JOIN edges ON edges.child_key = steps.key
+            WHERE {condition} ORDER BY edges.child_key, edges.position
+            """,  # noqa: S608  # our own words
+        )
+        self.steps: Final = TableRead(f"{name}, in insertion order", steps, f"WHERE {condition} ORDER BY steps.ordinal")
+
+
+STEPS_OF_TASK: Final = StepRead("steps of task", "steps.task_id = :task_id")
+ONE_STEP: Final = StepRead("step", "steps.key = :key")
+TASK: Final = TableRead("task", tasks, "WHERE id = :task_id")
+TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
 TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
 LEFT_OF_TASK: Final = Statement(
     "left of task: steps of one of that id that is being removed",
@@ -92,7 +113,7 @@ class SqlTasks:
         return await self._database.read(lambda tx: [task_of(row) for row in tx.execute(wanted)])
 
     async def steps(self, task_id: str) -> Sequence[Step]:
-        return await self._database.read(lambda tx: read_steps(tx, steps.c.task_id == task_id))
+        return await self._database.read(lambda tx: read_steps(tx, STEPS_OF_TASK, task_id=task_id))
 
     async def step(self, step_key: str) -> Step:
         return await self._database.read(lambda tx: read_step(tx, step_key))
@@ -108,7 +129,7 @@ class SqlTasks:
 
     async def task_with_steps(self, task_id: str) -> tuple[Task, Sequence[Step]]:
         def read(tx: Transaction) -> tuple[Task, Sequence[Step]]:
-            return read_task(tx, task_id), read_steps(tx, steps.c.task_id == task_id)
+            return read_task(tx, task_id), read_steps(tx, STEPS_OF_TASK, task_id=task_id)
 
         return await self._database.read(read)
 
@@ -144,9 +165,9 @@ def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
     is_closed = tx.value(HELD_SESSION, session_id=task.session_id)
     if is_closed is None:
         raise NotFoundError("session", task.session_id)
-    stands = tx.execute(select(tasks.c.session_id).where(tasks.c.id == task.id)).first()
-    if stands is not None:
-        if stands.session_id != task.session_id:
+    written_in = tx.value(TASK_SESSION, task_id=task.id)
+    if written_in is not None:
+        if written_in != task.session_id:
             raise ConflictError(f"there is a task {task.id} in another session already")
         return
     planner = task.root_run.identity.parent_run_id
@@ -163,7 +184,7 @@ def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
 
 def read_task(tx: Transaction, task_id: str) -> Task:
     """Raises: NotFoundError."""
-    row = tx.execute(select(tasks).where(tasks.c.id == task_id)).first()
+    row = TASK.first(tx, task_id=task_id)
     if row is None:
         raise NotFoundError("task", task_id)
     return task_of(row)
@@ -171,23 +192,15 @@ def read_task(tx: Transaction, task_id: str) -> Task:
 
 def read_step(tx: Transaction, step_key: str) -> Step:
     """Raises: NotFoundError."""
-    found = read_steps(tx, steps.c.key == step_key)
+    found = read_steps(tx, ONE_STEP, key=step_key)
     if not found:
         raise NotFoundError("step", step_key)
     return found[0]
 
 
-def read_steps(tx: Transaction, condition: ColumnElement[bool]) -> list[Step]:
-    """Return the steps for which ``condition`` holds, in the order in which they were inserted."""
-    needed = (
-        select(edges.c.child_key, edges.c.parent_key)
-        .join(steps, steps.c.key == edges.c.child_key)
-        .where(condition)
-        .order_by(edges.c.child_key, edges.c.position)
-    )
+def read_steps(tx: Transaction, wanted: StepRead, **parameters: Any) -> list[Step]:
+    """Return the steps of a read in the order in which they were inserted."""
     depends_on: dict[str, list[str]] = {}
-    pairs: Sequence[Any] = tx.execute(needed).all()
-    for child, parent in pairs:
+    for child, parent in tx.rows(wanted.edges, **parameters):
         depends_on.setdefault(child, []).append(parent)
-    rows = tx.execute(select(steps).where(condition).order_by(steps.c.ordinal))
-    return [step_of(row, depends_on.get(row.key, ())) for row in rows]
+    return [step_of(row, depends_on.get(row.key, ())) for row in wanted.steps.read(tx, **parameters)]

@@ -1,0 +1,36 @@
+"""Reads of all columns of one table, with the text made once.
+
+SQLAlchemy's Core makes a statement, finds its compiled form and wraps the rows again for each execution. In a read of
+few rows that costs several times what the database takes, so the reads on the path of a task do without.
+"""
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Table
+
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+
+
+class TableRead:
+    """One named read of a table's columns. ``rest`` is what follows ``FROM table``, in the form of a statement."""
+
+    __slots__ = ("_row_of", "statement")
+
+    def __init__(self, name: str, table: Table, rest: str) -> None:
+        columns = [column.name for column in table.columns]
+        listed = ", ".join(f"{table.name}.{column}" for column in columns)
+        self.statement: Final = Statement(name, f"SELECT {listed} FROM {table.name} {rest}")  # noqa: S608  # our words
+        row: Any = namedtuple("row", columns)  # noqa: PYI024  # its fields are the table's
+        self._row_of: Callable[[Iterable[Any]], Any] = row._make
+
+    def read(self, tx: Transaction, **parameters: Any) -> Sequence[Any]:
+        """Return the rows; their fields have the names of the columns."""
+        return list(map(self._row_of, tx.rows(self.statement, **parameters)))
+
+    def first(self, tx: Transaction, **parameters: Any) -> Any:
+        """Return the first row, or None."""
+        rows = tx.rows(self.statement, **parameters)
+        return self._row_of(rows[0]) if rows else None

@@ -49,6 +49,8 @@ ERROR_EVENTS = frozenset(
 )
 BATCH_RUNS: Final = 100
 BATCH_EVENTS: Final = 5000
+FEW_RUNS: Final = 8
+"""Their files are flushed one by one; those of more by one call, which waits for all of the file system."""
 MAX_NAME_BYTES: Final = 200
 FOLDERS: Final = ("logs", "workspace", "deliverables", "archive")
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
@@ -315,15 +317,17 @@ def _error(event: Event) -> dict[str, Json]:
 def _write_logs(folder: RootedFolder, logs: Mapping[str, Sequence[Event]]) -> dict[str, ForeignEntryError | OSError]:
     """Write the log files of runs; return by run what kept one from being written."""
     problems: dict[str, ForeignEntryError | OSError] = {}
+    are_few = len(logs) <= FEW_RUNS
     for run_id, events in logs.items():
+        files = {name: _text_of(lines) for name, lines in lines_of(events).items()}
         try:
-            _write_lines(folder / run_id, lines_of(events))
+            (folder / run_id).fill(FOLDERS, files, is_flushed=are_few)
         except (ForeignEntryError, OSError) as error:
             problems[run_id] = error
+    if not are_few:
+        folder.flush()
     return problems
 
 
-def _write_lines(folder: RootedFolder, files: dict[str, list[dict[str, Json]]]) -> None:
-    make_folders(folder)
-    for name, lines in files.items():
-        folder.write(name, "".join(f"{dump(line)}\n" for line in lines).encode("utf-8", "replace"))
+def _text_of(lines: Sequence[Mapping[str, Json]]) -> bytes:
+    return "".join(f"{dump(line)}\n" for line in lines).encode("utf-8", "replace")

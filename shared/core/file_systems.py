@@ -1,5 +1,7 @@
-"""What file system a path lies on, by the kernel's list of mounts."""
+"""What file system a path lies on, by the kernel's list of mounts; and flushing it."""
 
+import ctypes
+import os
 from pathlib import Path
 from typing import Final
 
@@ -23,3 +25,16 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
     real = path.resolve()
     below = [(len(point), kind) for point, kind in points if real.is_relative_to(point)]
     return max(below, default=(0, ""))[1]
+
+
+def flush_file_system(descriptor: int) -> None:
+    """Bring all that was written to the file system of an open file to the disk (syncfs(2)).
+
+    Where the system has no such call, all file systems are flushed. Raises: OSError.
+    """
+    flush = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if flush is None:
+        os.sync()
+    elif flush(descriptor):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -9,13 +9,14 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from soong.shared.core.errors import ForeignEntryError
+from soong.shared.core.file_systems import flush_file_system
 from soong.shared.sandbox.descriptors import kind_of
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -60,18 +61,49 @@ class RootedFolder:
         """Put a complete file in place; what had its name before is replaced, also a link, which is not followed."""
         *folder, last = _names(name)
         with self.opened("/".join(folder), makes=True) as descriptor:
-            temporary = f".new-{secrets.token_hex(8)}"
+            self._put(descriptor, name, last, data)
+
+    def fill(self, folders: Iterable[str], files: Mapping[str, bytes], *, is_flushed: bool = True) -> None:
+        """Make these folders and put these files in place, each directly in this folder or in one of them.
+
+        The way to this folder is walked once. What is not ``is_flushed`` may be lost with the machine's power until
+        :meth:`flush` has returned: to flush each of many small files takes more time than everything else.
+        """
+        with ExitStack() as stack:
+            within = {"": stack.enter_context(self.opened(makes=True))}
+            for name in folders:
+                (part,) = _names(name)
+                within[part] = self._entered(within[""], part, part, makes=True)
+                stack.callback(os.close, within[part])
+            for name, data in files.items():
+                folder, _, last = name.rpartition("/")
+                self._put(within[folder], name, last, data, is_flushed=is_flushed)
+
+    def flush(self) -> None:
+        """Bring all that was written beneath the root to the disk, by one call for its file system."""
+        descriptor = os.open(self.root, _FOLDER)
+        try:
+            flush_file_system(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _put(self, descriptor: int, name: str, last: str, data: bytes, *, is_flushed: bool = True) -> None:
+        """Put a complete file in place in an open folder; ``name`` is its path below this one."""
+        temporary = f".new-{secrets.token_hex(8)}"
+        try:
+            file = os.open(temporary, _NEW, self._modes[1], dir_fd=descriptor)
             try:
-                with os.fdopen(os.open(temporary, _NEW, self._modes[1], dir_fd=descriptor), "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                with _explained(self.path / name, descriptor):
-                    os.rename(temporary, last, src_dir_fd=descriptor, dst_dir_fd=descriptor)
-            except BaseException:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=descriptor)
-                raise
+                _write_all(file, data)
+                if data and is_flushed:
+                    os.fsync(file)
+            finally:
+                os.close(file)
+            with _explained(self.path / name, descriptor):
+                os.rename(temporary, last, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=descriptor)
+            raise
 
     def create(self, name: str, data: bytes) -> None:
         """Write a file that does not exist yet. Raises: FileExistsError."""
@@ -94,9 +126,7 @@ class RootedFolder:
                 _refuse_other(self.path / name, status.st_mode, stat.S_ISREG)
                 if status.st_nlink != 1:
                     raise ForeignEntryError(str(self.path / name), "a hard link", "a file of its own")
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(file, view) :]
+                _write_all(file, data)
             finally:
                 os.close(file)
 
@@ -130,16 +160,29 @@ class RootedFolder:
         try:
             for part in (*_names(self.below), *_names(name)):
                 walked = f"{walked}/{part}".lstrip("/")
-                if makes:
-                    with suppress(FileExistsError):
-                        os.mkdir(part, self._modes[0], dir_fd=current)
-                with _explained(self.root / walked, current, stat.S_ISDIR):
-                    inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=current)
+                inner = self._entered(current, part, walked, makes=makes)
                 os.close(current)
                 current = inner
             yield current
         finally:
             os.close(current)
+
+    def _entered(self, current: int, part: str, walked: str, *, makes: bool) -> int:
+        """Open a folder of an open one; ``walked`` is its way from the root, for errors."""
+        if makes:
+            with suppress(FileExistsError):  # which is looked at now
+                os.mkdir(part, self._modes[0], dir_fd=current)
+        try:
+            return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=current)
+        except OSError:
+            with _explained(self.root / walked, current, stat.S_ISDIR):
+                raise
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 @contextmanager

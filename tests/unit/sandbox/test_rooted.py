@@ -137,3 +137,28 @@ def test_the_root_itself_may_be_reached_through_a_link(tmp_path: Path) -> None:
     RootedFolder(tmp_path / "data", "runs").write("x", b"one")
 
     assert (tmp_path / "disk" / "runs" / "x").read_bytes() == b"one"
+
+
+def test_a_folder_is_filled_in_one_walk_and_again(folder: RootedFolder) -> None:
+    for text in (b"one", b"two"):
+        (folder / "run_1").fill(
+            ["logs", "workspace"], {"events.jsonl": text, "logs/tools.jsonl": b""}, is_flushed=False
+        )
+    folder.flush()
+
+    assert _read(folder, "run_1/events.jsonl") == b"two"
+    names = sorted(str(path.relative_to(folder.path)) for path in folder.path.rglob("*"))
+    assert names == ["run_1", "run_1/events.jsonl", "run_1/logs", "run_1/logs/tools.jsonl", "run_1/workspace"]
+    assert {path.stat().st_mode & 0o777 for path in folder.path.rglob("*") if path.is_file()} == {0o600}
+
+
+@pytest.mark.parametrize("place", ["", "logs"])
+def test_filling_a_folder_follows_no_link(folder: RootedFolder, outside: Path, place: str) -> None:
+    folder.make("run_1" if place else "")
+    (folder.path / "run_1" / place).symlink_to(outside)
+
+    with pytest.raises(ForeignEntryError):
+        (folder / "run_1").fill(["logs"], {"logs/signing.key": b"theirs"})
+
+    assert (outside / "signing.key").read_bytes() == b"ours"
+    assert [path.name for path in outside.iterdir()] == ["signing.key"]

@@ -118,7 +118,9 @@ chaos: env ## Kill everything for MINUTES=20 while 250 steps a minute run, then 
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
 bench: env ## Measure: beside bare Celery, by workers, against history (PART="scale history": some of it)
-	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m benchmarks $(PART)
+	@[ -e $(VENV)/durable/installed ] || { $(BIN)/python -m venv $(VENV)/durable && $(VENV)/durable/bin/pip install \
+	  --quiet --require-hashes -r benchmarks/durable/requirements.lock && touch $(VENV)/durable/installed; }
+	@DURABLE_PEERS=$(CURDIR)/$(VENV)/durable/bin/python PYTHONPATH=$(CURDIR) $(BIN)/python -P -m benchmarks $(PART)
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 

@@ -1,8 +1,9 @@
-"""W: the service beside bare Celery on the same Redis, interleaved, medians of several rounds.
+"""W: the service beside bare Celery on the same Redis and two durable libraries, interleaved, medians of rounds.
 
-For each store the service stands beside the peer in its default form, one worker with two child processes, and in its
-fastest one, two workers that run their tasks themselves. Each round runs every workload on each of them, one after the
-other, so that whatever else the machine does falls on all.
+For each store the service stands beside Celery in its default form, one worker with two child processes, and in its
+fastest one, two workers that run their tasks themselves; and beside DBOS and LangGraph, which run function steps in one
+process and keep them in PostgreSQL. Each round runs every workload on each of them, one after the other, so that
+whatever else the machine does falls on all.
 """
 
 import sys
@@ -15,6 +16,7 @@ from typing import Final
 
 import redis
 
+from benchmarks.durable_peers import DurableWorkbench, durable_workbenches
 from benchmarks.ledger import Ledger, PostgresLedger, SqliteLedger
 from benchmarks.meter import measure
 from benchmarks.peer import celery_workbench
@@ -43,15 +45,17 @@ def _on_store(store: str, workloads: Sequence[Workload], rounds: int) -> list[Fi
         _database(store) as place,
         celery_workbench(server.socket_url, pool="prefork") as prefork,
         celery_workbench(server.socket_url, pool="solo") as solo,
+        durable_workbenches() as durable,
         service_workbench(store, place.home, place.url, server.socket_url, place.ledger, more_pids=place.pids) as ours,
     ):
-        samples = _interleaved((ours, prefork, solo), workloads, rounds, broker)
-    peers = (prefork.name, solo.name)
+        benches = (ours, prefork, solo, *durable)
+        samples = _interleaved(benches, workloads, rounds, broker)
     return [
         line
         for load, (own, *theirs) in samples.items()
-        for peer, other in zip(peers, theirs, strict=True)
-        for line in figures(load, store, own, peer, other)
+        for peer, other in zip(benches[1:], theirs, strict=True)
+        if other
+        for line in figures(load, store, own, peer.name, other)
     ]
 
 
@@ -63,6 +67,8 @@ def _interleaved(
     for number in range(rounds + 1):
         for workload in workloads:
             for workbench, kept in zip(benches, samples[workload], strict=True):
+                if isinstance(workbench, DurableWorkbench) and workload.work is not Work.PYTHON:
+                    continue  # they have no agents of their own
                 sample = measure(workbench, workload, broker)
                 if number:
                     kept.append(sample)

@@ -48,7 +48,7 @@ def _on_store(store: str, workloads: Sequence[Workload], rounds: int) -> list[Fi
         durable_workbenches() as durable,
         service_workbench(store, place.home, place.url, server.socket_url, place.ledger, more_pids=place.pids) as ours,
     ):
-        benches = (ours, prefork, solo, *durable)
+        benches: tuple[Workbench, ...] = (ours, prefork, solo, *durable)
         samples = _interleaved(benches, workloads, rounds, broker)
     return [
         line

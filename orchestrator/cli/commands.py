@@ -129,7 +129,6 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
         "flower": CommandEntry("flower", "Open Flower on the running service."),
         "metrics": CommandEntry("metrics", "Print the metrics in Prometheus' text form."),
     },
-    "MCP": {},
     "HTTP API": {
         "console": CommandEntry("web_console", "Open the web console in a browser.", ("soong console",)),
         "serve": CommandEntry("serve", "Serve the HTTP API of a running service.", ("soong serve --port 8642",)),

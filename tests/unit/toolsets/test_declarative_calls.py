@@ -156,7 +156,7 @@ async def test_the_log_of_a_program_that_ends_well_is_kept_beside_the_result(dec
     result = await declared.call()
 
     assert result.ok
-    assert result.metadata == {"stderr": "careful", "stderr_bytes": 17}
+    assert result.metadata == {"stderr": "careful", "stderr_bytes": 17, "sandbox": "none"}
 
 
 async def test_more_log_than_is_kept_does_not_end_a_program(declared: Declared) -> None:

@@ -212,8 +212,7 @@ class Orchestrator:
             wanted = set(session_ids)
             if not wanted <= self._owned.keys():
                 # A new session has steps that are ready, and a claim needs no owner: workers begin while we adopt it.
-                calling = self._within(self.parts.dispatcher.dispatch(), 0)
-                adopted, _ = await asyncio.gather(self._within(self._adopt(), set()), calling)
+                adopted, _ = await asyncio.gather(self._take_new_sessions(), self._call_workers())
                 wanted |= adopted
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
@@ -388,6 +387,12 @@ class Orchestrator:
     async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
         """Do one look; one that fails is logged and made good by the next sweep: an owner never stops looking."""
         await self._within(work, None)
+
+    async def _take_new_sessions(self) -> set[str]:
+        return await self._within(self._adopt(), set())
+
+    async def _call_workers(self) -> None:
+        await self._within(self.parts.dispatcher.dispatch(), 0)
 
     async def _within(self, work: Awaitable[T], instead: T) -> T:
         """Return what one part of a look finds, or ``instead`` when it fails: that is logged and ends no other part."""

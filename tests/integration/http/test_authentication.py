@@ -103,7 +103,7 @@ async def test_a_stream_ends_when_its_token_is_revoked(open_http: OpenScene) -> 
 
 
 def _needed() -> list[tuple[str, str, Right]]:
-    filled = {"session_id": "sess_1", "task_id": "task_1", "run_id": "run_1", "request_id": "req_1"}
+    filled = {"session_id": "sess_1", "task_id": "task_1", "run_id": "run_1", "request_id": "req_1", "digest": "0" * 64}
     return [
         (method, route.path.format(**filled), right)
         for route in routes_of(_routes())

@@ -77,7 +77,7 @@ async def test_bytes_that_are_not_http_are_answered_by_a_problem_after_an_answer
 async def test_a_preflight_that_asks_for_too_much_is_refused_by_a_problem(open_http: OpenScene) -> None:
     page = "https://console.example"
     async with open_http(http_origins=(page,)) as scene:
-        asked = {"Origin": page, "Access-Control-Request-Method": "DELETE"}
+        asked = {"Origin": page, "Access-Control-Request-Method": "PUT"}
         refused = await scene.with_token("").options("/v1/tasks", headers=asked)
 
     assert code_of(refused) == "origin_not_allowed"

@@ -62,7 +62,11 @@ async def test_with_read_everything_of_everybody_is_seen_and_nothing_is_changed(
         if described["x-right"] is not None and not path.endswith("/stream")
     ]
 
-    seen = [(await reader.get(path)).status_code for method, path, _ in operations if method == "get"]
+    step = {"id": request.identity.step_key.partition("/")[2]}
+    of_step = f"/v1/tasks/{request.identity.task_id}/step"
+    reads = [path for method, path, _ in operations if method == "get" and not path.endswith("/step")]
+    seen = [(await reader.get(path)).status_code for path in reads]
+    seen.append((await reader.get(of_step, params=step)).status_code)
     changing = [path for method, path, _ in operations if method != "get" and not path.endswith("/validate")]
     refused = await posted(reader, *((path, {}) for path in changing))
     beforehand = await scene.caller.get(task)

@@ -157,16 +157,16 @@ def test_acplint_finds_nothing(cli: CliHarness, tmp_path: Path) -> None:
         )
 
         said = json.loads(done.stdout[done.stdout.index("{") :])
-        failed = {one["name"]: one["message"] for one in tests_in(said) if one["status"] == "FAIL"}
+        failed = {one["name"]: one["message"] for one in checks_of(said) if one["status"] == "FAIL"}
         # Its own model of the answer has the version as a text; the protocol's schema and SDK have an integer.
         assert all("protocolVersion" in str(why) for why in failed.values()), failed
         assert failed.keys() <= {"schema_initialize", "initialize_v1", "protocol_version_returned"}, failed
-        assert sum(one["status"] == "PASS" for one in tests_in(said)) >= 20
+        assert sum(one["status"] == "PASS" for one in checks_of(said)) >= 20
 
 
-def tests_in(said: Any) -> list[dict[str, Any]]:
+def checks_of(said: Any) -> list[dict[str, Any]]:
     """Return the results of single tests, wherever the report has them."""
     if isinstance(said, dict):
         own = [said] if {"name", "status", "category"} <= said.keys() else []
-        return own + [one for value in said.values() for one in tests_in(value)]
-    return [one for value in said for one in tests_in(value)] if isinstance(said, list) else []
+        return own + [one for value in said.values() for one in checks_of(value)]
+    return [one for value in said for one in checks_of(value)] if isinstance(said, list) else []

@@ -265,11 +265,7 @@ class WorkerProcess:
                 return
 
     async def _hear_interrupts(self) -> None:
-        """Look for cancelled and paused runs when notified, and at each beat in case a notification was lost.
-
-        A call to fill the slots is answered at once: a look can wait for the database.
-        """
-        loop = asyncio.get_running_loop()
+        """Look for cancelled and paused runs when notified, and at each beat in case a notification was lost."""
         while True:
             worker_id = self._incarnation.worker_id
             if not worker_id:
@@ -280,15 +276,7 @@ class WorkerProcess:
             try:
                 while worker_id == self._incarnation.worker_id:
                     await self._poll(worker_id)
-                    look_at_s = loop.time() + self._settings.beat_s
-                    is_called = True
-                    while is_called and (left_s := look_at_s - loop.time()) > 0:
-                        heard = await subscription.wait(left_s)
-                        is_called = "" in heard
-                        if heard:
-                            self.slots.fill()
-                        if worker_id in heard:
-                            break
+                    await subscription.wait(self._settings.beat_s)
             finally:
                 await subscription.close()
 

@@ -100,11 +100,8 @@ class Slots:
         return self.places()
 
     def fill(self) -> None:
-        """Claim steps for the free slots; without any, owners call another worker."""
-        if self.free_slots() > 0:
-            self.claim_loop.fill()
-        else:
-            self.claim_loop.pass_on()
+        """Claim steps for the free slots."""
+        self.claim_loop.fill()
 
     def start_slot(self, claim: Claim) -> None:
         """Open a slot for a claim that no dispatch waits for."""

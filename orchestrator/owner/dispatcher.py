@@ -1,11 +1,8 @@
-"""The dispatcher: compares claimable steps with free slots and calls each worker that it wants.
+"""The dispatcher: compares claimable steps with free slots and sends one message for each worker it wants.
 
-A call only says "look at the rows"; the worker that hears it fills as many of its slots as there is work for. When an
-owner is notified, it calls workers directly, over the channel on which they hear of interrupts: no queue lies between
-the owner and the claim. What such a call did not reach is ready at the next sweep, which sends messages over the queue:
-these wait for a worker, and any worker of the pool takes them. What is queued and not yet taken counts as sent, so a
-burst of sweeps sends nothing twice. A lost call or message is made good by the next sweep, a doubled one finds nothing
-to claim.
+A message only says "look at the rows"; the worker that takes it fills as many of its slots as there is work for. What
+is queued and not yet taken counts as sent, so a burst of wake-ups sends nothing twice; a lost message is sent again by
+the next look, a doubled one finds nothing to claim.
 """
 
 import asyncio
@@ -22,7 +19,6 @@ from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.matching import is_able, lacking
 from soong.shared.engine.tasks.step import WaitingSteps
-from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)
 
@@ -42,16 +38,9 @@ class Broker(Protocol):
 
 
 class Dispatcher:
-    """Stateless but for its thread: every look starts from rows and the queue's length.
+    """Stateless but for its thread: every look starts from rows and the queue's length."""
 
-    Without a ``notifier`` all calls go over the queue.
-    """
-
-    def __init__(
-        self, claims: ClaimStore, sessions: SessionStore, broker: Broker, notifier: Notifier | None = None
-    ) -> None:
-        self._notifier = notifier
-        self._calls = 0
+    def __init__(self, claims: ClaimStore, sessions: SessionStore, broker: Broker) -> None:
         self._claims = claims
         self._sessions = sessions
         self._broker = broker
@@ -60,7 +49,7 @@ class Dispatcher:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="soong-dispatch")
 
     async def dispatch(self, *, is_full: bool = False) -> int:
-        """Call the workers that are wanted now, over the queue if it is a full look; return how many calls were sent.
+        """Send what is wanted now; return the number of messages sent.
 
         While no slot is free nothing is, and only a full look sees then what nobody may claim.
         """
@@ -74,27 +63,10 @@ class Dispatcher:
         self.unclaimable = {one: words for one, words in said if words}
         sent = 0
         for pool, ready in backlog.ready.items():
-            idle = idle_workers(workers, pool)
-            if self._notifier is not None and not is_full:
-                sent += await self._call(self._notifier, pool, ready, idle, backlog.waiting)
-            elif (wanted := _wanted(pool, ready, idle, backlog.waiting)) > 0:
+            wanted = _wanted(pool, ready, idle_workers(workers, pool), backlog.waiting)
+            if wanted > 0:
                 sent += await asyncio.get_running_loop().run_in_executor(self._thread, self._fill, pool, wanted)
         return sent
-
-    async def _call(
-        self, notifier: Notifier, pool: str, ready: int, idle: Sequence[Worker], waiting: Collection[WaitingSteps]
-    ) -> int:
-        """Call as many of the able workers as there are steps: those with the most free slots, and in turn."""
-        needs = {one.needs for one in waiting if one.pool == pool}
-        able = [worker for worker in idle if any(is_able(worker, pool, need) for need in needs)]
-        if not able:
-            return 0
-        self._calls += 1
-        first = self._calls % len(able)
-        wanted = sorted([*able[first:], *able[:first]], key=lambda worker: worker.busy - worker.slots)[:ready]
-        for worker in wanted:
-            await notifier.call_worker(worker.id)
-        return len(wanted)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)

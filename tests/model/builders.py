@@ -47,7 +47,6 @@ def make_session(
     project: str = "/project",
     cwd: str = "/project",
     principal: str = "local",
-    closes_with_task: bool = False,
 ) -> Session:
     """Return a session; with an owner it stands in its first epoch."""
     return Session(
@@ -60,7 +59,6 @@ def make_session(
         principal=principal,
         owner_id=owner_id,
         owner_epoch=1 if owner_id else 0,
-        closes_with_task=closes_with_task,
     )
 
 

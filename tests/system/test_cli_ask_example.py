@@ -70,7 +70,8 @@ def test_what_is_granted_is_fixed_and_what_is_not_is_told(cli: CliHarness) -> No
         assert ended["answer"] == "One of two is fixed."
         assert stats.read_text() == BUGGY.replace("(len(values) - 1)", "len(values)")
         assert version.read_text() == "YEAR = 1999\n"
-        assert "permission_no_callback" in str(wires.requests[-1].body["messages"])
+        # The job that reads the session for memories asks the model last.
+        assert any("permission_no_callback" in str(one.body["messages"]) for one in wires.requests[-2:])
         assert {run["definition"] for run in cli.json("runs", "list", "--task", ended["id"])} >= {
             "orchestrator",
             "implementer",

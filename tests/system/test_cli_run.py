@@ -224,4 +224,4 @@ def test_the_plan_in_the_readme_runs(cli: CliHarness) -> None:
     report = cli.json("run", cli.plan(plan), "--allow", f"code.write_file:{cli.folder}")
 
     assert report["exit_code"] == 0
-    assert json.loads((cli.folder / "lines.json").read_text()) == [{"file": "one.py", "lines": 2}]
+    assert json.loads((cli.folder / "lines.json").read_text()) == [{"file": "one.py", "lines": 2, "has_more": False}]

@@ -12,10 +12,7 @@ OWNERS_CHANNEL: Final = f"{KEY_PREFIX}wake:owners"
 
 
 def worker_channel(worker_id: str) -> str:
-    """Return the channel that tells one worker to look at its interrupts (cancel, pause).
-
-    With ``"claim": true`` in the payload it tells the worker to claim steps for its free slots instead.
-    """
+    """Return the channel that tells one worker to look at its interrupts (cancel, pause)."""
     return f"{KEY_PREFIX}wake:worker:{worker_id}"
 
 

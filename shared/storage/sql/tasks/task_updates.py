@@ -63,7 +63,7 @@ WAIT_FOR_MORE: Final = Statement(
     "wait for more: pending steps that got more dependencies",
     """
     UPDATE steps SET open_deps = open_deps + m.number FROM @more m(key text, number bigint)
-    WHERE steps.key = m.key AND steps.status || '' = 'pending'
+    WHERE steps.key IN @keys AND steps.key = m.key AND steps.status || '' = 'pending'
     """,
 )
 COUNT_GROWTH: Final = Statement(
@@ -254,7 +254,7 @@ class _Changing:
         more: dict[str, int] = {}
         for child, parent in fresh:
             more[child] = more.get(child, 0) + (parent not in done)
-        self.tx.rows(WAIT_FOR_MORE, more=sorted(more.items()))
+        self.tx.rows(WAIT_FOR_MORE, keys=sorted(more), more=sorted(more.items()))
         edges: dict[str, list[str]] = {}
         for child, parent in self.tx.rows(EDGES_OF_TASK, task_id=self.task_id):
             edges.setdefault(child, []).append(parent)

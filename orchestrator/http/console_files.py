@@ -77,7 +77,7 @@ async def console_file(request: Request, name: str) -> Response:
 def _sent(request: Request, name: str) -> Response:
     file = console_files().get(name)
     if file is None:
-        raise ProblemError(ProblemCode.NOT_FOUND, "there is no such file of the console")
+        raise ProblemError(ProblemCode.NOT_FOUND, "the console has no file of that name")
     headers = {"ETag": file.tag, "Cache-Control": "no-cache", "Content-Security-Policy": POLICY}
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)

@@ -130,7 +130,7 @@ def test_the_first_minute_of_the_documentation(tmp_path: Path) -> None:
     with scene() as one:
         readme = one.folder / "README.md"
         readme.write_text("# Titel\n")
-        script = json.dumps([["edit", str(readme), "# Titel", "# Title\n"], ["say", "mended"]])
+        script = json.dumps([["edit", str(readme), "# Titel", "# Title\n"], ["say", "corrected"]])
         variables = f"AGENT_STATE={shlex.quote(str(tmp_path))} AGENT_SCRIPT={shlex.quote(script)}"
         program.write_text(f"#!/bin/sh\n{variables} exec {sys.executable} -P {AGENT} resume\n")
         program.chmod(0o755)
@@ -142,5 +142,5 @@ def test_the_first_minute_of_the_documentation(tmp_path: Path) -> None:
             until(terminal.is_at_mark, "the prompt", lambda: terminal.shown)
             terminal.answer("1\n")
 
-        terminal.expect("mended")
+        terminal.expect("corrected")
         assert readme.read_text() == "# Title\n"

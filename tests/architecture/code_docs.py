@@ -29,6 +29,7 @@ from soong.shared.tools.result import RESERVED, ErrorType
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.architecture.api_docs import api_endpoints, api_problems, api_rights, api_shapes, openapi_text
+from tests.architecture.chart_docs import chart_values
 from tests.spec_document import ROOT
 
 Status = TypeVar("Status", bound=StrEnum)
@@ -118,6 +119,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "api-problems": api_problems,
     "api-endpoints": api_endpoints,
     "api-shapes": api_shapes,
+    "chart-values": chart_values,
 }
 
 

@@ -4,9 +4,7 @@ These are checks of structure. `make test-extra` also holds the files to Kuberne
 """
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +16,11 @@ import yaml
 from soong.orchestrator.cli.commands import COMMANDS
 from soong.shared.core.config import load_config, parse_config
 from soong.shared.core.settings import Settings
+from soong.shared.storage.sql.roles.scaling import SLOTS_WANTED
 from soong.shared.toolsets.declarative.definition import Bounds
 from soong.shared.toolsets.declarative.folder import read_tool_files
 from soong.worker.process import RELEASE_S
-from tests.extra import missing
+from tests.extra import kubernetes_validate
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -32,6 +31,8 @@ SECRETS = {
     "soong-api": {"database_url", "redis_url"},
     "soong-flower": {"redis_url", "flower_basic_auth"},
 }
+SCALER = {"soong-scaler": {"database_url"}}
+"""What KEDA itself reads, in place of a Prometheus."""
 
 
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -108,7 +109,10 @@ def test_the_script_makes_exactly_the_secrets_that_are_mounted() -> None:
         f"soong-{part}": {item.partition("=")[0] for item in items.split()}
         for part, items in re.findall(r"^secret (\w+) (.+)$", script, re.MULTILINE)
     }
-    assert made == SECRETS
+    assert made == SECRETS | SCALER
+    (access,) = of_kind("TriggerAuthentication")
+    (reference,) = access["spec"]["secretTargetRef"]
+    assert {reference["name"]: {reference["key"]}} == SCALER
 
 
 def writable(name: str) -> dict[str, str]:
@@ -249,10 +253,7 @@ def test_everything_is_in_one_namespace_and_applied_by_one_command() -> None:
 
 
 def test_kubernetes_own_schemas_take_the_manifests() -> None:
-    program = os.environ.get("KUBERNETES_VALIDATE") or shutil.which("kubernetes-validate")
-    if program is None:
-        missing("there is no kubernetes-validate (PyPI), which brings Kubernetes' schemas")
-        return
+    program = kubernetes_validate()
     files = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
 
     done = subprocess.run(
@@ -281,13 +282,17 @@ def _text(name: str) -> str:
 
 @pytest.mark.spec("OPS-03.b")
 def test_workers_are_scaled_on_the_depth_of_their_queue() -> None:
-    (scaled,) = of_kind("ScaledObject")
-    (trigger,) = scaled["spec"]["triggers"]
+    scaled, patch = of_kind("ScaledObject")
+    (trigger,), (asked,) = (each["spec"]["triggers"] for each in (scaled, patch))
     source = (ROOT / "orchestrator" / "owner" / "metrics.py").read_text()
 
     slots = next(entry["value"] for entry in container("soong-worker")["env"] if entry["name"] == "SOONG_SLOTS")
     assert scaled["spec"]["scaleTargetRef"]["name"] in WORKLOADS
-    assert trigger["metadata"]["threshold"] == slots
+    assert trigger["metadata"]["threshold"] == asked["metadata"]["targetQueryValue"] == slots
+    assert asked["metadata"]["query"].startswith(f"SELECT {SLOTS_WANTED}(")
+    assert asked["authenticationRef"]["name"] == of_kind("TriggerAuthentication")[0]["metadata"]["name"]
+    # Steps wait in rows: none needs a worker that waits for it.
+    assert scaled["spec"]["minReplicaCount"] == 0
     assert "replicas" not in WORKLOADS["soong-worker"]["spec"]
     for metric in re.findall(r"soong_\w+", trigger["metadata"]["query"]):
         assert f'"{metric}"' in source

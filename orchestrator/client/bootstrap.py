@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from soong.orchestrator.client.client import Client
@@ -163,6 +164,20 @@ async def migrate(
     roles = Roles(worker, orchestrator, client, scaler)
     if roles.named:
         await asyncio.to_thread(grant, parse_url(settings.effective_database_url), roles)
+
+
+def copy_embedded_database(settings: Settings, target: Path) -> None:
+    """Copy the home's database as it is at one moment. Raises: UnavailableError, OSError."""
+    from soong.shared.storage.sql.snapshot import copy_database
+
+    copy_database(settings.home / "soong.db", target)
+
+
+def check_embedded_database(path: Path) -> str:
+    """Return the schema of a copy that can be used. Raises: ForgedError, SchemaVersionError."""
+    from soong.shared.storage.sql.snapshot import check_database
+
+    return check_database(path)
 
 
 def open_artifacts(settings: Settings) -> "FolderArtifacts":

@@ -37,6 +37,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
                 "soong run - < plan.yaml",
             ),
         ),
+        "init": CommandEntry(
+            "init",
+            "Write a plan of your own to start from, which runs at once.",
+            ("soong init", "soong init my-project"),
+        ),
         "demo": CommandEntry(
             "demo",
             "Run an example that is installed with Soong, without a key; or copy it.",

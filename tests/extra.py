@@ -133,3 +133,12 @@ def mcp_modules() -> Path:
         missing("there are no MCP programs; set MCP_MODULES to the node_modules of tests/mcp")
         raise AssertionError
     return Path(folder)
+
+
+def mcp_servers() -> Path:
+    """Return ``MCP_SERVERS``: a folder with the node_modules and the environment ``python`` of tests/mcp_servers."""
+    folder = os.environ.get("MCP_SERVERS")
+    if folder is None:
+        missing("there are no MCP reference servers; set MCP_SERVERS to a folder with what tests/mcp_servers locks")
+        raise AssertionError
+    return Path(folder)

@@ -66,6 +66,21 @@ async def wait(seconds: float, ctx: Context) -> str:
     return "waited"
 
 
+_arrived = 0
+_all_are_here = asyncio.Event()
+
+
+@server.tool()
+async def meet(count: int) -> dict[str, int]:
+    """Wait until this many calls are under way, and say which process they meet in."""
+    global _arrived  # noqa: PLW0603  # the calls of one process meet here
+    _arrived += 1
+    if _arrived >= count:
+        _all_are_here.set()
+    await _all_are_here.wait()
+    return {"pid": os.getpid()}
+
+
 @server.tool()
 def fail(words: str) -> str:
     """Fail with these words."""

@@ -1,0 +1,86 @@
+"""Tools of MCP servers in a service of real processes: shared by runs, asked about, killed in a call, and ended."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from soong.shared.permissions.request import PermissionRequest
+from tests.integration.mcp.scene import SERVER, stdio_config
+from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.test_acp_child import questions
+
+RUNS = 200
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def cli() -> Iterator[CliHarness]:
+    with scene() as one:
+        one.home.mkdir()
+        (one.home / "config.toml").write_text(stdio_config(args=str(one.folder)))
+        one.environment |= {"SOONG_SLOTS": str(RUNS), "SOONG_MAX_CONCURRENT_CHILDREN_PER_SESSION": str(RUNS)}
+        yield one
+
+
+def step(id: str, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Return a step whose scripted agent makes these calls of the server's tools."""
+    made = [{"call": f"mcp.t.{name}", "with": given} for name, given in calls]
+    return (
+        f"  - {{id: {id}, allowed_tools: ['mcp.t.*'], script: builtin.calls, inputs: {json.dumps({'calls': made})}}}\n"
+    )
+
+
+def servers(cli: CliHarness) -> list[int]:
+    """Return the living servers of a scene, which its folder as an argument tells from those of other tests."""
+    wanted = [str(SERVER), "stdio", str(cli.folder)]
+    return [one.pid for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[1:] == wanted]
+
+
+@pytest.mark.spec("MCP-01.g")
+def test_two_hundred_runs_at_once_share_one_server_and_it_ends_with_the_service(cli: CliHarness) -> None:
+    (tool,) = (one for one in cli.json("mcp", "show", "t")["tools"] if one["native_name"] == "meet")
+    plan = "title: Meet\nsteps:\n" + "".join(step(f"s{n}", ("meet", {"count": RUNS})) for n in range(RUNS))
+
+    ended = cli.json("run", cli.plan(plan), "--allow", f"{tool['name']}:{tool['scope']}")
+
+    outputs = [result for one in ended["steps"] for result in one["output"]["results"]]
+    assert [one["error"] for one in outputs if one["is_error"]] == []
+    assert len(outputs) == RUNS
+    assert len({one["value"]["pid"] for one in outputs}) == 1
+    cli.assert_nothing_left()
+    assert not {one["value"]["pid"] for one in outputs} & set(servers(cli))
+
+
+@pytest.mark.spec("MCP-01.f", "PER-13.g", "CARD-3.c")
+def test_each_tool_asks_in_the_inbox_and_a_server_that_is_killed_is_started_again(cli: CliHarness) -> None:
+    note = cli.folder / "note.txt"
+    calls = [("where", {}), ("die", {}), ("where", {}), ("write_note", {"path": str(note), "text": "x"})]
+    up = cli.start("up")
+    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+    cli.run("run", cli.plan("title: One\nsteps:\n" + step("it", *calls)), "--approvals", "inbox", "--detach")
+    asked: list[PermissionRequest] = []
+
+    def has_ended() -> bool:
+        for request in questions(cli):
+            asked.append(request)
+            cli.run("approvals", "deny" if request.tool == "mcp.t.write_note" else "allow", request.id)
+        return cli.step_statuses().get("it") == "completed"
+
+    until(has_ended, "the step has ended", lambda: f"{cli.step_statuses()} {cli.logs()}")
+    (ended,) = cli.json("tasks", "show", cli.task_id())["steps"]
+    before, killed, after, denied = ended["output"]["results"]
+    assert [request.tool for request in asked] == [f"mcp.t.{name}" for name, _ in calls]
+    assert all("@" in request.scope for request in asked)
+    assert killed["error"]["type"] == "server_unavailable"
+    assert after["value"]["pid"] not in (0, before["value"]["pid"])
+    assert (denied["error"]["type"], note.exists()) == ("permission_denied", False)
+    assert servers(cli) == [after["value"]["pid"]]
+
+    up.terminate()
+    up.communicate(timeout=60)
+
+    cli.assert_nothing_left()
+    assert servers(cli) == []

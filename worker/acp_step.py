@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.agents.acp_agents import acp_agent
@@ -15,7 +15,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.sandbox.duplex import FamilyLauncher, ProcessLauncher
+from soong.shared.sandbox.duplex import ProcessLauncher
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import HandlerOutput, ToolContext
 from soong.worker.parking import RunParking, WatchedCalls
@@ -34,7 +34,7 @@ class AcpStepRunner:
 
     runtime: AgentRuntime
     paths: PathPolicy
-    launcher: ProcessLauncher = field(default_factory=FamilyLauncher)
+    launcher: ProcessLauncher
 
     async def run(
         self, claim: Claim, bound: BoundStep, limit: TimeLimit, log: RunCallLog, parking: RunParking

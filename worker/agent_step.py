@@ -22,6 +22,7 @@ from soong.shared.permissions.configured import WORKER_SOURCE
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
 from soong.shared.tools.ports import ArtifactStore
+from soong.shared.toolsets.command_runner import process_launcher
 from soong.shared.toolsets.hooks import all_hooks
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from soong.shared.toolsets.tasks import TaskTools
@@ -84,7 +85,7 @@ class AgentStepRunner:
             observer=self.watcher,
             pacer=self.pacer,
         )
-        self._acp = AcpStepRunner(self._runtime, environment.paths)
+        self._acp = AcpStepRunner(self._runtime, environment.paths, process_launcher(self.settings, self.config))
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         """Run the agent of a claimed step from its last state to its end."""

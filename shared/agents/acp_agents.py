@@ -63,6 +63,9 @@ class AcpAgent:
     """The session mode it is put into; empty for one that has none."""
     session: Mapping[str, Any] = field(default_factory=dict)
     """The ``_meta`` of a new session."""
+    state: tuple[str, ...] = ()
+    """Folders where it keeps its sessions and its sign-in: writable in a sandbox. ``~/`` is the user's home."""
+    has_network: bool = True
     silence_s: float = 600.0
     hint: str = ""
     """How its program is installed."""
@@ -86,13 +89,21 @@ _BUILT_IN: Final = (
         ("claude-agent-acp",),
         mode="default",
         session={"claudeCode": {"options": {"settingSources": [], "settings": {"permissions": {"ask": list(_ASKED)}}}}},
+        state=("~/.claude",),
         hint="npm install -g @agentclientprotocol/claude-agent-acp",
     ),
-    AcpAgent("codex", ("codex-acp",), mode="read-only", hint="npm install -g @zed-industries/codex-acp"),
+    AcpAgent(
+        "codex",
+        ("codex-acp",),
+        mode="read-only",
+        state=("~/.codex",),
+        hint="npm install -g @zed-industries/codex-acp",
+    ),
     AcpAgent(
         "gemini",
         ("gemini", "--experimental-acp"),
         mode="default",
+        state=("~/.gemini",),
         hint="npm install -g @google/gemini-cli",
     ),
 )
@@ -147,5 +158,7 @@ def _with(agent: AcpAgent, said: AcpAgentConfig) -> AcpAgent:
         variables=agent.variables if said.variables is None else said.variables,
         mode=agent.mode if said.mode is None else said.mode,
         session=agent.session if said.session is None else said.session,
+        state=agent.state if said.state is None else said.state,
+        has_network=said.network,
         silence_s=said.silence_s,
     )

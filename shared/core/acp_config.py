@@ -30,6 +30,12 @@ class AcpAgentConfig(BaseModel):
     session: dict[str, Any] | None = Field(
         default=None, description="What it gets as `_meta` of a new session, in its own terms."
     )
+    state: tuple[Text, ...] | None = Field(
+        default=None, strict=False, description="Folders of its own that it may write in a sandbox; `~/` is the home."
+    )
+    network: bool = Field(
+        default=True, description="Whether it has the network in a sandbox; most agents reach their model by it."
+    )
     silence_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         default=600.0, strict=False, description="How long it may say nothing while nothing of it is under way."
     )

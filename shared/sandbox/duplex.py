@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from soong.shared.sandbox import subreaper
+from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.process import HAS_SUBREAPER
 from soong.shared.sandbox.subreaper_pipes import SubreaperPipes
 
@@ -30,11 +31,16 @@ _SWEEP_S: Final = subreaper.SWEEP_LIMIT_S + 4.0
 
 @dataclass(frozen=True, slots=True)
 class DuplexCommand:
-    """What to run. ``argv[0]`` is an absolute path, ``env`` the full environment, ``cwd`` a folder that exists."""
+    """What to run. ``argv[0]`` is an absolute path, ``env`` the full environment, ``cwd`` a folder that exists.
+
+    ``access`` is what a sandbox lets it reach; ``inherited`` are descriptors that it gets, by their own numbers.
+    """
 
     argv: Sequence[str]
     cwd: Path
     env: Mapping[str, str]
+    access: CommandAccess = field(default_factory=CommandAccess)
+    inherited: tuple[int, ...] = ()
 
 
 class DuplexProcess(Protocol):
@@ -69,6 +75,15 @@ class ProcessLauncher(Protocol):
         Raises:
             OSError: it cannot be started.
             ValueError: an argument holds NUL.
+            SandboxUnavailableError: it has to run in a sandbox, and there is none.
+        """
+        ...
+
+    def confinement(self, access: CommandAccess) -> str:
+        """Return in one line for people how a program with this access is confined; empty: by nothing.
+
+        Raises:
+            SandboxUnavailableError: it would not be started.
         """
         ...
 
@@ -98,7 +113,7 @@ class FamilyLauncher:
                 stderr=asyncio.subprocess.PIPE,
                 cwd=command.cwd,
                 env=dict(command.env),
-                pass_fds=pipes.far_ends if HAS_SUBREAPER else (),
+                pass_fds=(*(pipes.far_ends if HAS_SUBREAPER else ()), *command.inherited),
                 start_new_session=True,
                 limit=MAX_LINE_BYTES,
             )
@@ -107,6 +122,11 @@ class FamilyLauncher:
             raise
         pipes.start()
         return _FamilyProcess(process, pipes)
+
+    def confinement(self, access: CommandAccess) -> str:
+        """Return nothing: the program has the rights of its user."""
+        del access
+        return ""
 
 
 @dataclass(slots=True)

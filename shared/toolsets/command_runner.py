@@ -6,8 +6,10 @@ from pathlib import Path
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings, secret_files
+from soong.shared.sandbox.bubblewrap.launcher import BubblewrapLauncher
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout
 from soong.shared.sandbox.bubblewrap.runner import BubblewrapRunner
+from soong.shared.sandbox.duplex import FamilyLauncher, ProcessLauncher
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.toolsets.controls import controls_of
 
@@ -17,8 +19,6 @@ SHOWN_FOLDERS = ("skills", "tools", "hooks")
 
 def command_runner(settings: Settings, config: Config) -> ProcessRunner | BubblewrapRunner:
     """Return the runner that ``commands.sandbox`` asks for. Nothing is started, nothing is tried.
-
-    Programs that are not commands, such as agents on their standard streams, are started as its ``wrapped`` says.
 
     Raises:
         InvalidConfigError: a folder of the sandbox is not an absolute path.
@@ -40,6 +40,16 @@ def command_runner(settings: Settings, config: Config) -> ProcessRunner | Bubble
         writable=writable,
     )
     return BubblewrapRunner(host, is_required=commands.sandbox == "required")
+
+
+def process_launcher(settings: Settings, config: Config) -> ProcessLauncher:
+    """Return the launcher of programs that are talked to, as ``commands.sandbox`` asks for. Nothing is started.
+
+    Raises:
+        InvalidConfigError: a folder of the sandbox is not an absolute path.
+    """
+    runner = command_runner(settings, config)
+    return BubblewrapLauncher(runner) if isinstance(runner, BubblewrapRunner) else FamilyLauncher()
 
 
 def _resolved(path: Path) -> Path:

@@ -6,11 +6,14 @@ load the session.
 """
 
 import asyncio
+import errno
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +184,21 @@ class ScriptedAgent:
             await self.tell(
                 acp.update_tool_call(call_id, status=status, content=[acp.tool_content(acp.text_block("ok"))])
             )
+
+    async def do_try(self, reads: list[str], writes: list[str], port: int) -> None:
+        """Do things by itself, without a word; tell what came of each."""
+
+        def outcome(attempt: Callable[[], object]) -> str:
+            try:
+                attempt()
+            except OSError as error:
+                return errno.errorcode.get(error.errno or 0, str(error))
+            return "done"
+
+        tried = {path: outcome(Path(path).read_bytes) for path in reads}
+        tried |= {path: outcome(lambda path=path: Path(path).write_text("x")) for path in writes}  # type: ignore[misc]
+        tried["connect"] = outcome(lambda: socket.create_connection(("127.0.0.1", port), timeout=5).close())
+        self.said.append({"tried": tried})
 
     async def do_unasked(self, title: str) -> None:
         await self.tell(acp.start_tool_call("own-1", title, kind="read", status="in_progress"))

@@ -103,7 +103,13 @@ class AcpSite:
 
 @asynccontextmanager
 async def acp_site(
-    folder: Path, *flags: str, config: str = "", silence_s: float = 60.0, env: Sequence[str] = (), **settings: object
+    folder: Path,
+    *flags: str,
+    config: str = "",
+    silence_s: float = 60.0,
+    env: Sequence[str] = (),
+    more: str = "",
+    **settings: object,
 ) -> AsyncIterator[AcpSite]:
     """Open a site with the agent; ``flags`` say what the agent can, ``config`` goes before its entry."""
     state, home = folder / "state", folder / "home"
@@ -112,7 +118,8 @@ async def acp_site(
     command = [sys.executable, "-P", str(AGENT), *flags]
     mode = "ask" if "modes" in flags else ""
     said = {"command": command, "mode": mode, "silence_s": silence_s, "env": list(env)}
-    entry = "[acp.agents.scripted]\n" + "".join(f"{name} = {value!r}\n" for name, value in said.items())
+    said["state"] = [str(state)]
+    entry = "[acp.agents.scripted]\n" + "".join(f"{name} = {value!r}\n" for name, value in said.items()) + more
     given = {"AGENT_STATE": str(state), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     variables = "".join(f"{name} = {value!r}\n" for name, value in given.items())
     (home / "config.toml").write_text(f"{config}\n{entry}[acp.agents.scripted.variables]\n{variables}")

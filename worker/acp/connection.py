@@ -1,7 +1,7 @@
 """One agent's process and the session in it: started, talked to, and ended with all that it started."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +12,14 @@ from pydantic import ValidationError
 
 from soong.shared.agents.acp_agents import AcpAgent
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.sandbox.command import CommandAccess, SandboxUnavailableError
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, ProcessLauncher
 from soong.shared.sandbox.programs import child_environment, find_program, untrusted_folders
 from soong.shared.tools.definition import RunDirs
+from soong.shared.tools.result import ErrorType
 from soong.worker.acp.client import AcpClient
+from soong.worker.acp.confined import make_state, program_access
 from soong.worker.acp.transport import AgentProtocolError, ProcessTransport
 
 ANSWER_S: Final = 120.0
@@ -35,15 +38,16 @@ class AgentFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentProgram:
-    """What is started: an absolute program, its arguments and its full environment."""
+    """What is started: an absolute program, its arguments, its full environment, and what a sandbox lets it reach."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
     cwd: Path
+    access: CommandAccess
 
     @classmethod
-    def of(cls, agent: AcpAgent, run_dirs: RunDirs) -> "AgentProgram":
-        """Find it. Nothing in a folder that the run can write is taken for it.
+    def of(cls, agent: AcpAgent, run_dirs: RunDirs, tools: Collection[str]) -> "AgentProgram":
+        """Find it, for a run with these tools. Nothing in a folder that the run can write is taken for it.
 
         Raises:
             InvalidConfigError: this machine does not have it; says how to get it.
@@ -55,7 +59,8 @@ class AgentProgram:
         except PathRefusedError as error:
             hint = agent.hint or "name its program in [acp.agents] of config.toml"
             raise InvalidConfigError(f"the agent 'acp:{agent.name}' cannot be started here: {error}; {hint}") from error
-        return cls((str(program), *agent.command[1:]), env, run_dirs.run_dir / "workspace")
+        access = program_access(agent, tools, run_dirs)
+        return cls((str(program), *agent.command[1:]), env, run_dirs.run_dir / "workspace", access)
 
 
 @dataclass(slots=True)
@@ -72,12 +77,24 @@ class AgentConnection:
     agent_info: str = ""
     _peer: Any = None
 
+    async def confinement(self, program: AgentProgram) -> str:
+        """Say in one line how a sandbox confines it; empty: there is none. Raises: AgentFailedError."""
+        try:
+            return await asyncio.to_thread(self.launcher.confinement, program.access)
+        except SandboxUnavailableError as error:
+            raise _no_sandbox(error) from error
+
     async def start(self, program: AgentProgram, offered: schema.ClientCapabilities) -> None:
         """Start the process and agree on the protocol. Raises: AgentFailedError."""
         try:
             for folder in (*program.cwd.parents[1::-1], program.cwd):  # those of runs, of the run, and its workspace
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.process = await self.launcher.start(DuplexCommand(program.argv, program.cwd, program.env))
+            if await self.confinement(program):
+                make_state(self.agent)
+            command = DuplexCommand(program.argv, program.cwd, program.env, program.access)
+            self.process = await self.launcher.start(command)
+        except SandboxUnavailableError as error:
+            raise _no_sandbox(error) from error
         except (OSError, ValueError) as error:
             raise AgentFailedError(f"{program.argv[0]} cannot be started: {error}", "agent_not_started") from error
         transport = ProcessTransport(self.process, self.heard, self._broke_protocol, self.client.room)
@@ -184,3 +201,8 @@ class AgentConnection:
             await self._peer.close()
         if self.process is not None:
             await self.process.end()
+
+
+def _no_sandbox(error: SandboxUnavailableError) -> AgentFailedError:
+    words = f"{error}; {error.hint}" if error.hint else str(error)
+    return AgentFailedError(words, str(ErrorType.SANDBOX_DENIED), is_retryable=False)

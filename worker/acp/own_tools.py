@@ -136,9 +136,10 @@ def _target(agent: AcpAgent, kind: OwnKind, policy: PathPolicy, context: ToolCon
 def _program(call_input: JsonObject) -> Target:
     argv = " ".join(json.dumps(word) if " " in word else word for word in map(str, _list(call_input.get("argv"))))
     shown = f"{argv} in {call_input.get('cwd')}"
+    sandbox = call_input.get("sandbox")
     lines = [
         "an agent's own program: what it asks for is asked here; what it does without asking runs with the rights of",
-        "the worker's user, and it may reach the network",
+        "the worker's user, and it may reach the network" if not sandbox else f"its sandbox; {sandbox}",
         f"environment: {', '.join(map(str, _list(call_input.get('env'))))}",
         f"session mode: {call_input.get('mode') or 'the agent has none'}",
     ]

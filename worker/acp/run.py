@@ -132,6 +132,8 @@ class AcpRun:
             "env": sorted(program.env),
             "mode": self.agent.mode,
         }
+        if confined := await self.connection.confinement(program):
+            asked["sandbox"] = confined
         result = await self._unless_broken(self.calls.begin(self.agent.tool(OwnKind.RUN), asked))
         if result.error is None:
             return None
@@ -156,7 +158,7 @@ class AcpRun:
         }
 
     def _program(self) -> AgentProgram:
-        return AgentProgram.of(self.agent, self.prepared.run_dirs)
+        return AgentProgram.of(self.agent, self.prepared.run_dirs, {tool.name for tool in self.prepared.task.tools})
 
     def _offered(self) -> schema.ClientCapabilities:
         """Return what the agent may ask us for: what the run's surface has."""

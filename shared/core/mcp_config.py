@@ -81,6 +81,7 @@ class McpServerConfig(ConfigSection):
         default=30.0, strict=False, description="Longest start, until the server answers its first request."
     )
     enabled: bool = Field(default=True, description="Whether its tools are there at all.")
+    resources: bool = Field(default=True, description="Whether its resources can be listed and read.")
     tools: tuple[Text, ...] = Field(
         default=("*",), strict=False, description="Globs of the tools that are offered, by the server's own names."
     )

@@ -76,7 +76,7 @@ class McpServers:
         """Take a new snapshot: write it where it differs, and tell who has tools of it."""
         before = self.snapshot(snapshot.server_id)
         self._known[snapshot.server_id] = snapshot
-        if before is None or before.digest != snapshot.digest or before.problem != snapshot.problem:
+        if before is None or _offer(before) != _offer(snapshot):
             self.snapshots.write(snapshot)
             if before is not None:
                 log.info("mcp_tools_changed", server=snapshot.server_id, tools=len(snapshot.tools))
@@ -175,3 +175,8 @@ class McpServers:
                 if is_idle or (connection.is_over and connection.users == 0):
                     log.info("mcp_server_stopped", server=connection.server_id, idle=is_idle)
                     self._forget(connection)
+
+
+def _offer(snapshot: ServerSnapshot) -> tuple[str, str, bool]:
+    """Return what makes a snapshot another one to those who have tools of it."""
+    return snapshot.digest, snapshot.problem, snapshot.has_resources

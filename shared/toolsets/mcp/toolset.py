@@ -19,6 +19,7 @@ from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, SnapshotFolder, 
 from soong.shared.toolsets.mcp.connection import ServerSetup, ServerUnavailableError
 from soong.shared.toolsets.mcp.definitions import ServerTools, ToolExclusion, tools_of
 from soong.shared.toolsets.mcp.pool import McpServers
+from soong.shared.toolsets.mcp.resources import SOURCE, ResourceTools
 
 log = get_logger(__name__)
 
@@ -55,8 +56,9 @@ class McpTools:
             look(self.servers, asked)
         for server in self.servers.enabled:
             self._register(registry, server)
+        self._register_resources(registry)
         registry.on_close(self.servers.close)
-        self.servers.changed.append(lambda server: self._register(registry, server))
+        self.servers.changed.append(lambda server: self._register_again(registry, server))
 
     def tools_of(self, server_id: str) -> ServerTools:
         """Return the tools of a server, and those that are left out."""
@@ -77,6 +79,15 @@ class McpTools:
                 excluded.append(ToolExclusion(native, inert(error.problem)[:500]))
         for each in excluded:
             log.info("mcp_tool_left_out", server=server_id, tool=inert(each.tool)[:100], reason=each.reason)
+
+    def _register_again(self, registry: ToolRegistry, server_id: str) -> None:
+        self._register(registry, server_id)
+        self._register_resources(registry)
+
+    def _register_resources(self, registry: ToolRegistry) -> None:
+        registry.remove(SOURCE)
+        for definition in ResourceTools(self.servers, self.max_timeout).tools():
+            registry.register(definition, is_builtin=True, source=SOURCE)
 
     def _must_be_asked(self, server_id: str) -> bool:
         snapshot = self.servers.snapshot(server_id)

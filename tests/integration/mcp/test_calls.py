@@ -11,6 +11,8 @@ import pytest
 import pytest_asyncio
 
 from soong.shared.core.jsontext import dump
+from soong.shared.permissions.taint import reads_untrusted
+from soong.shared.tools.definition import Permission
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
 from tests.integration.mcp.scene import McpScene, family, mcp_scene, stdio_config, until
 
@@ -151,6 +153,29 @@ async def test_what_a_server_asks_a_person_is_declined_and_said(scene: McpScene)
         portable = await scene.call("mcp.t.ask_in_rounds")
         assert words(portable) == "decline"
         assert any("Which size?" in said for said in scene.progress)
+
+
+@pytest.mark.spec("MCP-01.i", "MCP-01.c", "PER-21.a")
+async def test_resources_are_listed_and_read_as_what_strangers_wrote(scene: McpScene) -> None:
+    listed = await scene.call("internal.list_mcp_resources", server="t")
+    note = await scene.call("internal.read_mcp_resource", server="t", uri="note://7")
+    picture = await scene.call("internal.read_mcp_resource", server="t", uri="picture://one")
+    missing = await scene.call("internal.read_mcp_resource", server="t", uri="nothing://here")
+    unknown = await scene.call("internal.read_mcp_resource", server="other", uri="note://7")
+
+    assert isinstance(listed.data, dict)
+    assert [each["uri"] for each in listed.data["resources"]] == ["picture://one", "note://{number}"]
+    assert words(note) == "note 7"
+    assert [ref.media_type for ref in picture.artifacts] == ["image/png"]
+    assert missing.error is not None
+    assert "nothing://here" in missing.error.message
+    assert unknown.error is not None
+    assert unknown.error.type is ErrorType.INVALID_INPUT
+    asked = scene.gate.asked[-2]
+    assert asked.target.scope.startswith("mcp.t:resources@")
+    assert (asked.definition.permission, asked.traits.is_read_only) == (Permission.WRITE, False)
+    assert asked.traits.is_open_world
+    assert reads_untrusted(asked.definition)
 
 
 @pytest.mark.spec("ETS-01.f")

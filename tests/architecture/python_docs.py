@@ -1,0 +1,126 @@
+"""The reference of the public Python names, made from their sources and docstrings."""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+import soong
+
+Callable_: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Services and tasks": (
+        *("Soong", "TaskResult", "StepDetail", "DeliverableSchema", "DenialSchema", "AnswerDelta", "TaskStatus"),
+        *("StepStatus", "ExitCode"),
+    ),
+    "Steps": ("step_function", "StepContext", "scripted_agent", "AgentHandle", "Json", "JsonObject"),
+    "Permissions": (
+        *("PermissionCallback", "PermissionRequest", "PermissionDecision", "Choice", "StepGrant", "Preview"),
+        *("StepPreview", "CheckedPermission"),
+    ),
+    "Tools": (
+        *("ToolDefinition", "Permission", "Traits", "Target", "ToolContext", "ToolResult", "ToolError", "ErrorType"),
+        *("Toolset", "ToolRegistry", "from_langchain", "from_pydantic_ai", "call_tool", "open_tools", "DirectSession"),
+        *("export_tools", "ExportedTools", "pydantic_ai_toolset"),
+    ),
+    "Hooks": ("pre_hook", "post_hook", "HookCall", "PreOutcome", "PostOutcome"),
+    "Memory": ("Memory", "MemoryProvider", "MemoryScope"),
+    "Errors": (
+        *("SoongError", "UsageError", "InvalidPlanError", "NotFoundError", "ConflictError", "UnavailableError"),
+        "ToolCallError",
+    ),
+}
+_ROLE: Final = re.compile(r":(?:class|func|meth|mod|attr|data):`~?([\w.]+)`")
+_SECTION: Final = re.compile(r"^(Raises|Args|Returns|Yields|Source|Attributes):$", re.MULTILINE)
+_ENTRY: Final = re.compile(r"^    ([\w., *]+): ", re.MULTILINE)
+
+
+def python_api() -> str:
+    """Return every public name by its subject: what it is, how it is called, its fields and methods."""
+    named = [name for names in GROUPS.values() for name in names]
+    assert sorted(named) == sorted(soong.__all__), (
+        "give each public name its group in tests/architecture/python_docs.py"
+    )
+    parts = [(f"## {title}", *(part for name in names for part in _name(name))) for title, names in GROUPS.items()]
+    return "\n\n".join(part for group in parts for part in group)
+
+
+def _name(name: str) -> Iterator[str]:
+    value = getattr(soong, name)
+    yield f"### `{name}`"
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        yield f"A type: `{_ALIASES[name]}`."
+        return
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body
+    if isinstance(node, ast.ClassDef):
+        yield from _class(name, getattr(soong, name), node)
+    elif isinstance(node, Callable_):
+        yield f"```python\n{_signature(node)}\n```"
+        yield _prose(ast.get_docstring(node) or "")
+
+
+_ALIASES: Final = {
+    "Json": "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]",
+    "JsonObject": "Mapping[str, Json]",
+    "PermissionCallback": "Callable[[PermissionRequest], Awaitable[PermissionDecision]]",
+}
+
+
+def _class(name: str, value: type[Any], node: ast.ClassDef) -> Iterator[str]:
+    if text := ast.get_docstring(node):
+        yield _prose(text)
+    if issubclass(value, Enum):
+        yield "Values: " + ", ".join(f"`{member.value}`" for member in value) + "."
+        return
+    if fields := list(_fields(node)):
+        yield "\n".join(fields)
+    for each in node.body:
+        if isinstance(each, Callable_) and not each.name.startswith("_") and (said := ast.get_docstring(each)):
+            yield f"#### `{name}.{each.name}`"
+            is_property = any(isinstance(one, ast.Name) and one.id == "property" for one in each.decorator_list)
+            kind = f"{each.name}: {ast.unparse(each.returns)}" if is_property and each.returns else _signature(each)
+            yield f"```python\n{kind}\n```"
+            yield _prose(said)
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the public fields of a class with their types, and the docstring below each."""
+    for place, each in enumerate(node.body):
+        if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
+            continue
+        if each.target.id.startswith("_") or "ClassVar" in ast.unparse(each.annotation):
+            continue
+        follower = node.body[place + 1] if place + 1 < len(node.body) else None
+        text = ""
+        if isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant):
+            text = f": {_prose(' '.join(str(follower.value.value).split()))}"
+        yield f"- `{each.target.id}: {ast.unparse(each.annotation)}`{text}"
+
+
+def _signature(node: Callable_) -> str:
+    """Return a signature as it is written, on one line or with one argument on each."""
+    arguments = node.args
+    for one in (arguments.posonlyargs, arguments.args):
+        if one and one[0].arg in {"self", "cls"}:
+            del one[0]
+    start = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    line = f"{start} {node.name}({ast.unparse(arguments)}){result}"
+    if len(line) <= 100:
+        return line
+    parts = re.split(r", (?=(?:\*\*?)?\w*(?:: |$|,)|\*(?:,|$))", ast.unparse(arguments))
+    return f"{start} {node.name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){result}"
+
+
+def _prose(text: str) -> str:
+    """Return a docstring as Markdown."""
+    text = _ROLE.sub(lambda role: f"`{role[1].rpartition('.')[2]}`", inspect.cleandoc(text)).replace("``", "`")
+    head, *sections = _SECTION.split(text)
+    shown = head.strip()
+    for title, body in zip(sections[::2], sections[1::2], strict=True):
+        shown += f"\n\n{title}:\n\n" + _ENTRY.sub(r"- `\1`: ", body.strip("\n")).replace("\n        ", "\n  ").rstrip()
+    return shown

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.inert import inert
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.sandbox.hosts import host_of_url
 from soong.shared.sandbox.terminal_text import inert_text
@@ -32,6 +32,8 @@ _HINTS: Final = (
     ("idempotentHint", "idempotent"),
     ("openWorldHint", "open world"),
 )
+_HEADER: Final = "x-mcp-header"
+"""Marks an argument that is sent as an HTTP header as well, so that a proxy can route by it."""
 _ERRORS: Final = (ErrorType.SERVER_UNAVAILABLE, ErrorType.ELICITATION_DECLINED)
 
 
@@ -87,6 +89,8 @@ def _definition(
     """Return the registered form of one tool. Raises: InvalidToolError, SchemaRefusedError."""
     name = canonical_tool_name(snapshot.server_id, tool.name)
     check_name(name)
+    if config.url:
+        _check_headers(tool.native.get("inputSchema"))
     is_read_only = config.trusted and tool.hint("readOnlyHint") is True and tool.hint("destructiveHint") is not True
     is_closed = config.trusted and tool.hint("openWorldHint") is False
     definition = snapshot.definition_of(tool)
@@ -111,6 +115,20 @@ def _definition(
         errors=_ERRORS,
         metadata=_metadata(snapshot, tool, definition),
     )
+
+
+def _check_headers(schema: Any) -> None:
+    """Refuse a tool at a URL that would have its arguments sent as headers which are not headers.
+
+    Raises:
+        SchemaRefusedError: says which argument and why.
+    """
+    if _HEADER not in dump(schema):
+        return  # the SDK costs a quarter of a second: only such a schema pays it
+    from mcp.shared.inbound import find_invalid_x_mcp_header
+
+    if reason := find_invalid_x_mcp_header(schema):
+        raise SchemaRefusedError(reason)
 
 
 def server_tags(config: McpServerConfig) -> frozenset[str]:

@@ -16,7 +16,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent, ToolAnnotations
 from pydantic import BaseModel
 
-server = MCPServer("tested", version="1")
+server = MCPServer(os.environ.get("SERVER_NAME", "tested"), version="1")
 PIXEL = base64.b64encode(b"\x89PNG not a real one").decode()
 
 

@@ -243,3 +243,13 @@ async def test_a_secret_by_reference_reaches_the_server_and_nothing_else(
             assert "s3cret" not in path.read_text(encoding="utf-8")
         (keeper,) = scene.servers.pids
         assert "s3cret" not in " ".join(word for pid in family(keeper) for word in psutil.Process(pid).cmdline())
+
+
+@pytest.mark.spec("PER-13.i")
+async def test_a_server_that_says_it_is_soong_gives_no_tools_under_any_name(tmp_path: Path) -> None:
+    async with mcp_scene(tmp_path, stdio_config(more='env = {SERVER_NAME = "soong"}')) as scene:
+        snapshot = scene.servers.snapshot("t")
+
+        assert snapshot is not None
+        assert snapshot.problem == "it is Soong's own server, whose tools no agent has"
+        assert scene.registry.definitions() == ()

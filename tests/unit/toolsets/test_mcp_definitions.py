@@ -54,6 +54,18 @@ def test_names_are_canonical_and_what_cannot_be_a_tool_is_left_out_with_its_reas
     assert "hidden by 'hide_*'" in reasons["hide_me"]
 
 
+@pytest.mark.spec("MCP-01.b")
+def test_a_tool_at_a_url_whose_arguments_are_no_headers_is_left_out() -> None:
+    def native(header: str) -> dict[str, Any]:
+        region = {"type": "string", "x-mcp-header": header}
+        return {"name": f"by_{len(header)}", "inputSchema": {"type": "object", "properties": {"region": region}}}
+
+    found = made(native("Region"), native("Bad\r\nHeader"), server='url = "https://h/"')
+
+    assert [tool.name for tool in found.definitions] == ["mcp.s.by_6"]
+    assert "not an RFC 9110 token" in found.excluded[0].reason
+
+
 HINTS = {"read_only_hint": True, "open_world_hint": False}
 
 

@@ -1,0 +1,58 @@
+"""Our client as the conformance suite starts it: ``suite_client.py URL`` calls each tool of the suite's server.
+
+The tools are discovered, registered and called through the pipeline as in a worker. The suite says by variables which
+revision it speaks and, for some scenarios, which calls it wants to see.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.integration.mcp.scene import McpScene, mcp_scene
+
+EXAMPLES = {"string": "text", "integer": 5, "number": 5, "boolean": True, "object": {}, "array": []}
+
+
+def wire() -> str:
+    revision = os.environ.get("MCP_CONFORMANCE_PROTOCOL_VERSION", "")
+    return "stateless" if revision >= "2026-07-28" else "handshake"
+
+
+def wanted(scene: McpScene) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the calls that the scenario names, else one of each tool with an example of each argument."""
+    context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
+    tools = {str(one.metadata["native_name"]): one for one in scene.registry.definitions() if "mcp." in one.name}
+    for call in context.get("toolCalls", ()):
+        if call["name"] in tools:
+            # Null is not a value of these arguments' types: the pipeline refuses it, so it is left out.
+            yield tools[call["name"]].name, {name: one for name, one in call["arguments"].items() if one is not None}
+    for one in () if "toolCalls" in context else tools.values():
+        arguments: Any = one.input_schema.get("properties", {})
+        given = {name: EXAMPLES.get(schema.get("type", ""), "text") for name, schema in arguments.items()}
+        if "schema" in given:  # a tool that shows what a client has kept of another's schema
+            given["schema"] = tools["json_schema_2020_12_tool"].metadata["native_schema"]
+        yield one.name, given
+
+
+async def main(url: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        config = f'[mcp.servers.t]\nurl = "{url}"\nprotocol = "{wire()}"\ntimeout_s = 20'
+        async with mcp_scene(Path(folder), config) as scene:
+            snapshot = scene.servers.snapshot("t")
+            if snapshot is None or snapshot.problem:
+                sys.exit(snapshot.problem if snapshot else "the server was not asked")
+            for name, arguments in wanted(scene):
+                result = await scene.call(name, **arguments)
+                sys.stdout.write(f"{name}: {result.error or 'ok'}\n")
+            resources = await scene.call("internal.list_mcp_resources", server="t")
+            for each in resources.data["resources"] if isinstance(resources.data, dict) else ():
+                await scene.call("internal.read_mcp_resource", server="t", uri=each["uri"])
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

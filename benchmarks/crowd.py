@@ -108,7 +108,7 @@ async def faults_of(store: Store, asker: Asker) -> list[str]:
 
 
 def _faults_of_step(asker: Asker, item: int, output: Json) -> list[str]:
-    path, said = asker.path(item), str(output.get("error", "")) if isinstance(output, dict) else ""
+    path, said = asker.path(item), _words_of(output)
     if path.exists() is not asker.is_allowed(item):
         return [f"{path.name} is {'there' if path.exists() else 'not there'}"]
     if not asker.is_allowed(item) and f"not {path.name}" not in said:
@@ -118,3 +118,11 @@ def _faults_of_step(asker: Asker, item: int, output: Json) -> list[str]:
 
 def _item_of(name: str) -> int:
     return int(name.rpartition("i")[2].removesuffix(".txt"))
+
+
+def _words_of(output: Json) -> str:
+    """Return what the first call of a step was told when it was refused."""
+    results = output.get("results") if isinstance(output, dict) else None
+    first = results[0] if isinstance(results, list) and results else None
+    error = first.get("error") if isinstance(first, dict) else None
+    return str(error.get("message", "")) if isinstance(error, dict) else ""

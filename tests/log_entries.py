@@ -6,7 +6,7 @@ POSTGRES_EVENTS: Final = """(
     SELECT run_id, seq, type, time_us, data, xmin FROM events
     UNION ALL
     SELECT run_id, seq - json_array_length(preceding::json) + told.place - 1, told.entry->>0,
-           (told.entry->>1)::bigint, told.entry->>2, xmin
+           (told.entry->>1)::bigint, told.entry->>2, events.xmin
     FROM events CROSS JOIN LATERAL json_array_elements(preceding::json) WITH ORDINALITY AS told(entry, place)
     WHERE preceding <> ''
 )"""

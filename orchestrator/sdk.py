@@ -32,6 +32,7 @@ from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.wire.answers import AnswerDelta
+from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.consent import Preview, StepGrant
 from soong.shared.permissions.request import PermissionCallback
 
@@ -155,7 +156,7 @@ class Soong:
         if permission_callback or allow or step_grants:
             await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
         given = _PlanCall(inputs or {}, permission_callback, allow, step_grants, model, budget, settings or {})
-        prepared = self._prepare(plan, project, given)
+        prepared = self._prepare(plan, project, given, closes_with_task=True)
         return await self._followed(prepared, permission_callback, max_concurrent)
 
     async def ask(
@@ -213,7 +214,13 @@ class Soong:
     ) -> TaskResult:
         """Write a submission and follow it to its end, answering its questions by the callback."""
         session, task = prepared.session, prepared.task
-        await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
+        # It listens before anything is written, so that nothing of the task happens unheard.
+        opening = asyncio.create_task(self._client.subscriber.subscribe_session(session.id))
+        try:
+            await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
+        except BaseException:
+            await _discard(opening)
+            raise
         helpers: list[asyncio.Task[None]] = []
         if callback:
             helpers.append(self._client.attach(session, callback, channel="sdk"))
@@ -221,14 +228,15 @@ class Soong:
             run_id = task.root_run.identity.run_id
             helpers.append(asyncio.create_task(listen_to_answers(self._client.subscriber, run_id, on_answer)))
         try:
-            view = await self._last_view(task.id, new_in=session.id)
+            view = await self._last_view(task.id, new=opening)
         finally:
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)  # they close what they opened
-        closing = self._close(session.id) if view.task.status is TaskStatus.COMPLETED else asyncio.sleep(0)
-        result, _ = await asyncio.gather(self._result(view), closing)
-        return result
+        result = self._result(view)
+        if session.closes_with_task or view.task.status is not TaskStatus.COMPLETED:
+            return await result
+        return (await asyncio.gather(result, self._close(session.id)))[0]
 
     async def _close(self, session_id: str) -> None:
         with contextlib.suppress(UnavailableError):  # a session that stays open costs its owner little
@@ -343,17 +351,19 @@ class Soong:
     async def _result(self, view: TaskSnapshot) -> TaskResult:
         return TaskResult.of_outcome(await outcome_of(self._client.store, view, self._settings.runs))
 
-    async def _last_view(self, task_id: str, *, new_in: str = "") -> TaskSnapshot:
+    async def _last_view(self, task_id: str, *, new: "asyncio.Task[Subscription] | None" = None) -> TaskSnapshot:
         last: TaskSnapshot | None = None
         stall_reasons = StallReasons(self._client, lambda: self._record)
-        async with contextlib.aclosing(self._client.follow(task_id, new_in=new_in, for_result=True)) as views:
+        async with contextlib.aclosing(self._client.follow(task_id, new=new, for_result=True)) as views:
             async for view in views:
                 await stall_reasons.refresh(view)
                 last = view
         assert last is not None
         return last
 
-    def _prepare(self, plan: PlanSource, project: str | Path, given: _PlanCall) -> Submission:
+    def _prepare(
+        self, plan: PlanSource, project: str | Path, given: _PlanCall, *, closes_with_task: bool = False
+    ) -> Submission:
         read = self._read(plan, project)
         named = [grant for grant in given.step_grants if isinstance(grant, str)]
         shown = [grant for grant in given.step_grants if isinstance(grant, StepGrant)]
@@ -373,6 +383,7 @@ class Soong:
             step_grants=shown,
             budget=(given.budget,),
             settings=read_settings(given.settings),
+            closes_with_task=closes_with_task,
         )
 
     def _preview(self, plan: Plan, inputs: Mapping[str, Json], allow: Sequence[str], project: str | Path) -> Preview:
@@ -389,6 +400,13 @@ class Soong:
     def _read(self, plan: PlanSource, project: str | Path) -> Plan:
         known = replace(self._catalogue.at(Path(project)).known(), load_module=deployed_modules(self._settings))
         return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
+
+
+async def _discard(opening: "asyncio.Task[Subscription]") -> None:
+    """Close a subscription that nobody needs any more."""
+    opening.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await (await opening).close()
 
 
 def _with_program_folder(settings: Settings) -> Settings:

@@ -158,21 +158,25 @@ class Client:
         """Raises: NotFoundError."""
         return await snapshot_of(self.store, task_id)
 
-    async def follow(self, task_id: str, *, new_in: str = "", for_result: bool = False) -> AsyncGenerator[TaskSnapshot]:
+    async def follow(
+        self, task_id: str, *, new: "asyncio.Task[Subscription] | None" = None, for_result: bool = False
+    ) -> AsyncGenerator[TaskSnapshot]:
         """Yield the state of the task whenever something may have changed, until nothing more happens by itself.
 
-        ``new_in`` is the session of a task that has just been submitted: nothing has happened yet, so the first look
-        comes a moment later, or with the end. ``for_result``: nobody watches, the last view is for the task's result.
+        ``new`` is the subscription to the session of a task that has just been submitted. If it is open, nothing has
+        happened unheard: the first look comes a moment later, or with the end. ``for_result``: nobody watches, the last
+        view is for the task's result.
 
         A task that is cancelled or fails has ended before its running steps have: these get ``STOPPING_S``. A database
         or Redis that is away for a while is waited for: the rows still say what happened.
         """
-        session_id = new_in or (await self.store.tasks.task(task_id)).session_id
-        subscription = await self.subscriber.subscribe_session(session_id)
+        was_open = new is not None and new.done()
+        opening = new or self.subscriber.subscribe_session((await self.store.tasks.task(task_id)).session_id)
+        subscription = await opening
         loop = asyncio.get_running_loop()
         ended_s: float | None = None
         try:
-            if new_in and await self._status_again(task_id) is TaskStatus.RUNNING:
+            if new is not None and (was_open or await self._status_again(task_id) is TaskStatus.RUNNING):
                 await self._until_news(subscription, task_id, LOOK_AT_MOST_EVERY_S)
             while True:
                 begun_s = loop.time()

@@ -74,12 +74,13 @@ def submission(
     policy: Policy | None = None,
     budget: Sequence[str] = (),
     settings: JsonObject = NO_SETTINGS,
+    closes_with_task: bool = False,
 ) -> Submission:
     """Bind and check everything. ``cwd`` is the folder that its caller is in, our own by default.
 
     ``step_grants`` are the consents to the steps' declarations (PER-17); ``ids`` are new ones by default;
     ``policy`` is what the rules are added to, by default that of the catalogue. ``settings`` are those of the requests
-    of all its agents' models (:func:`read_settings`).
+    of all its agents' models (:func:`read_settings`). ``closes_with_task``: the session is for this task alone.
 
     Raises:
         UsageError: the project is not a folder, a wrong input, rule or model, a step without model and script.
@@ -104,6 +105,7 @@ def submission(
         policy=policy,
         principal=principal,
         now_us=now_us,
+        closes_with_task=closes_with_task,
     )
     task = new_task(
         with_settings(plan, settings),
@@ -291,6 +293,7 @@ def _session(
     now_us: int,
     more_rules: Sequence[Rule] = (),
     policy: Policy | None = None,
+    closes_with_task: bool = False,
 ) -> Session:
     folder = existing_folder(project)
     here = str(cwd or Path.cwd())
@@ -306,6 +309,7 @@ def _session(
         policy=(policy or catalogue.policy).with_rules([*rules, *more_rules]).as_json(),
         principal=principal,
         project_id=project_id(folder) if catalogue.needs_project else "",
+        closes_with_task=closes_with_task,
     )
 
 

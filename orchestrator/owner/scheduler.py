@@ -119,7 +119,7 @@ class Scheduler:
     async def _finish(self, ownership: Ownership, work: SessionWork) -> list[FinishedTask]:
         ended = []
         for task in work.open_tasks:
-            if task.has_planner:
+            if task.has_planner or not task.is_due:
                 continue
             status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
             if status is not None:

@@ -17,14 +17,14 @@ from typing import Any, Protocol, TypeVar
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.reaper import Reaper
-from soong.orchestrator.owner.scheduler import Scheduler
+from soong.orchestrator.owner.scheduler import ReconcileResult, Scheduler
 from soong.orchestrator.owner.unschedulable import UnschedulableSteps
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotOwnerError, UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import Owner, Ownership
+from soong.shared.engine.sessions.session import Owner, Ownership, Session
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.store import Store, retry_until_confirmed
@@ -122,6 +122,8 @@ class Orchestrator:
     settings: Settings
     owner_id: str = ""
     _owned: dict[str, Ownership] = field(default_factory=dict)
+    _closing: set[str] = field(default_factory=set)
+    """Of the owned sessions those that the end of their task closes."""
     _active: set[str] = field(default_factory=set)
     _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     """In the order they began: they are stopped in it."""
@@ -209,9 +211,9 @@ class Orchestrator:
         async with self._reconciling:
             wanted = set(session_ids)
             if not wanted <= self._owned.keys():
-                adopted = await self._within(self._adopt(), set())
-                if adopted:  # a new session has steps that are ready: its workers begin while we look at it
-                    await self._within(self.parts.dispatcher.dispatch(), 0)
+                # A new session has steps that are ready, and a claim needs no owner: workers begin while we adopt it.
+                calling = self._within(self.parts.dispatcher.dispatch(), 0)
+                adopted, _ = await asyncio.gather(self._within(self._adopt(), set()), calling)
                 wanted |= adopted
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
@@ -239,9 +241,14 @@ class Orchestrator:
     async def _adopt(self) -> set[str]:
         adopted = await self.parts.store.sessions.adopt_sessions(self.owner_id)
         for session in adopted:
-            self._owned[session.id] = session.ownership
+            self._remember(session)
             log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
         return {session.id for session in adopted}
+
+    def _remember(self, session: Session) -> None:
+        self._owned[session.id] = session.ownership
+        if session.closes_with_task:
+            self._closing.add(session.id)
 
     async def _reconcile_session(self, ownership: Ownership) -> None:
         session_id = ownership.session_id
@@ -262,19 +269,26 @@ class Orchestrator:
             await self.parts.notifier.notify_session(session_id)
         is_active = any(task.status is TaskStatus.RUNNING for task in result.open_tasks)
         (self._active.add if is_active else self._active.discard)(session_id)
-        if is_closed and not result.open_tasks:
+        if not result.open_tasks and (is_closed or await self._has_closed(result, session_id)):
             self._forget(ownership)
-        else:
+        elif work.has_questions:
             await self.parts.broker.review([session_id])
         self._reconcile_later(session_id, result.due_us)
         for end in result.ended:
             await self.parts.recorder.write(end.task_id)
+
+    async def _has_closed(self, result: ReconcileResult, session_id: str) -> bool:
+        """Say whether the end of a task, which this look brought, has closed its session."""
+        if not result.ended or session_id not in self._closing:
+            return False
+        return (await self.parts.store.sessions.session(session_id)).is_closed
 
     def _forget(self, ownership: Ownership) -> None:
         """Look at a session no more, unless it has become ours again in the meantime."""
         if self._owned.get(ownership.session_id) == ownership:
             del self._owned[ownership.session_id]
             self._active.discard(ownership.session_id)
+            self._closing.discard(ownership.session_id)
             self.parts.agents.drop(ownership.session_id)
 
     def _ask_ended(self, session_id: str, task_id: str) -> None:
@@ -320,8 +334,8 @@ class Orchestrator:
         log.error("owner_lost", owner=self.owner_id)
         for session_id in self._owned:
             self.parts.agents.drop(session_id)
-        self._owned.clear()
-        self._active.clear()
+        for known in (self._owned, self._active, self._closing):
+            known.clear()
         await self._register()
 
     async def _sweep(self) -> None:
@@ -350,7 +364,7 @@ class Orchestrator:
         for session_id in sorted(set(busy) - self._owned.keys()):
             session = await self.parts.store.sessions.session(session_id)
             if session.owner_id == self.owner_id:
-                self._owned[session_id] = session.ownership
+                self._remember(session)
         return set(busy)
 
     async def _hear_owners(self) -> None:

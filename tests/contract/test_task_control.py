@@ -6,11 +6,11 @@ import pytest
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
 from soong.shared.engine.runs.status import EndReason, RunStatus
-from soong.shared.engine.sessions.session import CommandKind
+from soong.shared.engine.sessions.session import CommandKind, Ownership
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.contract.scene import ContractHarness, cancelled
-from tests.model.builders import make_map, make_owner, make_step
+from tests.model.builders import make_map, make_owner, make_session, make_step
 
 
 async def pause(scene: ContractHarness, task_id: str) -> frozenset[str]:
@@ -509,3 +509,49 @@ async def test_retry_on_another_model_sets_it_for_agents_and_for_the_items_of_th
         "m": "new:two",
         "end": "new:two",
     }
+
+
+# -- the session of one task
+async def ending_session(scene: ContractHarness) -> Ownership:
+    """Open a session that is to end with its task, under the scene's owner."""
+    session = make_session(closes_with_task=True)
+    await scene.store.sessions.open_session(session)
+    (adopted,) = await scene.store.sessions.adopt_sessions(scene.own.owner_id)
+    return adopted.ownership
+
+
+async def test_the_last_task_to_complete_closes_a_session_that_ends_with_it(scene: ContractHarness) -> None:
+    own = await ending_session(scene)
+    tasks = [await scene.task("a", own=own), await scene.task("b", own=own)]
+    assert not any(task.is_due for task in (await scene.store.tasks.session_work(own)).open_tasks)
+    is_closed = []
+
+    for claim in await scene.claim(2):
+        await scene.complete(claim)
+        assert [task.is_due for task in (await scene.store.tasks.session_work(own)).open_tasks].count(True) == 1
+        await scene.store.tasks.finish_task(own, claim.identity.task_id, now_us=scene.now_us)
+        is_closed.append((await scene.store.sessions.session(own.session_id)).is_closed)
+
+    assert is_closed == [False, True]
+    assert [(await scene.store.tasks.task(task)).status for task in tasks] == [TaskStatus.COMPLETED] * 2
+
+
+async def test_a_session_that_would_end_with_its_task_stays_open_when_that_failed(scene: ContractHarness) -> None:
+    own = await ending_session(scene)
+    task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), own=own)
+    claim = await scene.claim_one()
+    await scene.fail(claim)
+    await scene.store.tasks.settle_failure(own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+
+    status = await scene.store.tasks.finish_task(own, task_id, now_us=scene.now_us)
+
+    assert (status, (await scene.store.sessions.session(own.session_id)).is_closed) == (TaskStatus.FAILED, False)
+
+
+async def test_another_session_is_closed_by_nothing_but_a_command(scene: ContractHarness) -> None:
+    claim = await scene.start("a")
+    await scene.complete(claim)
+
+    await scene.finish(claim.identity.task_id)
+
+    assert not (await scene.store.sessions.session(scene.own.session_id)).is_closed

@@ -47,6 +47,7 @@ def make_session(
     project: str = "/project",
     cwd: str = "/project",
     principal: str = "local",
+    closes_with_task: bool = False,
 ) -> Session:
     """Return a session; with an owner it stands in its first epoch."""
     return Session(
@@ -59,6 +60,7 @@ def make_session(
         principal=principal,
         owner_id=owner_id,
         owner_epoch=1 if owner_id else 0,
+        closes_with_task=closes_with_task,
     )
 
 

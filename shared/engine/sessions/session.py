@@ -54,6 +54,8 @@ class Session:
     """By which workers prove that they have the project (:mod:`soong.shared.sandbox.marked_project`); empty: any may
     try.
     """
+    closes_with_task: bool = False
+    """Whether the end of its last task closes it, if all of them completed: nobody has more to ask of it."""
 
     @property
     def ownership(self) -> Ownership:

@@ -99,6 +99,8 @@ class OpenTask:
     kind: TaskKind = TaskKind.PLAN
     has_planner: bool = False
     """Whether the run of the agent that plans it, an ask's own, is still active."""
+    is_due: bool = False
+    """Whether ``finish_task`` has something to write: its end, or what an open one lacks. Set by ``session_work``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class SessionWork:
     has_failures: bool = False
     retry_us: int | None = None
     """When its next retry is due."""
+    has_questions: bool = False
 
     @property
     def has_asks(self) -> bool:

@@ -143,7 +143,8 @@ class TaskStore(Protocol):
         """End the task and its root run if every step has ended and every failure is settled; None when it continues.
 
         Completed when all steps completed; otherwise failed, with the failed step ids in ``reason``. A task that had
-        ended before is left as it is: its status is returned again.
+        ended before is left as it is: its status is returned again. One that completes closes its session, if that
+        is to end with it and has no task that did not complete.
         """
         ...
 
@@ -152,7 +153,10 @@ class TaskStore(Protocol):
         ...
 
     async def session_work(self, ownership: Ownership) -> SessionWork:
-        """Return what there is to do in the session: its open tasks, and whether there is more."""
+        """Return what there is to do in the session: its open tasks, those of them that are due, and what else.
+
+        A task with a planner is never due here.
+        """
         ...
 
     async def unrecorded(self, owner_id: str) -> Sequence[str]:

@@ -23,6 +23,7 @@ from soong.shared.engine.tasks.status import (
     advance_task,
 )
 from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step, StepError, Task
+from soong.shared.permissions.request import RequestState
 from tests.model.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
 from tests.model.memory.logs import end_run, note_run, note_step, tell_step
 from tests.model.memory.making import insert_run, insert_steps, open_step
@@ -153,8 +154,16 @@ class MemoryOwning:
             if step.status is not StepStatus.COMPLETED and not step.is_pull_worker
         ]
         if not left:
-            return self._end_task(task, TaskEvent.COMPLETE, "", now_us).status
+            status = self._end_task(task, TaskEvent.COMPLETE, "", now_us).status
+            self._close_with_task(task.session_id)
+            return status
         return self._end_task(task, TaskEvent.FAIL, why_failed(left), now_us).status
+
+    def _close_with_task(self, session_id: str) -> None:
+        session = self.rows.session(session_id)
+        mine = [task.status for task in self.rows.tasks.values() if task.session_id == session_id]
+        if session.closes_with_task and all(status is TaskStatus.COMPLETED for status in mine):
+            self.rows.sessions[session_id] = replace(session, is_closed=True)
 
     @transaction
     def end_task(
@@ -222,13 +231,23 @@ class MemoryOwning:
         steps = [step for step in self.rows.steps.values() if step.session_id == session_id]
         commands = [one for one in self.rows.commands.values() if one.session_id == session_id]
         retries = [step.not_before_us for step in steps if step.status is StepStatus.PENDING]
+        states, asked = self.rows.request_states, self.rows.requests.values()
+        waiting = [one for one in asked if states[one.id] is RequestState.PENDING]
         return SessionWork(
-            tuple(self._open_tasks(session_id)),
+            tuple(replace(task, is_due=self._is_due(task)) for task in self._open_tasks(session_id)),
             has_commands=any(one.id not in self.rows.ended_commands for one in commands),
             is_expanding=any(step.status is StepStatus.EXPANDING for step in steps),
             has_failures=any(step.session_id == session_id for step in self._unsettled()),
             retry_us=min((due_us for due_us in retries if due_us is not None), default=None),
+            has_questions=any(one.identity.session_id == session_id for one in waiting),
         )
+
+    def _is_due(self, task: OpenTask) -> bool:
+        steps = self.rows.steps_of(task.id)
+        is_told = not any(step.kind is StepKind.MAP and step.status is StepStatus.COMPLETED for step in steps)
+        is_open = any(step.task_id == task.id for step in self._unsettled())
+        is_open = is_open or any(step.status not in STEP_ENDS for step in steps)
+        return not task.has_planner and not (is_open and is_told)
 
     def _open_tasks(self, session_id: str) -> list[OpenTask]:
         mine = [task for task in self.rows.tasks.values() if task.session_id == session_id]

@@ -79,7 +79,9 @@ async def test_a_new_task_that_has_ended_before_it_is_followed_is_seen_at_once(m
     await scene.store.tasks.finish_task(scene.own, claim.identity.task_id, now_us=scene.now_us)
 
     async with asyncio.timeout(10):
-        following = client_of(scene).follow(claim.identity.task_id, new_in=scene.own.session_id, for_result=True)
+        client = client_of(scene)
+        opening = asyncio.create_task(client.subscriber.subscribe_session(scene.own.session_id))
+        following = client.follow(claim.identity.task_id, new=opening, for_result=True)
         views = [view async for view in following]
 
     assert [view.task.status for view in views] == [TaskStatus.COMPLETED]

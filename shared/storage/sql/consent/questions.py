@@ -88,6 +88,7 @@ class _SessionRow(NamedTuple):
     owner_epoch: int
     is_closed: int
     project_id: str
+    closes_with_task: int
 
 
 class _ResponderRow(NamedTuple):

@@ -120,6 +120,7 @@ def session_of(row: Any) -> Session:
         owner_epoch=row.owner_epoch,
         is_closed=bool(row.is_closed),
         project_id=row.project_id,
+        closes_with_task=bool(row.closes_with_task),
     )
 
 

@@ -101,7 +101,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         updates=("last_claimed",),
         never=(
             *("ordinal", "id", "project", "cwd", "approval_mode", "created_us", "policy", "principal"),
-            *("owner_id", "owner_epoch", "is_closed", "project_id"),
+            *("owner_id", "owner_epoch", "is_closed", "project_id", "closes_with_task"),
         ),
         changed=f"last_claimed <= {LAST_TURN}() + {MOST_ADDED}",
     ),

@@ -169,6 +169,7 @@ class SqlSessions:
             "owner_epoch": session.owner_epoch,
             "is_closed": int(session.is_closed),
             "project_id": session.project_id,
+            "closes_with_task": int(session.closes_with_task),
         }
 
         def write(tx: Transaction) -> None:

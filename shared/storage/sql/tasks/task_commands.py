@@ -1,7 +1,7 @@
 """The owner's side of tasks: pausing, cancelling, finishing."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from soong.shared.engine.runs.call_aborts import CallAbort
@@ -82,13 +82,15 @@ OPEN_TASKS: Final = Statement(
     """,
 )
 SESSION_WORK: Final = Statement(
-    "session work: whether there are commands, maps to expand and failures, and when the next retry is due",
+    "session work: whether there are commands, maps to expand and failures, when the next retry is due, and whether "
+    "questions wait",
     """
     SELECT EXISTS (SELECT 1 FROM commands WHERE session_id = :session_id AND is_ended = 0),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'expanding'),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0),
            (SELECT min(not_before_us) FROM steps
-            WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL)
+            WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL),
+           EXISTS (SELECT 1 FROM permission_requests WHERE session_id = :session_id AND state = 'pending')
     """,
 )
 LEFT: Final = Statement(
@@ -108,6 +110,17 @@ LEFT: Final = Statement(
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND task_id = :task_id
                    AND kind = 'map' AND ready_us IS NOT NULL AND status || '' = 'completed')
     FROM tasks WHERE id = :task_id AND status IN ('running', 'paused')
+    """,
+)
+HELD_SESSION: Final = Statement(
+    "held session: of a task that ends; nobody writes another task into it meanwhile",
+    "SELECT closes_with_task FROM sessions WHERE id = :session_id /*pg FOR UPDATE */",
+)
+CLOSE_WITH_TASK: Final = Statement(
+    "close with task: the session of a task that has completed, if it is to end with it and no other is left",
+    """
+    UPDATE sessions SET is_closed = 1 WHERE id = :session_id AND closes_with_task = 1
+      AND NOT EXISTS (SELECT 1 FROM tasks WHERE session_id = :session_id AND status <> 'completed')
     """,
 )
 IDS_BY_STATUS: Final = Statement(
@@ -141,6 +154,11 @@ class _RemainingWork:
         return self.is_under_way or self.is_waiting or self.is_unsettled
 
     @property
+    def is_due(self) -> bool:
+        """Say whether its owner has something to write: its end, or what an open task lacks."""
+        return not self.is_open or self.is_stuck or self.has_untold_maps
+
+    @property
     def is_stuck(self) -> bool:
         """Say whether all that is left waits for steps, and none is left to wait for: an end was missed by a growth."""
         return self.is_waiting and not (self.is_under_way or self.is_backing_off or self.is_unsettled)
@@ -161,9 +179,9 @@ class SqlTaskCommands(SqlChanging):
     async def session_work(self, ownership: Ownership) -> SessionWork:
         def read(tx: Transaction) -> SessionWork:
             check_owned(tx, ownership, is_read=True)
-            commands, expanding, failures, retry_us = tx.rows(SESSION_WORK, session_id=ownership.session_id)[0]
-            found = tuple(_open_tasks(tx, ownership))
-            return SessionWork(found, bool(commands), bool(expanding), bool(failures), retry_us)
+            commands, expanding, failures, retry_us, asked = tx.rows(SESSION_WORK, session_id=ownership.session_id)[0]
+            found = tuple(_with_ends(tx, ownership))
+            return SessionWork(found, bool(commands), bool(expanding), bool(failures), retry_us, bool(asked))
 
         return await self._database.read(read)
 
@@ -174,15 +192,10 @@ class SqlTaskCommands(SqlChanging):
         await self._database.write(lambda tx: tx.count(RECORDED, task_id=task_id))
 
     async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
-        # Most looks find nothing to end: they cost a read and no lock.
-        left = await self._database.read(lambda tx: _glance(tx, ownership, task_id))
+        status, left = await self._database.write(lambda tx: _finish(tx, ownership, task_id, now_us))
         if left.is_stuck:
             await self.recount(ownership, task_id, now_us=now_us)
-        if left.is_open:
-            if left.has_untold_maps:
-                await self._database.write(lambda tx: _tell_maps(tx, ownership, task_id, now_us))
-            return None
-        return await self._database.write(lambda tx: _finish(tx, ownership, task_id, now_us))
+        return status
 
     async def end_task(
         self,
@@ -269,6 +282,11 @@ def _open_tasks(tx: Transaction, ownership: Ownership) -> Iterator[OpenTask]:
         yield OpenTask(task_id, TaskStatus(status), TaskKind(kind), bool(has_planner))
 
 
+def _with_ends(tx: Transaction, ownership: Ownership) -> Iterator[OpenTask]:
+    for task in _open_tasks(tx, ownership):
+        yield task if task.has_planner else replace(task, is_due=_left(tx, ownership, task.id).is_due)
+
+
 def move_task(tx: Transaction, task_id: str, status: TaskStatus, reason: str, ended_us: int | None) -> None:
     """Write a task's next status."""
     tx.rows(MOVE_TASK, task_id=task_id, status=status.value, reason=plain(reason), ended_us=ended_us)
@@ -300,36 +318,32 @@ def _end(
     return status
 
 
-def _tell_maps(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> None:
-    _, root_run_id, _ = owned_task(tx, ownership, task_id)
-    run_log = RunLogBuffer(now_us)
-    tell_maps(tx, run_log, task_id, root_run_id)
-    run_log.flush(tx)
-
-
-def _glance(tx: Transaction, ownership: Ownership, task_id: str) -> _RemainingWork:
-    check_owned(tx, ownership, is_read=True)
-    return _left(tx, ownership, task_id)
-
-
 def _left(tx: Transaction, ownership: Ownership, task_id: str) -> _RemainingWork:
     rows = tx.rows(LEFT, task_id=task_id, session_id=ownership.session_id)
     return _RemainingWork(*map(bool, rows[0])) if rows else _RemainingWork()
 
 
-def _finish(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> TaskStatus | None:
+def _finish(
+    tx: Transaction, ownership: Ownership, task_id: str, now_us: int
+) -> tuple[TaskStatus | None, _RemainingWork]:
+    """End a task if nothing of it is left; return its status at an end, and what was left."""
     was, root_run_id, _ = owned_task(tx, ownership, task_id)
     status = TaskStatus(was)
     if status.is_terminal:
-        return status
+        return status, _RemainingWork()
     left = _left(tx, ownership, task_id)
-    if left.is_open:
-        return None
     run_log = RunLogBuffer(now_us)
+    if left.is_open:
+        if left.has_untold_maps:
+            tell_maps(tx, run_log, task_id, root_run_id)
+            run_log.flush(tx)
+        return None, left
     if not left.has_losses:
         status = _end(tx, run_log, task_id, root_run_id, status, TaskEvent.COMPLETE, "", now_us)
+        if tx.value(HELD_SESSION, session_id=ownership.session_id):
+            tx.count(CLOSE_WITH_TASK, session_id=ownership.session_id)
     else:
         reason = why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))
         status = _end(tx, run_log, task_id, root_run_id, status, TaskEvent.FAIL, reason, now_us)
     run_log.flush(tx)
-    return status
+    return status, left

@@ -8,6 +8,7 @@
 - ``consent``: a question, its answer and its decision beside a bare message there and back (:mod:`benchmarks.consent`);
 - ``history``: a step in an empty database and a full one, a small DAG and a large one (:mod:`benchmarks.history`);
 - ``early-reads``: reads that start while a model's answer arrives (:mod:`benchmarks.early_reads`);
+- ``start``: commands from cold and beside a service, and a service that does nothing (:mod:`benchmarks.start`);
 - ``agents``: agents on a slow model server: makespan, memory, turns (:mod:`benchmarks.agents`).
 
 A part is one line of ``PARTS`` below: a function from these options to its figures and to the promises that they break.
@@ -24,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import against_celery, agents, consent, early_reads, history, scale, tool_call
+from benchmarks import against_celery, agents, consent, early_reads, history, scale, start, tool_call
 from benchmarks.report import Finding, table, write
 from tests.servers import ServerStartError
 
@@ -62,6 +63,10 @@ def _agents(options: argparse.Namespace) -> Finding:
     return agents.run(options.stores, options.agents)
 
 
+def _start(options: argparse.Namespace) -> Finding:
+    return start.run(options.rounds)
+
+
 PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Finding]]] = {
     tool_call.PART: _tool_call,
     against_celery.NAME: _celery,
@@ -69,6 +74,7 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Finding]]] = {
     consent.NAME: _consent,
     history.NAME: _history,
     early_reads.NAME: _early_reads,
+    start.PART: _start,
     agents.NAME: _agents,
 }
 

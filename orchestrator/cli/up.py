@@ -7,6 +7,7 @@ import typer
 from soong.orchestrator.cli.console import say
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
+from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.service import EmbeddedService, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
@@ -28,7 +29,8 @@ def command(
     """Start Redis, the database, an orchestrator and workers on this machine, and stay."""
     settings = load_settings(workers=workers, slots=slots, http_port=http)
     configure_logs(settings)
-    service = EmbeddedService(settings, build_owner, is_ephemeral=ephemeral, log=log)
+    preforked = PreforkedWorkers.fork(settings)
+    service = EmbeddedService(settings, build_owner, is_ephemeral=ephemeral, log=log, preforked=preforked)
 
     def ready() -> None:
         settle_gc()
@@ -45,6 +47,9 @@ def command(
     except ServiceHeldError as error:
         say(f"soong up: {error}")
         raise typer.Exit(EXIT_HELD) from None
+    finally:
+        if preforked is not None:
+            preforked.close()
 
 
 async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store]:

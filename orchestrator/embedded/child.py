@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from soong.orchestrator.embedded.environment import kept_command
+from soong.orchestrator.embedded.environment import STATUS_FD, kept_command
+from soong.orchestrator.embedded.preforked_workers import PreforkedProcess
 from soong.shared.sandbox.process import HAS_SUBREAPER
 from soong.shared.sandbox.subreaper import END_NOW
 
@@ -21,7 +22,6 @@ STEADY_AFTER_S: Final = 30.0
 
 EXIT_USAGE: Final = 2
 HOPELESS_STARTS: Final = 3
-STATUS_FD: Final = "SOONG_STATUS_FD"
 
 _MAX_REPORT_BYTES: Final = 64 * 1024
 
@@ -47,7 +47,7 @@ class ServiceChild:
     """Where it writes: our standard error, so that there is one log. Standard output belongs to our parent."""
     is_worker: bool = False
     control: int = -1
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | PreforkedProcess | None = None
     deaths: int = 0
     last_exit: int | None = None
     last_words: str = ""
@@ -125,6 +125,11 @@ class ServiceChild:
         finally:
             if status >= 0:
                 os.close(status)
+
+    def adopt(self, process: PreforkedProcess) -> None:
+        """Take a worker that runs already for its first start."""
+        self._spawned_s = time.monotonic()
+        self.process, self._report = process, process.report
 
     def note_end(self, code: int, *, is_steady: bool) -> None:
         """Take note of its end. One that was steady had proved itself: its end is the first of a new row."""

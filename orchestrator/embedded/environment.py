@@ -16,6 +16,8 @@ from soong.shared.core.settings import Settings
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.process import HAS_SUBREAPER
 
+PARENT_FD: Final = "SOONG_PARENT_FD"
+STATUS_FD: Final = "SOONG_STATUS_FD"
 ORPHAN_GRACE_S: Final = 5.5
 """How long a worker may take to end by itself after its service has ended; its own limit is 5 s."""
 

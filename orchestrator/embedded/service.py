@@ -20,6 +20,7 @@ from soong.orchestrator.embedded.handover import take_home
 from soong.orchestrator.embedded.http_port import HttpLock, listen_after_former
 from soong.orchestrator.embedded.leftovers import expire_dead
 from soong.orchestrator.embedded.listening import address_of
+from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import find_redis, redis_url
 from soong.orchestrator.embedded.service_file import ServiceLock, own_record
 from soong.orchestrator.embedded.supervisor import Supervisor
@@ -63,6 +64,7 @@ class EmbeddedService:
     is_ephemeral: bool = False
     log: str = ""
     """The file that its words go to; empty when that is a terminal or for its starter to know."""
+    preforked: PreforkedWorkers | None = None
     state: State = "starting"
     _owner: ServiceOwner | None = None
     _store: Store | None = None
@@ -109,7 +111,7 @@ class EmbeddedService:
             self._http_lock = HttpLock(settings.home)
         if not settings.redis_url:
             settings = settings.model_copy(update={"redis_url": redis_url(folder)})
-        self._supervisor = Supervisor(settings, folder, self._worker_died)
+        self._supervisor = Supervisor(settings, folder, self._worker_died, self.preforked)
         if not self.settings.redis_url:
             await self._supervisor.start_redis(find_redis())
         self._owner, self._store = await self.build(settings)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from soong.orchestrator.embedded import die_with_parent
 from soong.orchestrator.embedded.child import STEADY_AFTER_S, ServiceChild, exit_words
-from soong.orchestrator.embedded.environment import child_environment, module_command
+from soong.orchestrator.embedded.environment import PARENT_FD, child_environment, module_command
 from soong.orchestrator.embedded.folders import REDIS_SOCKET
+from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import RedisProgram, redis_arguments
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.log import get_logger
@@ -25,7 +26,6 @@ from soong.shared.sandbox.subreaper import SWEEP_LIMIT_S
 
 log = get_logger(__name__)
 
-PARENT_FD = "SOONG_PARENT_FD"
 REDIS_START_LIMIT_S = 20.0
 FAMILY_ENDS_S = SWEEP_LIMIT_S + 2.0
 """How long a subreaper may take to end its family; what it could not end by then, nobody here can."""
@@ -35,12 +35,14 @@ FAMILY_ENDS_S = SWEEP_LIMIT_S + 2.0
 class Supervisor:
     """Keeps children running until :meth:`stop`.
 
-    ``worker_died`` hears the pid of each worker that was reaped, and in words how it ended.
+    ``worker_died`` hears the pid of each worker that was reaped, and in words how it ended. ``preforked`` are workers
+    that wait to begin.
     """
 
     settings: Settings
     folder: Path
     worker_died: Callable[[int, str], Awaitable[None]]
+    preforked: PreforkedWorkers | None = None
     _redis: ServiceChild | None = None
     _http: ServiceChild | None = None
     _workers: list[ServiceChild] = field(default_factory=list)
@@ -67,8 +69,12 @@ class Supervisor:
         for number in range(1, count + 1):
             argv = module_command("soong.worker", "--name", f"worker-{number}", "--slots", str(slots))
             child = ServiceChild(f"worker-{number}", argv, environment, (pipe,), is_worker=True, control=pipe)
+            if self.preforked is not None and (forked := self.preforked.take(child.name)) is not None:
+                child.adopt(forked)
             self._workers.append(child)
             self._keep(child, self.worker_died)
+        if self.preforked is not None:
+            self.preforked.begin()
 
     def start_http(self, listener: int, lock: int) -> None:
         """Start the HTTP API on a socket that is bound already, and stays so whatever becomes of the process.
@@ -90,7 +96,7 @@ class Supervisor:
 
     def _parent_pipe(self) -> int:
         """Return the end of a pipe that tells a child when we have ended, however that came about."""
-        self._pipe = self._pipe or os.pipe()
+        self._pipe = self._pipe or (os.pipe() if self.preforked is None else self.preforked.control)
         return self._pipe[0]
 
     def facts(self) -> list[dict[str, str | int]]:
@@ -146,7 +152,8 @@ class Supervisor:
             started = asyncio.get_running_loop().time()
             try:
                 # A worker's own folder is nobody's project: relative paths in steps are never resolved against it.
-                await child.spawn(self.settings.home)
+                if not child.is_running:
+                    await child.spawn(self.settings.home)
             except OSError as error:  # no memory or no process left for it now: later there may be
                 child.deaths += 1
                 log.error("child_not_started", name=child.name, error=str(error))

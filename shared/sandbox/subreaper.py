@@ -39,6 +39,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -95,6 +96,23 @@ def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"{argv[0]} cannot be started: {error.strerror}\n")
         return 127 if error.errno == errno.ENOENT else 126
+    return _keep(family, pulse, control, status, grace_s)
+
+
+def keep(program: Callable[[], None], pulse: "PulseMonitor", control: int, status: int, grace_s: float) -> int:
+    """Be a stand-in without a program of its own: ``program`` runs in a child of this process, forked now.
+
+    It may return by an exception alone, which then is raised here, in that child. The caller has left all behind that
+    the family must not have: descriptors, secrets, threads.
+    """
+    family = ProcessTree(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED))
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    mark_family()
+    family.fork(program, status)
+    return _keep(family, pulse, control, status, grace_s)
+
+
+def _keep(family: "ProcessTree", pulse: "PulseMonitor", control: int, status: int, grace_s: float) -> int:
     _let_go_of_output()
     os.close(pulse.writing)
     if family.serve(control, grace_s, pulse):
@@ -139,6 +157,14 @@ class ProcessTree:
         if problem:
             os.waitpid(self.program, 0)
             raise OSError(int(problem), os.strerror(int(problem)), argv[0])
+
+    def fork(self, program: Callable[[], None], status: int) -> None:
+        """Like :meth:`start`, with a function of this process as the program."""
+        subreaper = os.getpid()
+        self.program = os.fork()
+        if self.program == 0:
+            _leave_subreaper(subreaper, status)
+            program()
 
     def wait(self, control: int, limit_s: float) -> None:
         """Wait for the program's end, for the owner to let go, for a signal to end, or for the time."""
@@ -374,20 +400,25 @@ def _content(path: str) -> bytes:
 def _become(argv: list[str], environment: dict[bytes, bytes], subreaper: int, status: int, told: int) -> None:
     """In the new child: leave the subreaper's session and become the program. Never returns."""
     try:
-        os.setsid()
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != subreaper:
-            os._exit(127)  # it died before the kernel was asked
-        signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _say(status, f"started {os.getpid()}")
+        _leave_subreaper(subreaper, status)
         os.execve(argv[0], argv, environment)  # noqa: S606  # an argv, no shell
     except OSError as error:
         os.write(told, str(error.errno or errno.EIO).encode())
     finally:
         os._exit(127)
+
+
+def _leave_subreaper(subreaper: int, status: int) -> None:
+    """In the new child: begin a session that ends with the subreaper, without its signals, and report it."""
+    os.setsid()
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != subreaper:
+        os._exit(127)  # it died before the kernel was asked
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _say(status, f"started {os.getpid()}")
 
 
 def _given_environment() -> dict[bytes, bytes]:

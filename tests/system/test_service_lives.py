@@ -89,7 +89,7 @@ def test_a_service_starts_again_at_once_after_it_was_killed_with_requests_under_
         until(lambda: second.poll() is not None or is_held_by(cli, second.pid), "the next one starts", cli.logs)
 
     assert second.poll() is None
-    assert is_answering(port)
+    until(lambda: is_answering(port), "the API answers again", cli.logs)
     second.send_signal(signal.SIGINT)
     second.communicate(timeout=60)
     cli.assert_nothing_left()

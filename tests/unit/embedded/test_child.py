@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.embedded.child import EXIT_USAGE, STATUS_FD, ServiceChild, exit_words
+from soong.orchestrator.embedded.child import EXIT_USAGE, ServiceChild, exit_words
+from soong.orchestrator.embedded.environment import STATUS_FD
 
 REPORTING = """
 import os, sys

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from llmock.testing import LLMockServer
 from tests.aimock.server import aimock, requests_of
 from tests.extra import acp_modules, acp_node, aimock_program, bubblewrap
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
-from tests.system.test_acp_child import answer, questions, worker_of
+from tests.system.test_acp_child import answer, questions
 from tests.system.test_acp_front_end import PLANNER, writing
+from tests.system.test_worker_families import worker_of
 from tests.wires.wire import Wires
 
 pytestmark = pytest.mark.timeout(600)
@@ -196,16 +198,24 @@ def test_acpx_shows_the_plan_and_its_answer_comes_back(
         ours = shlex.join([*CONSOLE_SCRIPT, "acp", "--model", PLANNER])
         command = [acp_node(), str(program), flag, "--format", "json", "--cwd", str(cli.folder), "--agent", ours]
 
-        done = subprocess.run(
-            [*command, "exec", "Write a note."],
-            env=node_environment(cli, tmp_path),
-            cwd=cli.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        def called(*words: str) -> "subprocess.CompletedProcess[str]":
+            return subprocess.run(
+                [*command, *words],
+                env=node_environment(cli, tmp_path),
+                cwd=cli.folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=300,
+            )
+
+        done = called("exec", "Write a note.")
+        listed = called("sessions", "list")
 
         assert "note: Write it" in done.stdout, f"{done.stdout}\n{done.stderr}"
         assert "Allow for this session: code.write_file on" in done.stdout
         assert (cli.folder / "note.txt").exists() is is_written
+        sessions = re.findall(r"sess_[0-9a-f]{32}", listed.stdout)
+        assert len(set(sessions)) == 1, f"{listed.stdout}\n{listed.stderr}"
+        assert sessions[0] in done.stdout
+        assert "Write a note." in listed.stdout

@@ -20,8 +20,10 @@ def command(
 
     The service may run: the database is copied as it is at one moment, then the files that it names.
     """
+    from soong.orchestrator.approvals.provenance import check_person_now
     from soong.orchestrator.backup.create import create_backup
 
+    check_person_now("back up a home")
     clock = SystemClock()
     if file is None:
         now = datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC)

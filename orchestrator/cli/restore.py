@@ -17,8 +17,10 @@ def command(
 
     Restore only your own backups: a home has configuration and programs, which decide what agents may do.
     """
+    from soong.orchestrator.approvals.provenance import check_person_now
     from soong.orchestrator.backup.restore import restore_backup
 
+    check_person_now("restore a home")
     done = restore_backup(load_settings(), file)
     if is_json:
         emit(done.as_json())

@@ -16,7 +16,7 @@ SENSITIVE: Final = (
     # keys and where they are kept
     *(".ssh", ".gnupg", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx"),
     *("*.jks", "*.keystore", "*.kdbx", "*.kdb", "*.keychain", "*.keychain-db", ".password-store"),
-    *(".local/share/keyrings", ".vault-token", "*.ovpn"),
+    *(".local/share/keyrings", ".vault-token", "*.ovpn", "soong-backup-*"),
     # clouds and clusters
     *(".aws", ".azure", ".oci", ".aliyun", ".config/gcloud", ".config/doctl", ".config/rclone", ".s3cfg", ".boto"),
     *(".kube/config", ".terraform.d", ".terraformrc", "terraform.rc", "*.tfstate", "*.tfstate.backup"),

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from soong.orchestrator.backup.create import create_backup
 from soong.orchestrator.backup.restore import restore_backup
 from soong.shared.core.errors import ForgedError, SchemaVersionError, SoongError, UsageError
 from soong.shared.core.settings import Settings
+from soong.shared.sandbox.family import HAS_MARK
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.snapshot import copy_database
@@ -274,3 +277,22 @@ def test_a_place_where_no_backup_can_be_is_refused(home: Path, tmp_path: Path, n
         create_backup(settings_of(home), tmp_path / name, FakeClock())
 
     assert not list(home.glob(".backup-*"))
+
+
+@pytest.mark.skipif(not HAS_MARK, reason="the mark of runs needs Linux")
+@pytest.mark.parametrize("words", [["backup", "../b.tar.gz"], ["restore", "../b.tar.gz"]], ids=["backup", "restore"])
+def test_a_program_of_a_run_makes_and_restores_no_backup(home: Path, words: list[str]) -> None:
+    code = f"import sys; sys.argv = ['soong', *{words!r}]; from soong.shared.sandbox.family import mark_family"
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"{code}; mark_family(); from soong.orchestrator.cli.main import main; main()"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=home,
+        env={"PATH": os.environ["PATH"], "SOONG_AGENT_HOME": str(home)},
+        timeout=60,
+    )
+
+    assert (done.returncode, "a home from inside a run" in done.stderr) == (1, True)
+    assert not (home.parent / "b.tar.gz").exists()

@@ -45,6 +45,7 @@ NAMED = (
         ".azure/a.json",
     ),
     *(".oci/config", ".vault-token", ".htpasswd", ".cargo/credentials.toml", ".local/share/fish/fish_history"),
+    "soong-backup-20261125T141259Z.tar.gz",
 )
 
 

@@ -5,7 +5,7 @@ Everything that can be wrong with a plan, its inputs and its rules is found here
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -19,6 +19,7 @@ from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.telemetry import trace_parent
 from soong.shared.core.texts import require_text
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, configured_budget, parse_budget
 from soong.shared.engine.runs.record import Run
@@ -107,7 +108,7 @@ def submission(
         now_us=now_us,
         closes_with_task=closes_with_task,
     )
-    task = new_task(
+    made = new_task(
         with_settings(plan, settings),
         bind_inputs(plan, inputs),
         session,
@@ -116,6 +117,7 @@ def submission(
         now_us=now_us,
         task_id=task_id,
     )
+    task = replace(made, trace_parent=trace_parent())
     return Submission(session, task, budget_of_session(budget, catalogue.config))
 
 
@@ -267,7 +269,7 @@ def _ask(
     follows: str = "",
 ) -> NewTask:
     role = Role.ORCHESTRATOR if definition.id == ORCHESTRATOR else Role.MAIN
-    return new_ask(
+    made = new_ask(
         StepSpec(id="ask", kind=StepKind.AGENT, instructions=goal),
         session,
         title=" ".join(goal.split()),
@@ -279,6 +281,7 @@ def _ask(
         task_id=task_id,
         follows=follows,
     )
+    return replace(made, trace_parent=trace_parent())
 
 
 def _session(

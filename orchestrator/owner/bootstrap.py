@@ -4,6 +4,7 @@ import asyncio
 import sys
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 
 import redis as redis_sync
 
@@ -22,11 +23,14 @@ from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
+from soong.orchestrator.telemetry.opening import open_telemetry
 from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
+from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.budgets import DAY, configured_budget
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
@@ -97,6 +101,7 @@ async def build(settings: Settings) -> Orchestrator:
     broker = CeleryBroker(make_celery(settings.redis_url), client)
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     owner_id = _OwnerId()
+    telemetry = open_telemetry(load_telemetry(), store, clock, owner_id, version(DISTRIBUTION))
     # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
     agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
     service = TaskService(store, notifier, RedisSubscriber(agent_clients.blocking), clock, planner)
@@ -116,8 +121,8 @@ async def build(settings: Settings) -> Orchestrator:
         recorder=folders,
         agents=_agents(settings, catalogue, store, inbox, artifacts, service, RedisPacer(clients.commands), memory),
         memory=job,
-        closers=(inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
-        background=(retention.run,) if retention.wanted.is_on else (),
+        closers=(*telemetry.closers, inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
+        background=(*telemetry.background, *((retention.run,) if retention.wanted.is_on else ())),
     )
     owner_id.orchestrator = Orchestrator(parts, settings)
     return owner_id.orchestrator

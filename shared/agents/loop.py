@@ -252,6 +252,8 @@ class _Loop:
             "strategy": node.payload["strategy"],
             "kept_answers": cut.kept_answers,
         }
+        if summary is not None:
+            facts |= self.requests.last_facts()
         self.talk.note(EventType.CONTEXT_COMPACTED, facts)
         await self.talk.compact(node)
 
@@ -263,16 +265,14 @@ class _Loop:
         response = await self.requests.send(self.talk.messages, self.offer.parameters, self.early)
         self.view.complete()
         self.talk.add_answer(response)
-        used = response.usage
         elapsed_ms = int((self.clock.monotonic_s() - started_s) * 1000)
         facts: dict[str, Json] = {
             "turn": turn,
             "duration_ms": elapsed_ms,
             "calls": len(calls_of(response)),
-            "input_tokens": used.input_tokens,
-            "cached_tokens": used.cache_read_tokens,
-            "output_tokens": used.output_tokens,
             "finish_reason": response.finish_reason,
+            "response_id": response.provider_response_id,
+            **self.requests.last_facts(),
         }
         self.talk.note(EventType.MODEL_RESPONDED, facts)
         # The answer as it was taken in: call ids may have been made unique.

@@ -74,13 +74,14 @@ async def request(
     *,
     options: ModelOptions,
     attempts: int,
-    failed: Callable[[int, str, bool], None],
+    failed: Callable[[int, str, bool, int], None],
     sleep: Sleep = asyncio.sleep,
     follower: AnswerFollower = NO_FOLLOWER,
     pacing: Pacing | None = None,
     tokens: int = 0,
 ) -> ModelResponse:
-    """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` gets each failure.
+    """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` gets each failure: its
+    attempt, its words, whether the request is sent again, and its HTTP status, or 0.
 
     ``follower`` sees the answer while it arrives, of each attempt. ``pacing`` has each attempt wait with those of other
     processes; ``tokens`` is what it may use.
@@ -99,7 +100,7 @@ async def request(
         except (AgentRunError, UserError) as error:
             may_pass = _may_pass(error)
             is_retried = may_pass and attempt < attempts
-            failed(attempt, str(error), is_retried)
+            failed(attempt, str(error), is_retried, _status_of(error))
             if not is_retried:
                 raise _failure(error, attempt, source.model, is_retryable=may_pass) from error
             asked_s = _asked_s(error)
@@ -144,6 +145,11 @@ def _failure(error: Exception, attempt: int, model: Model[Any], *, is_retryable:
         return ContextFullError(words, is_retryable=False)
     is_of_account = isinstance(error, _OF_THE_ACCOUNT) or getattr(error, "status_code", 0) in _CODES_OF_THE_ACCOUNT
     return ProviderFailedError(words, is_retryable=is_retryable, is_of_model=is_retryable or is_of_account)
+
+
+def _status_of(error: Exception) -> int:
+    status = getattr(error, "status_code", 0)
+    return status if isinstance(status, int) else 0
 
 
 def _is_context_full(error: Exception) -> bool:

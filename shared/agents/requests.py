@@ -46,6 +46,8 @@ class ModelRequests:
     check: Check = lambda _model: None
     note: str = ""
     """About what the run may still use, which its agent has not got yet."""
+    last: Usage = NOTHING_USED
+    """What the last request used."""
     is_warned: bool = False
     """The agent knows that a budget is nearly used up."""
     _own: RunModel = field(init=False)
@@ -154,17 +156,32 @@ class ModelRequests:
         if self.model is not self._own:
             answer = marked(answer, self.model.name)
         before = self.usage
-        await self._settle(reserved, charge_of(self.count(answer)))
+        self.last = self.count(answer)
+        await self._settle(reserved, charge_of(self.last))
         self.note = self.note or warning(before, self.usage, self.task.limits)
         return answer
 
-    def _failed(self, attempt: int, message: str, is_retried: bool) -> None:
+    def last_facts(self) -> dict[str, Json]:
+        """Return what the log says of the last request: who answered, and what it used."""
+        used = self.last
+        return {
+            "model": self.model.name,
+            "input_tokens": used.input_tokens,
+            "cached_tokens": used.cached_tokens,
+            "output_tokens": used.output_tokens,
+            "cost_usd": None if used.cost_usd is None else str(used.cost_usd),
+        }
+
+    def _failed(self, attempt: int, message: str, is_retried: bool, status: int = 0) -> None:
         data: dict[str, Json] = {
             "turn": self.talk.turns + 1,
             "attempt": attempt,
             "message": message[:1000],
             "is_retried": is_retried,
+            "model": self.model.name,
         }
+        if status:
+            data["status"] = status
         self.talk.note(EventType.MODEL_FAILED, data)
 
     def _estimate(self, messages: Sequence[ModelMessage]) -> Charge:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.texts import EXPECTED, fault
 
-_SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_CREDENTIALS")
+_SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_CREDENTIALS", "_HEADERS")
 MIN_SECRET_CHARS = 8
 """Shorter values are not treated as secrets, and redacting them would tear ordinary text apart."""
 

@@ -19,6 +19,7 @@ _VAGUE_FILES = frozenset({"utils.py", "util.py", "helpers.py", "common.py", "mis
 
 # Who may touch the process's environment beside settings.py, and why.
 _ENVIRONMENT_READERS = {
+    "shared/core/telemetry.py": "the standard variables of OpenTelemetry, beside our settings",
     "orchestrator/cli/application.py": "a shell asks for completion by variables of its script",
     "shared/core/settings.py": "the one place for settings",
     "worker/pulse.py": "the pipe to the subreaper that this process was started with",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 SERVER = {"celery", "kombu", "pydantic_ai", "alembic", "fastapi", "starlette", "uvicorn", "soong.orchestrator.owner"}
+TRACED = {"opentelemetry.exporter", "opentelemetry.proto", "google.protobuf"}
 SHOWN = {"rich", "structlog", "pydantic_settings", "psycopg", "dotenv"}
 STORE = {"sqlalchemy", "redis", "cryptography", "soong.shared.storage.sql"}
 CLI = "from soong.orchestrator.cli.main import main; import sys; sys.argv = ['soong', *{words!r}]; main()"
@@ -18,7 +19,14 @@ CASES = {
         "import soong.orchestrator.cli.run, soong.orchestrator.client.bootstrap",
         SERVER | SHOWN | {"soong.orchestrator.retention", "soong.shared.storage.sql.roles", "soong.orchestrator.http"},
     ),
-    "a worker": ("import soong.worker.bootstrap", {"alembic", "fastapi", "uvicorn", "rich", "soong.orchestrator"}),
+    "a worker": (
+        "import soong.worker.bootstrap",
+        {"alembic", "fastapi", "uvicorn", "rich", "soong.orchestrator"} | TRACED,
+    ),
+    "an orchestrator without telemetry": (
+        "import soong.orchestrator.owner.bootstrap",
+        TRACED | {"soong.orchestrator.telemetry.otlp"},
+    ),
 }
 
 

@@ -72,6 +72,8 @@ class NewTask:
     root_run: NewRun
     steps: tuple[NewStep, ...]
     kind: TaskKind = TaskKind.PLAN
+    trace_parent: str = ""
+    """The trace of its submitter that it belongs to (W3C trace context)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Task:
     reason: str = ""
     """Why it failed, was cancelled or paused; who, for a person's act."""
     kind: TaskKind = TaskKind.PLAN
+    trace_parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from soong.shared.storage.sql.people.keys import SqlKeys
 from soong.shared.storage.sql.tasks.asks import SqlAsks
 from soong.shared.storage.sql.tasks.bad_workers import SqlBadWorkers
 from soong.shared.storage.sql.tasks.budgets import SqlBudgets
+from soong.shared.storage.sql.tasks.event_feed import SqlEventFeed
 from soong.shared.storage.sql.tasks.failures import SqlFailures
 from soong.shared.storage.sql.tasks.retrying import SqlRetrying
 from soong.shared.storage.sql.tasks.runs import SqlRuns
@@ -75,6 +76,10 @@ class SqlAuditStore(_Part, SqlAudit):
     """Implements :class:`soong.shared.permissions.audit_log.store.AuditStore`."""
 
 
+class SqlFeed(_Part, SqlEventFeed):
+    """Implements :class:`soong.shared.engine.tasks.event_feed.EventFeed`."""
+
+
 class SqlStore:
     """Implements :class:`soong.shared.storage.store.Store`. One object per process; safe from any loop and thread."""
 
@@ -91,6 +96,7 @@ class SqlStore:
         self.keys = SqlKeyStore(*parts)
         self.access = SqlAccessStore(*parts)
         self.audit = SqlAuditStore(*parts)
+        self.feed = SqlFeed(*parts)
 
     def heartbeat_writer(self) -> HeartbeatWriter:
         return SqlHeartbeatWriter(self._database.url, self._database.credential)

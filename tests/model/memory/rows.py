@@ -19,6 +19,7 @@ from soong.shared.engine.runs.events import Event, NewEvent, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Command, Owner, Ownership, Responder, Session, Worker
+from soong.shared.engine.tasks.event_feed import FeedCursor
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.permissions.access.token import ApiToken
 from soong.shared.permissions.audit_log.entry import AuditEntry
@@ -84,6 +85,11 @@ class Rows:
     keys: dict[str, SigningKey] = field(default_factory=dict)
     tokens: dict[str, ApiToken] = field(default_factory=dict)
     audit: dict[int, AuditEntry] = field(default_factory=dict)
+    consumers: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Of the event feed: (owner id, since when)."""
+    cursors: dict[tuple[str, str], FeedCursor] = field(default_factory=dict)
+    """By consumer and run."""
+    totals: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
     reports: dict[int, tuple[str, NewEvent]] = field(default_factory=dict)
     """What workers left for the audit log, by number: (run id, event)."""
 

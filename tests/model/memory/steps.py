@@ -68,6 +68,7 @@ class MemorySteps:
             root_run_id=task.root_run.identity.run_id,
             created_us=now_us,
             kind=task.kind,
+            trace_parent=task.trace_parent,
         )
         note_run(self.rows, task.root_run.identity.run_id, EventType.TASK_CREATED, now_us, task=task.id)
         insert_steps(self.rows, task.steps, now_us)

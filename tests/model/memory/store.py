@@ -11,6 +11,7 @@ from tests.model.memory.auditing import MemoryAudit
 from tests.model.memory.budgets import MemoryBudgets
 from tests.model.memory.changing import MemoryChanging
 from tests.model.memory.consent import MemoryConsent
+from tests.model.memory.feed import MemoryEventFeed
 from tests.model.memory.keys import MemoryKeys
 from tests.model.memory.owning import MemoryOwning
 from tests.model.memory.retrying import MemoryRetrying
@@ -83,6 +84,11 @@ class MemoryStore(
     @property
     def audit(self) -> Self:
         return self
+
+    @property
+    def feed(self) -> MemoryEventFeed:
+        """Return a part of its own: its methods have general names."""
+        return MemoryEventFeed(self.rows, self.lock)
 
     def heartbeat_writer(self) -> HeartbeatWriter:
         return MemoryHeartbeatWriter(self.rows, self.lock)

@@ -70,7 +70,7 @@ async def ask(
         ModelRequestParameters(),
         options=options,
         attempts=attempts,
-        failed=lambda _attempt, words, _again: failures.append(words),
+        failed=lambda _attempt, words, _again, _status: failures.append(words),
         sleep=sleep,
     )
     return response, pauses, failures

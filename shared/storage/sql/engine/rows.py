@@ -177,6 +177,7 @@ def task_of(row: Any) -> Task:
         ended_us=row.ended_us,
         reason=row.reason,
         kind=TaskKind(row.kind),
+        trace_parent=row.trace_parent,
     )
 
 

@@ -129,7 +129,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         reads=True,
         never=(
             *("ordinal", "id", "session_id", "kind", "title", "status", "plan", "inputs", "root_run_id", "created_us"),
-            *("ended_us", "reason", "is_recorded"),
+            *("ended_us", "reason", "is_recorded", "trace_parent"),
         ),
     ),
     "steps": WorkerRight(
@@ -268,6 +268,10 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         )
     ),
     "artifacts": WorkerRight(never=("digest", "size_bytes", "media_type", "created_us")),
+    # What is told outside of the logs is told by an owner.
+    "event_consumers": WorkerRight(never=("name", "owner_id", "since_us")),
+    "event_cursors": WorkerRight(never=("consumer", "run_id", "seq", "state")),
+    "metric_totals": WorkerRight(never=("name", "labels", "total")),
 }
 
 KEPT: Final = frozenset(
@@ -309,6 +313,7 @@ CHANGED: Final = frozenset(
             "reports",
         ),
         "permission_requests",
+        *("event_consumers", "event_cursors", "metric_totals"),
     }
 )
 """Tables in which an orchestrator also updates rows."""

@@ -89,6 +89,7 @@ RUN_ROWS: Final = tuple(
         ("answers", f"answers WHERE request_id IN {OF_REQUESTS}"),
         ("decisions", f"decisions WHERE request_id IN {OF_REQUESTS}"),
         ("questions", "permission_requests WHERE run_id IN @run_ids"),
+        ("cursors", "event_cursors WHERE run_id IN @run_ids"),
         ("reports", "reports WHERE run_id IN @run_ids"),
         ("calls", "calls WHERE run_id IN @run_ids"),
         ("aborts", "call_aborts WHERE run_id IN @run_ids"),

@@ -43,6 +43,7 @@ INSERT_TASKS: Final = Insert(
         "inputs": "text",
         "root_run_id": "text",
         "created_us": "bigint",
+        "trace_parent": "text",
     },
 )
 
@@ -149,7 +150,7 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     """Build all rows of a new task, in the order in which they are inserted."""
     root = task.root_run.identity.run_id
     documents = (plain(task.title), pack(task.plan), pack(task.inputs))
-    row = (task.id, task.session_id, task.kind.value, *documents, root, task.created_us)
+    row = (task.id, task.session_id, task.kind.value, *documents, root, task.created_us, task.trace_parent)
     run_log = RunLogBuffer(task.created_us)
     run_log.create(task.root_run, RunStatus.RUNNING)
     run_log.note(root, EventType.TASK_CREATED, task=task.id)

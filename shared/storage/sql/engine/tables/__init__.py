@@ -14,6 +14,7 @@ from soong.shared.storage.sql.engine.tables.consent import (
     permission_requests,
     signing_keys,
 )
+from soong.shared.storage.sql.engine.tables.feed import event_consumers, event_cursors, metric_totals
 from soong.shared.storage.sql.engine.tables.processes import commands, owners, responders, sessions, workers
 from soong.shared.storage.sql.engine.tables.records import api_tokens, artifacts, audit, reports
 from soong.shared.storage.sql.engine.tables.runs import (
@@ -51,9 +52,12 @@ __all__ = [
     "consumptions",
     "decisions",
     "edges",
+    "event_consumers",
+    "event_cursors",
     "events",
     "key_retirements",
     "metadata",
+    "metric_totals",
     "nodes",
     "owners",
     "permission_requests",

@@ -34,6 +34,8 @@ tasks = Table(
     _text("reason"),
     # Whether the folders of its runs have been written since it ended.
     _number("is_recorded"),
+    # The trace of its submitter that it belongs to (W3C trace context).
+    _text("trace_parent"),
     _one_of("status", TaskStatus),
     _one_of("kind", TaskKind),
     Index("ix_tasks_session", "session_id", "ordinal"),

@@ -66,6 +66,9 @@ _TABLES = (
     "reports",
     "api_tokens",
     "artifacts",
+    "event_consumers",
+    "event_cursors",
+    "metric_totals",
 )
 
 
@@ -76,6 +79,7 @@ def upgrade() -> None:
     _make_consent()
     _make_audit()
     _make_access()
+    _make_feed()
 
 
 def downgrade() -> None:
@@ -239,6 +243,7 @@ def _make_tasks() -> None:
         _instant("ended_us"),
         _text("reason"),
         _number("is_recorded"),
+        _text("trace_parent"),
         _one_of("status", "running", "paused", "completed", "failed", "cancelled"),
         _one_of("kind", "plan", "ask"),
         Index("ix_tasks_session", "session_id", "ordinal"),
@@ -623,4 +628,30 @@ def _make_access() -> None:
         _number("size_bytes"),
         _text("media_type"),
         _number("created_us"),
+    )
+
+
+def _make_feed() -> None:
+    op.create_table(
+        "event_consumers",
+        Column("name", Text, primary_key=True),
+        _text("owner_id", None),
+        _number("since_us", None),
+    )
+    op.create_table(
+        "event_cursors",
+        Column("consumer", Text, nullable=False),
+        Column("run_id", Text, nullable=False),
+        _number("seq", None),
+        _text("state", None),
+        PrimaryKeyConstraint("consumer", "run_id"),
+        CheckConstraint("seq >= 1", name="seq"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "metric_totals",
+        Column("name", Text, nullable=False),
+        Column("labels", Text, nullable=False),
+        _number("total", None),
+        PrimaryKeyConstraint("name", "labels"),
     )

@@ -1,0 +1,1 @@
+"""What happens in runs, sent outside from their logs: traces by OpenTelemetry."""

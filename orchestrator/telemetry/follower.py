@@ -1,0 +1,131 @@
+"""Follows the logs of all runs for one consumer, from a loop of the orchestrator.
+
+The engine waits for nothing here: the rows are written by others, and only this loop sends anything outside.
+A receiver that is away stops the loop where it is; what its place is in each log is in rows, so nothing is left out
+when it comes back, or when another orchestrator continues.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, Protocol
+
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import SoongError, UnavailableError
+from soong.shared.core.log import get_logger
+from soong.shared.engine.tasks.event_feed import EventFeed, FeedCursor, FeedPart, Totals
+
+log = get_logger(__name__)
+
+PAGE_EVENTS: Final = 2000
+MICRO: Final = 1_000_000
+LOOK_BACK: Final = timedelta(minutes=2)
+"""How long after its end a task is still looked at: the clocks of its writers differ, and commits take time."""
+CATCH_UP: Final = timedelta(hours=24)
+"""A consumer that was away for longer than this leaves out what had ended before."""
+LONGEST_PAUSE_S: Final = 60.0
+
+
+class UndeliveredError(SoongError):
+    """A receiver took nothing: the same is sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a consumer made of some events: its places after them, and what is to be added to the totals."""
+
+    cursors: Sequence[FeedCursor]
+    totals: Totals = field(default_factory=dict)
+
+
+class EventConsumer(Protocol):
+    """Takes the events of runs. The same ones come again where the process dies before it has noted its place."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def take(self, parts: Sequence[FeedPart]) -> Taken:
+        """Raises: UndeliveredError, UnavailableError."""
+        ...
+
+
+@dataclass(slots=True)
+class EventFollower:
+    """Runs a consumer from :meth:`run` until that is cancelled; :meth:`finish` then tells what is left."""
+
+    feed: EventFeed
+    consumer: EventConsumer
+    clock: Clock
+    owner_id: Callable[[], str]
+    interval_s: float
+    _since_us: int | None = None
+    """Since when ends of tasks are looked at; None while another orchestrator acts for the consumer."""
+    _noted_us: int = 0
+    _failures: int = 0
+    _page: "asyncio.Task[bool] | None" = None
+
+    async def run(self) -> None:
+        """Look again and again."""
+        while True:
+            pause_s = await self._looked_s()
+            await asyncio.sleep(pause_s)
+
+    async def finish(self, within_s: float) -> None:
+        """Send what is left within this time; a successor sends the rest."""
+        try:
+            async with asyncio.timeout(within_s):
+                if self._page is not None:
+                    await asyncio.wait([self._page])
+                await self.look()
+        except (TimeoutError, UndeliveredError, UnavailableError) as error:
+            log.info("telling_unfinished", consumer=self.consumer.name, error=str(error))
+
+    async def look(self) -> None:
+        """Take what is new. Raises: UndeliveredError, UnavailableError."""
+        name, now_us = self.consumer.name, self.clock.now_us()
+        if self._since_us is None:
+            since_us = await self.feed.take_over(name, self.owner_id(), now_us=now_us)
+            if since_us is None:
+                return
+            self._since_us = self._noted_us = max(since_us, now_us - CATCH_UP // timedelta(microseconds=1))
+        while parts := await self.feed.read(name, since_us=self._since_us, limit=PAGE_EVENTS):
+            self._page = asyncio.get_running_loop().create_task(self._take(parts))
+            # Whoever cancels this does not come between what was told and the note of it.
+            if not await asyncio.shield(self._page):
+                return
+        # All that had ended by the beginning of this look was seen, but for what was still being written.
+        self._since_us = max(self._since_us, now_us - LOOK_BACK // timedelta(microseconds=1))
+        if self._since_us - self._noted_us > LOOK_BACK // timedelta(microseconds=1):
+            await self._note(Taken(()))
+
+    async def _take(self, parts: Sequence[FeedPart]) -> bool:
+        return await self._note(await self.consumer.take(parts))
+
+    async def _note(self, taken: Taken) -> bool:
+        assert self._since_us is not None
+        is_ours = await self.feed.advance(
+            self.consumer.name, self.owner_id(), taken.cursors, since_us=self._since_us, totals=taken.totals
+        )
+        self._noted_us = self._since_us
+        if not is_ours:
+            self._since_us = None
+        return is_ours
+
+    async def _looked_s(self) -> float:
+        """Look once; return how long to wait before the next look."""
+        try:
+            await self.look()
+        except (UndeliveredError, UnavailableError) as error:
+            self._failures += 1
+            pause_s = min(self.interval_s * float(2 ** min(self._failures, 10)), max(LONGEST_PAUSE_S, self.interval_s))
+            if self._failures == 1:
+                log.warning("telling_failed", consumer=self.consumer.name, error=str(error))
+            return pause_s
+        except Exception:  # what one log holds must not end the loop for all
+            log.exception("telling_failed", consumer=self.consumer.name)
+            return LONGEST_PAUSE_S
+        if self._failures:
+            log.warning("telling_goes_on", consumer=self.consumer.name, after_failures=self._failures)
+        self._failures = 0
+        return self.interval_s

@@ -1,0 +1,53 @@
+"""Telemetry of an orchestrator, as the OTEL_* variables ask for it. Without them nothing here is imported or run."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from soong.orchestrator.telemetry.follower import EventFollower
+from soong.orchestrator.telemetry.span_consumer import SpanConsumer
+from soong.shared.core.clock import Clock
+from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.log import get_logger
+from soong.shared.core.telemetry import TelemetrySettings
+from soong.shared.storage.store import Store
+
+log = get_logger(__name__)
+
+FINISH_S: Final = 3.0
+"""How long the end of an orchestrator waits for a collector."""
+NOT_INSTALLED: Final = f"OpenTelemetry is not installed; pip install '{DISTRIBUTION}[otel]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What an orchestrator runs from start to stop, and what it awaits at its stop."""
+
+    background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    closers: tuple[Callable[[], Awaitable[None]], ...] = ()
+
+
+def open_telemetry(
+    settings: TelemetrySettings, store: Store, clock: Clock, owner_id: Callable[[], str], version: str
+) -> Telemetry:
+    """Return what tells of runs outside; nothing, with a warning, where it cannot be done."""
+    if settings.problem:
+        log.warning("telemetry_off", problem=settings.problem)
+        return Telemetry()
+    if not settings.traces:
+        return Telemetry()
+    try:
+        from soong.orchestrator.telemetry.otlp import OtlpCollector
+    except ImportError as error:
+        log.warning("telemetry_off", problem=NOT_INSTALLED, error=str(error))
+        return Telemetry()
+    collector = OtlpCollector(version)
+    consumer = SpanConsumer(collector, store.runs, store.tasks, settings.captures_content)
+    follower = EventFollower(store.feed, consumer, clock, owner_id, settings.interval_s)
+
+    async def close() -> None:
+        await follower.finish(FINISH_S)
+        await asyncio.to_thread(collector.close)
+
+    return Telemetry((follower.run,), (close,))

@@ -1,0 +1,99 @@
+"""Sends the spans of all runs to a collector: a consumer of the event feed."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from soong.orchestrator.telemetry.follower import Taken, UndeliveredError
+from soong.orchestrator.telemetry.open_work import OpenWork
+from soong.orchestrator.telemetry.run_spans import RunSpans
+from soong.orchestrator.telemetry.spans import Span, TraceOrigin, parse_trace_parent, span_id, trace_id
+from soong.shared.core.errors import NotFoundError
+from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.store import RunStore
+from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun
+from soong.shared.engine.tasks.store import TaskStore
+
+log = get_logger(__name__)
+
+MAX_ORIGINS: Final = 10_000
+MAX_DEPTH: Final = 20
+REFUSALS: Final = 5
+"""How often a collector that takes others may refuse the same spans; they are then left out, for the sake of the rest.
+"""
+
+
+class Collector(Protocol):
+    """Where spans go. Its calls block."""
+
+    def is_sampled(self, origin: TraceOrigin) -> bool:
+        """Say whether the trace is wanted."""
+        ...
+
+    def send(self, spans: Sequence[Span]) -> bool:
+        """Say whether it took them; of none, whether it answers."""
+        ...
+
+
+@dataclass(slots=True)
+class SpanConsumer:
+    """Implements :class:`soong.orchestrator.telemetry.follower.EventConsumer`."""
+
+    collector: Collector
+    runs: RunStore
+    tasks: TaskStore
+    captures_content: bool = False
+    name: str = "traces"
+    _origins: dict[str, TraceOrigin] = field(default_factory=dict)
+    """By task id."""
+    _refused: int = 0
+
+    async def take(self, parts: Sequence[FeedPart]) -> Taken:
+        spans: list[Span] = []
+        cursors: list[FeedCursor] = []
+        for part in parts:
+            origin = await self._origin(part.run)
+            reader = RunSpans(part.run, origin, OpenWork.from_json(part.run.state), self.captures_content)
+            ended = [span for event in part.events for span in reader.take(event)]
+            spans += ended if origin.is_sampled else ()
+            cursors.append(FeedCursor(part.run.identity.run_id, part.events[-1].seq, reader.work.as_json()))
+        if spans:
+            await self._send(spans)
+        return Taken(cursors)
+
+    async def _send(self, spans: Sequence[Span]) -> None:
+        if await asyncio.to_thread(self.collector.send, spans):
+            self._refused = 0
+            return
+        self._refused = self._refused + 1 if await asyncio.to_thread(self.collector.send, ()) else 0
+        if self._refused < REFUSALS:
+            raise UndeliveredError("the collector took no spans; see OTEL_EXPORTER_OTLP_ENDPOINT")
+        self._refused = 0
+        log.error("spans_refused", spans=len(spans), first=spans[0].name)
+
+    async def _origin(self, run: FeedRun) -> TraceOrigin:
+        """Return the trace of a run's task."""
+        task_id = run.identity.task_id
+        if task_id not in self._origins:
+            while len(self._origins) >= MAX_ORIGINS:
+                del self._origins[next(iter(self._origins))]
+            origin = await self._found(task_id, run.trace_parent, run.planner_run_id)
+            sampled = await asyncio.to_thread(self.collector.is_sampled, origin)
+            self._origins[task_id] = TraceOrigin(origin.trace_id, origin.parent_id, sampled)
+        return self._origins[task_id]
+
+    async def _found(self, task_id: str, trace_parent: str, planner_run_id: str, depth: int = 0) -> TraceOrigin:
+        """Return the trace that a task's submitter named, or that of the agent that planned it, or its own."""
+        if named := parse_trace_parent(trace_parent):
+            return named
+        if planner_run_id and depth < MAX_DEPTH:
+            try:
+                planner = (await self.runs.run(planner_run_id)).identity
+                task = await self.tasks.task(planner.task_id)
+                above = (await self.runs.run(task.root_run_id)).identity.parent_run_id
+            except NotFoundError:  # removed by now
+                return TraceOrigin(trace_id(task_id))
+            outer = await self._found(task.id, task.trace_parent, above, depth + 1)
+            return TraceOrigin(outer.trace_id, span_id(planner_run_id, "segment", 1), outer.is_sampled)
+        return TraceOrigin(trace_id(task_id))

@@ -1,0 +1,76 @@
+"""Spans as values, and their ids.
+
+An id is made of what a span stands for. So a span that is sent twice, because a process died between the sending and
+its note of it, is the same span; and a child names its parent although that one ends later, in another process.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, Literal, TypeAlias
+
+Attribute: TypeAlias = str | int | float | bool | tuple[str, ...]
+Attributes: TypeAlias = Mapping[str, Attribute]
+
+_TRACE_PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+SAMPLED: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOrigin:
+    """The trace of a task. ``parent_id`` is the span outside of Soong that it hangs under, 0 where there is none."""
+
+    trace_id: int
+    parent_id: int = 0
+    is_sampled: bool = True
+    """What that span's side decided; without one, nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    name: str
+    time_us: int
+    attributes: Attributes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span that has ended. ``links`` are spans of its trace; ``error`` is a type, empty of one that went well."""
+
+    trace_id: int
+    id: int
+    parent_id: int
+    name: str
+    start_us: int
+    end_us: int
+    attributes: Attributes
+    kind: Literal["internal", "client"] = "internal"
+    links: tuple[int, ...] = ()
+    events: tuple[SpanEvent, ...] = ()
+    error: str = ""
+    message: str = ""
+
+
+def span_id(run_id: str, *place: str | int) -> int:
+    """Return the id of the span of a place in a run's log."""
+    return _number("/".join((run_id, *map(str, place))), 8)
+
+
+def trace_id(task_id: str) -> int:
+    """Return the id of a task's own trace."""
+    return _number(task_id, 16)
+
+
+def parse_trace_parent(text: str) -> TraceOrigin | None:
+    """Return what a ``traceparent`` header says; None for one that is malformed (W3C Trace Context, 3.2)."""
+    match = _TRACE_PARENT.fullmatch(text)
+    if match is None or (match[4] and text.startswith("00")):
+        return None
+    trace, parent = int(match[1], 16), int(match[2], 16)
+    return TraceOrigin(trace, parent, bool(int(match[3], 16) & SAMPLED)) if trace and parent else None
+
+
+def _number(text: str, size: int) -> int:
+    # No id may be zero.
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()) or 1

@@ -1,0 +1,85 @@
+"""The standard variables of OpenTelemetry that Soong itself reads: whether, and how often.
+
+``OTEL_*`` is the interface of every service that is observed this way, so Soong has no settings of its own for it. The
+rest (endpoint, headers, certificates, sampling, resource) is read by the OpenTelemetry SDK.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+PROTOCOL: Final = "http/protobuf"
+_TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRUE: Final = frozenset({"true", "1", "span_only", "span_and_event"})
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySettings:
+    """What is sent. ``problem`` says why nothing is although something should be."""
+
+    traces: bool = False
+    metrics: bool = False
+    captures_content: bool = False
+    interval_s: float = 5.0
+    metrics_interval_s: float = 60.0
+    problem: str = ""
+
+    @property
+    def is_on(self) -> bool:
+        return self.traces or self.metrics
+
+
+def load_telemetry() -> TelemetrySettings:
+    """Read the variables. A request that cannot be met is a problem to report, and never ends a service."""
+    if _value("OTEL_SDK_DISABLED").lower() == "true":
+        return TelemetrySettings()
+    try:
+        traces, metrics = _is_on("TRACES"), _is_on("METRICS")
+        return TelemetrySettings(
+            traces=traces,
+            metrics=metrics,
+            captures_content=_value(CONTENT).lower() in _TRUE,
+            interval_s=_seconds("OTEL_BSP_SCHEDULE_DELAY", 5000),
+            metrics_interval_s=_seconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000),
+        )
+    except ValueError as error:
+        return TelemetrySettings(problem=str(error))
+
+
+def trace_parent() -> str:
+    """Return the span that started this program, as a build server or a traced parent says it; empty without one."""
+    value = _value("TRACEPARENT")
+    return value if _TRACE_PARENT.fullmatch(value) else ""
+
+
+def _is_on(signal: str) -> bool:
+    """Say whether a signal is sent: its exporter is named, or an endpoint is."""
+    exporter = _value(f"OTEL_{signal}_EXPORTER")
+    endpoint = _value(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or _value(ENDPOINT)
+    if exporter == "none" or (not exporter and not endpoint):
+        return False
+    if exporter not in {"", "otlp"}:
+        raise ValueError(f"OTEL_{signal}_EXPORTER={exporter!r} is not one that Soong has; expected otlp or none")
+    protocol = _value(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or _value("OTEL_EXPORTER_OTLP_PROTOCOL") or PROTOCOL
+    if protocol != PROTOCOL:
+        raise ValueError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r} is not one that Soong has; expected {PROTOCOL}, "
+            "which collectors take on port 4318"
+        )
+    return True
+
+
+def _seconds(name: str, default_ms: int) -> float:
+    text = _value(name)
+    if not text:
+        return default_ms / 1000
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"{name}={text!r} is not a number of milliseconds above 0")
+    return int(text) / 1000
+
+
+def _value(name: str) -> str:
+    return os.environ.get(name, "").strip()

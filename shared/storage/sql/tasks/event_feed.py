@@ -1,0 +1,153 @@
+"""Following the logs of all runs, in SQL (soong.shared.engine.tasks.event_feed). Nothing of it is on the hot path."""
+
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any, Final
+
+from soong.shared.engine.runs.events import Event
+from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, Totals
+from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.json_encoding import encode_ascii
+from soong.shared.storage.sql.engine.rows import events_of, identity_of, pack, unpack
+from soong.shared.storage.sql.engine.statements import Insert, Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+
+TAKE_OVER: Final = Statement(
+    "take over: act for a consumer for which no living owner acts",
+    """
+    INSERT INTO event_consumers (name, owner_id, since_us) VALUES (:name, :owner_id, :now_us)
+    ON CONFLICT (name) DO UPDATE SET owner_id = excluded.owner_id
+    WHERE event_consumers.owner_id = excluded.owner_id
+       OR NOT EXISTS (SELECT 1 FROM owners WHERE owners.id = event_consumers.owner_id AND owners.state <> 'gone')
+    RETURNING since_us
+    """,
+)
+STILL_OURS: Final = Statement(
+    "still ours: an owner that acts for a consumer says how far it is; no row means that another does",
+    "UPDATE event_consumers SET since_us = :since_us WHERE name = :name AND owner_id = :owner_id RETURNING name",
+)
+_RUN: Final = (
+    *("id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id", "task_id"),
+    *("step_key", "step_title", "model", "dispatched_by", "is_foreign", "attempt", "retry_of", "created_us"),
+)
+_FIELDS: Final = (*_RUN, "title", "kind", "root_run_id", "trace_parent", "planner_run_id", "seq", "state")
+_make: Any = namedtuple  # noqa: PYI024  # its fields are the tables', which no checker knows
+_FeedRow = _make("_FeedRow", _FIELDS)
+GROWN: Final = Statement(
+    "grown: runs whose logs continue beyond a consumer's place in them",
+    f"""
+    SELECT {", ".join(f"r.{name}" for name in _RUN)}, t.title, t.kind, t.root_run_id, t.trace_parent,
+           coalesce(root.parent_run_id, ''), coalesce(c.seq, 0), coalesce(c.state, '')
+    FROM (
+        SELECT id FROM tasks WHERE status IN ('running', 'paused')
+        UNION
+        SELECT id FROM tasks WHERE is_recorded = 0 AND status IN ('completed', 'failed', 'cancelled')
+        UNION
+        SELECT id FROM tasks
+        WHERE is_recorded = 1 AND status IN ('completed', 'failed', 'cancelled') AND ended_us >= :since_us
+    ) AS followed
+    JOIN tasks AS t ON t.id = followed.id
+    JOIN runs AS r ON r.task_id = t.id
+    LEFT JOIN runs AS root ON root.id = t.root_run_id
+    LEFT JOIN event_cursors AS c ON c.consumer = :consumer AND c.run_id = r.id
+    WHERE r.last_seq > coalesce(c.seq, 0) ORDER BY r.ordinal LIMIT :limit
+    """,  # noqa: S608  # our own words
+)
+_EventRow = _make("_EventRow", ("run_id", "seq", "type", "time_us", "data", "preceding"))
+NEXT_EVENTS: Final = Statement(
+    "next events: of these runs, each after its place, run by run",
+    """
+    SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding
+    FROM @places p(run_id text, seq bigint) JOIN runs AS r ON r.id = p.run_id
+    JOIN events AS e ON e.run_id = r.id AND e.seq > p.seq AND e.seq <= r.last_seq
+    ORDER BY r.ordinal, e.seq LIMIT :limit
+    """,
+)
+PUT_CURSORS: Final = Insert(
+    "event_cursors",
+    {"consumer": "text", "run_id": "text", "seq": "bigint", "state": "text"},
+    then="ON CONFLICT (consumer, run_id) DO UPDATE SET seq = excluded.seq, state = excluded.state",
+)
+ADD_TOTALS: Final = Insert(
+    "metric_totals",
+    {"name": "text", "labels": "text", "total": "bigint"},
+    then="ON CONFLICT (name, labels) DO UPDATE SET total = metric_totals.total + excluded.total",
+)
+TOTALS: Final = Statement("totals", "SELECT name, labels, total FROM metric_totals ORDER BY name, labels")
+
+
+class SqlEventFeed:
+    """The event feed of the store."""
+
+    _database: Database
+
+    async def take_over(self, consumer: str, owner_id: str, *, now_us: int) -> int | None:
+        since: int | None = await self._database.write(
+            lambda tx: tx.value(TAKE_OVER, name=consumer, owner_id=owner_id, now_us=now_us)
+        )
+        return since
+
+    async def read(self, consumer: str, *, since_us: int, limit: int) -> Sequence[FeedPart]:
+        return await self._database.read(lambda tx: _read(tx, consumer, since_us, limit))
+
+    async def advance(
+        self,
+        consumer: str,
+        owner_id: str,
+        cursors: Sequence[FeedCursor],
+        *,
+        since_us: int,
+        totals: Totals | None = None,
+    ) -> bool:
+        places = [(consumer, cursor.run_id, cursor.seq, pack(cursor.state)) for cursor in cursors]
+        added = [(name, encode_ascii(labels), total) for (name, labels), total in sorted((totals or {}).items())]
+
+        def write(tx: Transaction) -> bool:
+            if not tx.rows(STILL_OURS, name=consumer, owner_id=owner_id, since_us=since_us):
+                return False
+            tx.insert(PUT_CURSORS, places)
+            tx.insert(ADD_TOTALS, added)
+            return True
+
+        return await self._database.write(write)
+
+    async def totals(self) -> Totals:
+        return await self._database.read(read_totals)
+
+
+def read_totals(tx: Transaction) -> Totals:
+    """Return the running totals."""
+    return {(name, tuple(unpack(labels))): total for name, labels, total in tx.rows(TOTALS)}
+
+
+def _read(tx: Transaction, consumer: str, since_us: int, limit: int) -> list[FeedPart]:
+    rows = [_FeedRow(*row) for row in tx.rows(GROWN, consumer=consumer, since_us=since_us, limit=limit)]
+    if not rows:
+        return []
+    places = [(row.id, row.seq) for row in rows]
+    logs: dict[str, list[Event]] = {row.id: [] for row in rows}
+    for event in events_of(_EventRow(*row) for row in tx.rows(NEXT_EVENTS, places=places, limit=limit)):
+        logs[event.run_id].append(event)
+    # A row of events may begin before the place that its consumer had reached.
+    return [
+        FeedPart(run, events)
+        for run in map(_run_of, rows)
+        if (events := [event for event in logs[run.identity.run_id] if event.seq > run.seq])
+    ]
+
+
+def _run_of(row: Any) -> FeedRun:
+    return FeedRun(
+        identity=identity_of(row),
+        attempt=row.attempt,
+        retry_of=row.retry_of,
+        created_us=row.created_us,
+        task_title=row.title,
+        task_kind=TaskKind(row.kind),
+        is_root=row.id == row.root_run_id,
+        planner_run_id=row.planner_run_id,
+        trace_parent=row.trace_parent,
+        seq=row.seq,
+        state=unpack(row.state) if row.state else {},
+    )

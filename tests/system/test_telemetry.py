@@ -1,0 +1,197 @@
+"""Traces of real runs over real processes, as a receiver of OTLP gets them."""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from soong.orchestrator.owner.service import Orchestrator
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.tasks.status import StepStatus, TaskStatus
+from soong.shared.engine.tasks.step import Task
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from tests.model.builders import make_answer
+from tests.otlp_receiver import OtlpReceiver, facts, otlp_receiver
+from tests.scripted import call, calls
+from tests.system.deployment import Deployment, kill
+from tests.system.test_parking import PARKS, appends
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("OPS-05.a")]
+
+
+async def allow(request: PermissionRequest) -> PermissionDecision:
+    return PermissionDecision(Choice.ALLOW_ONCE)
+
+
+ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED)
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        yield receiver
+
+
+@pytest.fixture
+async def traced(collector: OtlpReceiver, service: Deployment) -> Deployment:
+    service.settings.home.joinpath("config.toml").write_text("[tools]\ndangerous = true\n", encoding="utf-8")
+    return service
+
+
+def reads(step_id: str, *after: str) -> dict[str, Json]:
+    return {
+        "id": step_id,
+        "instructions": "x",
+        "allowed_tools": ["code.list_dir"],
+        "depends_on": list(after),
+        **calls(call("code.list_dir", path="."), call("code.list_dir", path="/nowhere")),
+    }
+
+
+async def log_of(service: Deployment, task: Task) -> list[Event]:
+    runs = await service.store.runs.list_runs(task_id=task.id)
+    return list(await service.store.runs.events_of([run.id for run in runs]))
+
+
+async def arrived(service: Deployment, collector: OtlpReceiver) -> None:
+    """Wait for the span that comes last."""
+
+    async def is_there() -> bool:
+        return "invoke_workflow" in collector.by_operation()
+
+    await service.until(is_there)
+
+
+async def test_a_run_over_three_processes_with_one_killed_is_one_tree_that_equals_the_rows(
+    collector: OtlpReceiver, traced: Deployment
+) -> None:
+    slow: JsonObject = {
+        **appends(traced.home / "unused.txt"),
+        "id": "slow",
+        **calls(call("code.list_dir", path="."), call("code.run_command", argv=["sleep", "2"])),
+        "allowed_tools": ["code.list_dir", "code.run_command"],
+    }
+    plan: JsonObject = {"title": "three", "steps": [slow, *(reads(f"r{n}") for n in range(3)), reads("last", "slow")]}
+    await traced.start_workers(2, slots=2)
+    task = await traced.submit(plan, project=traced.home, callback=allow)
+
+    async def is_in_its_command() -> bool:
+        run_id = (await traced.steps(task))["slow"].run_id
+        return any(e.type == EventType.TOOL_STARTED for e in await traced.store.runs.events(run_id))
+
+    await traced.until(is_in_its_command)
+    kill(await traced.worker_of((await traced.steps(task))["slow"]))
+    ended = await traced.finished(task)
+    await arrived(traced, collector)
+
+    log, spans = await log_of(traced, task), collector.by_operation()
+    types = Counter(event.type for event in log)
+    (root,) = collector.roots()
+    assert root.name == "invoke_workflow three"
+    assert ended.status.is_terminal
+    assert types[EventType.STEP_LEASE_EXPIRED] >= 1
+    assert {span.trace_id for span in collector.spans} == {root.trace_id}
+    assert spans["chat"] == types[EventType.MODEL_REQUESTED]
+    tools = Counter(str(facts(span)["gen_ai.tool.call.id"]) for span in collector.of("execute_tool"))
+    assert tools == Counter(str(event.data["tool_call_id"]) for event in log if event.type in ENDS)
+    assert spans["invoke_agent"] == types[EventType.RUN_STARTED] + types[EventType.RUN_RESUMED]
+    assert len({span.span_id for span in collector.spans}) == len(collector.spans)
+    lost = [span for span in collector.of("invoke_agent") if facts(span)["soong.segment.end"] == "lost"]
+    assert lost
+    assert all(span.status.code == span.status.STATUS_CODE_ERROR for span in lost)
+
+
+async def test_a_run_that_waits_is_short_spans_that_are_linked(collector: OtlpReceiver, traced: Deployment) -> None:
+    file = traced.home / "lines.txt"
+    file.write_text("", encoding="utf-8")
+    await traced.start_workers(1, slots=1, **PARKS)
+    task = await traced.submit(
+        {"title": "asks", "steps": [appends(file)]}, project=traced.home, approval_mode=ApprovalMode.INBOX
+    )
+    await traced.until(lambda: _stands(traced, task, StepStatus.BLOCKED))
+    (request,) = await traced.store.consent.pending(task.session_id)
+    await traced.store.consent.answer(replace(make_answer(request), choice=Choice.ALLOW_ONCE))
+    await traced.orchestrator.parts.notifier.permission_raised(request.id, request.identity.session_id)
+    await traced.finished(task)
+    await arrived(traced, collector)
+
+    first, second = sorted(collector.of("invoke_agent"), key=lambda span: span.start_time_unix_nano)
+    (asked,) = collector.of("permission")
+    assert facts(first)["soong.segment.end"] == "parked"
+    assert [link.span_id for link in second.links] == [first.span_id]
+    assert first.end_time_unix_nano <= second.start_time_unix_nano
+    assert (facts(asked)["soong.decision.choice"], asked.parent_span_id) == ("allow_once", first.span_id) or (
+        asked.parent_span_id == first.span_id
+    )
+    assert len(collector.roots()) == 1
+
+
+async def _stands(service: Deployment, task: Task, status: StepStatus) -> bool:
+    return (await service.steps(task))["asks"].status is status
+
+
+async def test_a_collector_that_is_down_gets_every_span_later_and_holds_nothing_up(
+    collector: OtlpReceiver, traced: Deployment
+) -> None:
+    collector.status = 503
+    await traced.start_workers(1)
+    task = await traced.submit({"title": "down", "steps": [reads("a"), reads("b")]}, project=traced.home)
+    ended = await traced.finished(task)
+
+    async def was_refused() -> bool:
+        return collector.refused > 0
+
+    await traced.until(was_refused)
+    nothing = len(collector.spans)
+    collector.status = 200
+    await arrived(traced, collector)
+
+    assert (ended.status, nothing) == (TaskStatus.COMPLETED, 0)
+    assert collector.by_operation()["execute_tool"] == sum(event.type in ENDS for event in await log_of(traced, task))
+
+
+async def test_a_successor_goes_on_where_a_killed_exporter_was(collector: OtlpReceiver, traced: Deployment) -> None:
+    await traced.start_workers(1)
+    first = await traced.submit({"title": "first", "steps": [reads("a")]}, project=traced.home)
+    await traced.finished(first)
+    await arrived(traced, collector)
+    await traced.kill_orchestrator()
+    second = await traced.submit({"title": "second", "steps": [reads("b")]}, project=traced.home)
+
+    await traced.start_orchestrator()
+    await traced.finished(second)
+
+    async def both_arrived() -> bool:
+        return collector.by_operation()["invoke_workflow"] == 2
+
+    await traced.until(both_arrived)
+    assert len({span.span_id for span in collector.spans}) == len(collector.spans)
+    assert len(collector.roots()) == 2
+
+
+@pytest.mark.parametrize("variable", ["OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=none", "OTEL_X=1"])
+async def test_nothing_follows_the_logs_where_nobody_asks(
+    variable: str, monkeypatch: pytest.MonkeyPatch, no_owner: Deployment, tmp_path: Path
+) -> None:
+    name, _, value = variable.partition("=")
+    monkeypatch.setenv(name, value)
+    if name != "OTEL_X":
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    async with no_owner as service:
+        await service.start_orchestrator()
+        owner: Orchestrator = service.orchestrator
+        await owner.stop()
+
+    assert not [begin for begin in owner.parts.background if "EventFollower" in repr(begin)]
+    assert os.environ[name] == value
+    await asyncio.sleep(0)

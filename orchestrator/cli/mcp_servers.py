@@ -63,6 +63,7 @@ def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
         f"  where     {shown['place']}",
         f"  server    {shown['server'] or '-'} {shown['version']}".rstrip(),
         f"  protocol  {shown['protocol'] or '-'}",
+        f"  resources {_resources_line(shown)}",
         f"  hints     {'trusted' if shown['trusted'] else 'not trusted: every tool asks'}",
     ]
     if shown["problem"]:
@@ -200,6 +201,12 @@ def _asked(tools: "McpTools", names: Sequence[str], *, is_json: bool) -> int:
     return _FAILED if any(one["problem"] for one in shown) else 0
 
 
+def _resources_line(one: dict[str, Any]) -> str:
+    if not one["has_resources"]:
+        return "none"
+    return f"scope of a grant or rule: {one['resources_scope']}" if one["resources_scope"] else "switched off"
+
+
 def _report(one: dict[str, Any]) -> str:
     if one["problem"]:
         return f"{one['name']}: {one['problem']}"
@@ -209,6 +216,8 @@ def _report(one: dict[str, Any]) -> str:
 
 
 def _server_json(tools: "McpTools", name: str) -> dict[str, Any]:
+    from soong.shared.toolsets.mcp.resources import resources_scope
+
     config = tools.servers.config.servers[name]
     snapshot = tools.servers.snapshot(name)
     found = tools.tools_of(name)
@@ -225,6 +234,7 @@ def _server_json(tools: "McpTools", name: str) -> dict[str, Any]:
         "version": "" if snapshot is None else one_line(snapshot.version),
         "protocol": "" if snapshot is None else one_line(snapshot.protocol),
         "has_resources": snapshot is not None and snapshot.has_resources,
+        "resources_scope": f"exact:{resources_scope(name, config)}" if config.resources else "",
         "digest": "" if snapshot is None else snapshot.digest,
         "tools": _tools_json(found),
         "left_out": [{"tool": each.tool, "reason": each.reason} for each in found.excluded],

@@ -13,6 +13,7 @@ from tests.system.cli_scene import CliHarness, scene, until
 from tests.system.test_acp_child import questions
 
 RUNS = 200
+READ = "internal.read_mcp_resource"
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -39,14 +40,21 @@ def servers(cli: CliHarness) -> list[int]:
     return [one.pid for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[1:] == wanted]
 
 
-@pytest.mark.spec("MCP-01.g")
+@pytest.mark.spec("MCP-01.g", "MCP-01.i")
 def test_two_hundred_runs_at_once_share_one_server_and_it_ends_with_the_service(cli: CliHarness) -> None:
-    (tool,) = (one for one in cli.json("mcp", "show", "t")["tools"] if one["native_name"] == "meet")
+    shown = cli.json("mcp", "show", "t")
+    (tool,) = (one for one in shown["tools"] if one["native_name"] == "meet")
+    reading = {"call": READ, "with": {"server": "t", "uri": "note://9"}}
     plan = "title: Meet\nsteps:\n" + "".join(step(f"s{n}", ("meet", {"count": RUNS})) for n in range(RUNS))
+    inputs = json.dumps({"calls": [reading]})
+    plan += f"  - {{id: read, allowed_tools: [{READ}], script: builtin.calls, inputs: {inputs}}}\n"
+    allowed = (f"{tool['name']}:{tool['scope']}", f"{READ}:{shown['resources_scope']}")
 
-    ended = cli.json("run", cli.plan(plan), "--allow", f"{tool['name']}:{tool['scope']}")
+    ended = cli.json("run", cli.plan(plan), *(word for one in allowed for word in ("--allow", one)))
 
-    outputs = [result for one in ended["steps"] for result in one["output"]["results"]]
+    *met, read = sorted(ended["steps"], key=lambda one: str(one["id"]) == "read")
+    assert read["output"]["results"][0]["value"] == "note 9"
+    outputs = [result for one in met for result in one["output"]["results"]]
     assert [one["error"] for one in outputs if one["is_error"]] == []
     assert len(outputs) == RUNS
     assert len({one["value"]["pid"] for one in outputs}) == 1

@@ -138,7 +138,12 @@ def _target(offering: Mapping[str, McpServerConfig], call_input: JsonObject) -> 
     whose = "trusted" if config.trusted else "not trusted"
     uri = inert_text(str(call_input.get("uri", "")))
     preview = f"{uri or 'the list of its resources'}\n(a resource of an MCP server that is {whose})"
-    return server_target(f"mcp.{server}:resources@{config_digest(config)}", config, preview)
+    return server_target(resources_scope(server, config), config, preview)
+
+
+def resources_scope(server: str, config: McpServerConfig) -> str:
+    """Return what a grant on the resources of a server covers: all of them, as its section is now."""
+    return f"mcp.{server}:resources@{config_digest(config)}"
 
 
 async def _listed(client: "Client") -> tuple[list[dict[str, str]], bool]:

@@ -23,7 +23,7 @@ from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
-from soong.orchestrator.telemetry.opening import open_telemetry
+from soong.orchestrator.telemetry.opening import Telemetry, count_events, open_telemetry
 from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import Clock, SystemClock
@@ -102,6 +102,7 @@ async def build(settings: Settings) -> Orchestrator:
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     owner_id = _OwnerId()
     telemetry = open_telemetry(load_telemetry(), store, clock, owner_id, version(DISTRIBUTION))
+    counting = count_events(store, clock, owner_id) if settings.metrics_port else Telemetry()
     # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
     agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
     service = TaskService(store, notifier, RedisSubscriber(agent_clients.blocking), clock, planner)
@@ -122,7 +123,7 @@ async def build(settings: Settings) -> Orchestrator:
         agents=_agents(settings, catalogue, store, inbox, artifacts, service, RedisPacer(clients.commands), memory),
         memory=job,
         closers=(*telemetry.closers, inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
-        background=(*telemetry.background, *((retention.run,) if retention.wanted.is_on else ())),
+        background=(*telemetry.background, *counting.background, *((retention.run,) if retention.wanted.is_on else ())),
     )
     owner_id.orchestrator = Orchestrator(parts, settings)
     return owner_id.orchestrator

@@ -4,15 +4,17 @@ No counter lives in a process: whichever process is asked says the same, also ri
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from soong.orchestrator.client.workers import free_slots
+from soong.orchestrator.owner.metric_totals import families
 from soong.shared.core.clock import Clock
 from soong.shared.engine.sessions.session import ProcessState, Worker
+from soong.shared.engine.tasks.event_feed import Totals
 from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, MetricsSource, PoolMetrics
 from soong.shared.storage.store import Store
 
@@ -31,6 +33,7 @@ class Snapshot:
     owners: int
     now_us: int
     concurrency_limits: Sequence[LimitUsage] = ()
+    totals: Totals = field(default_factory=dict)
 
     @property
     def pools(self) -> Sequence[str]:
@@ -52,7 +55,8 @@ async def collect(store: Store, source: MetricsSource, clock: Clock) -> Snapshot
     concurrency_limits = [
         bound for bound in await source.concurrency_limits() if not bound.scope.startswith("session:")
     ]
-    return Snapshot(metrics, workers, claimable, len(await store.sessions.owners()), clock.now_us(), concurrency_limits)
+    owners, totals = len(await store.sessions.owners()), await store.feed.totals()
+    return Snapshot(metrics, workers, claimable, owners, clock.now_us(), concurrency_limits, totals)
 
 
 def text(snapshot: Snapshot) -> bytes:
@@ -71,6 +75,7 @@ class _SnapshotCollector(Collector):
         yield from _concurrency_limits(self.snapshot)
         yield from _processes(self.snapshot)
         yield from _rows(self.snapshot)
+        yield from families(self.snapshot.totals)
 
 
 def _pools(snapshot: Snapshot) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from soong.orchestrator.telemetry.follower import EventFollower
+from soong.orchestrator.telemetry.metrics_consumer import MetricsConsumer
 from soong.orchestrator.telemetry.span_consumer import SpanConsumer
 from soong.shared.core.clock import Clock
 from soong.shared.core.installation import DISTRIBUTION
@@ -17,6 +18,7 @@ log = get_logger(__name__)
 
 FINISH_S: Final = 3.0
 """How long the end of an orchestrator waits for a collector."""
+METRICS_INTERVAL_S: Final = 5.0
 NOT_INSTALLED: Final = f"OpenTelemetry is not installed; pip install '{DISTRIBUTION}[otel]'"
 
 
@@ -26,6 +28,12 @@ class Telemetry:
 
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
     closers: tuple[Callable[[], Awaitable[None]], ...] = ()
+
+
+def count_events(store: Store, clock: Clock, owner_id: Callable[[], str]) -> Telemetry:
+    """Return what counts events for the metrics of the deployment."""
+    follower = EventFollower(store.feed, MetricsConsumer(), clock, owner_id, METRICS_INTERVAL_S)
+    return Telemetry((follower.run,))
 
 
 def open_telemetry(

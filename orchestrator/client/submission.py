@@ -87,11 +87,10 @@ def submission(
         UsageError: the project is not a folder, a wrong input, rule or model, a step without model and script.
     """
     require_text("the model", model)
-    catalogue = catalogue.at(project)
-    ids = ids or Ids(new_id("sess"), new_id("task"))
-    now_us, task_id, home = clock.now_us(), ids.task, str(Path.home())
+    catalogue, ids = catalogue.at(project), ids or Ids(new_id("sess"), new_id("task"))
+    now_us, home = clock.now_us(), str(Path.home())
     granted = [
-        rule for grant in step_grants for rule in grant.rules(task_id, principal=principal, now_us=now_us, home=home)
+        rule for grant in step_grants for rule in grant.rules(ids.task, principal=principal, now_us=now_us, home=home)
     ]
     for name in models_of(plan, model):
         check_name(name)
@@ -115,10 +114,10 @@ def submission(
         surface_of=catalogue.surface_of,
         default_model=model,
         now_us=now_us,
-        task_id=task_id,
+        task_id=ids.task,
     )
-    task = replace(made, trace_parent=trace_parent())
-    return Submission(session, task, budget_of_session(budget, catalogue.config))
+    traced = replace(made, trace_parent=trace_parent())
+    return Submission(session, traced, budget_of_session(budget, catalogue.config))
 
 
 def budget_of_session(given: Sequence[str], config: Config) -> Budget:

@@ -97,8 +97,7 @@ async def build(settings: Settings) -> Orchestrator:
     memory = open_memory(settings, catalogue.config)
     job = _memory_job(settings, catalogue, store, memory, clock)
     folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job)
-    client = redis_sync.Redis.from_url(settings.redis_url, socket_timeout=BROKER_TIMEOUT_S)
-    broker = CeleryBroker(make_celery(settings.redis_url), client)
+    broker = _broker(settings.redis_url)
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     owner_id = _OwnerId()
     telemetry = open_telemetry(load_telemetry(), store, clock, owner_id, version(DISTRIBUTION))
@@ -127,6 +126,11 @@ async def build(settings: Settings) -> Orchestrator:
     )
     owner_id.orchestrator = Orchestrator(parts, settings)
     return owner_id.orchestrator
+
+
+def _broker(redis_url: str) -> CeleryBroker:
+    """Return the queues of workers, over a client that does not wait long."""
+    return CeleryBroker(make_celery(redis_url), redis_sync.Redis.from_url(redis_url, socket_timeout=BROKER_TIMEOUT_S))
 
 
 def _planner(settings: Settings, catalogue: Catalogue) -> Planner:

@@ -55,7 +55,7 @@ test: env ## Run the test suite
 	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal
 
 # What no wheel brings: a system's Redis of version 7 or newer (or REDIS_SERVER=program), Chromium, PgBouncer (or
-# PGBOUNCER=program), Docker with Compose, npm, Kubernetes' schemas, and a model. Nothing is left out: a part that is missing is a failure.
+# PGBOUNCER=program), promtool (or PROMTOOL=program), Docker with Compose, npm, Kubernetes' schemas, and a model. Nothing is left out: a part that is missing is a failure.
 test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and npm
 	@for part in docker npm node curl openssl bwrap; do command -v $$part >/dev/null || { echo "make test-extra needs $$part" >&2; exit 1; }; done
 	@docker info >/dev/null 2>&1 || { echo "make test-extra needs a running Docker engine" >&2; exit 1; }

@@ -52,6 +52,15 @@ def kubernetes_validate() -> str:
     return program
 
 
+def promtool() -> str:
+    """Return ``PROMTOOL``, or the one on the path; Debian's package `prometheus` brings it."""
+    program = os.environ.get("PROMTOOL") or shutil.which("promtool")
+    if program is None:
+        missing("there is no promtool; install Prometheus, or set PROMTOOL")
+        raise AssertionError
+    return program
+
+
 def helm_programs() -> tuple[str, str]:
     """Return Helm and kubectl: ``HELM`` and ``KUBECTL``, or those on the path (tests/helm/package.json has both)."""
     found = [os.environ.get(name.upper()) or shutil.which(name) for name in ("helm", "kubectl")]

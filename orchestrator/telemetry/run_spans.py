@@ -132,7 +132,7 @@ class RunSpans:
         optional: Mapping[str, Attribute] = {
             names.AGENT_ID: identity.agent_id,
             names.PARENT_RUN: identity.parent_run_id,
-            names.STEP: identity.step_key,
+            names.STEP: identity.step_key.removeprefix(f"{identity.task_id}/"),
             names.STEP_TITLE: inert(identity.step_title[:MAX_WORD]),
             names.FENCE: agent.counts.get("fence", 0),
             names.WORKER: self.work.worker,

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,8 @@ from soong.shared.permissions.request import Choice, PermissionDecision, Permiss
 from tests.model.builders import make_answer
 from tests.otlp_receiver import OtlpReceiver, facts, otlp_receiver
 from tests.scripted import call, calls
+from tests.spec_document import ROOT
+from tests.system.cli_scene import scene
 from tests.system.deployment import Deployment, kill
 from tests.system.test_parking import PARKS, appends
 
@@ -195,3 +198,32 @@ async def test_nothing_follows_the_logs_where_nobody_asks(
     assert not [begin for begin in owner.parts.background if "EventFollower" in repr(begin)]
     assert os.environ[name] == value
     await asyncio.sleep(0)
+
+
+def drawn(collector: OtlpReceiver) -> list[str]:
+    """Return the one tree of all spans as the page shows it: a span a line, steps by their ids, in order of time."""
+    spans = sorted(collector.spans, key=lambda span: span.start_time_unix_nano)
+
+    def below(parent: bytes, indent: str) -> Iterator[str]:
+        children = [span for span in spans if span.parent_span_id == parent]
+        for number, span in enumerate(children, start=1):
+            is_last = number == len(children)
+            step = str(facts(span).get("soong.step.id", "")) if span.name.startswith("invoke_agent") else ""
+            yield f"{indent}{'└' if is_last else '├'}── {span.name} {step}".rstrip()
+            yield from below(span.span_id, f"{indent}{'    ' if is_last else '│   '}")
+
+    (root,) = collector.roots()
+    return [root.name, *below(root.span_id, "")]
+
+
+def test_the_first_minute_of_the_page_gives_the_trace_that_it_shows(collector: OtlpReceiver) -> None:
+    page = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+    shown = page.partition("```text\n")[2].partition("```")[0].splitlines()
+    with scene() as cli:
+        cli.environment.update(OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, OTEL_METRICS_EXPORTER="none")
+
+        done = cli.run("run", str(ROOT / "examples" / "hello.yaml"))
+
+        assert done.returncode == 0, done.stdout + done.stderr
+        cli.assert_nothing_left()  # the service that the command started sends what is left before it ends
+    assert drawn(collector) == [re.sub(r"(?<=\w) {2,}(?=\w)", " ", line) for line in shown]

@@ -211,9 +211,9 @@ class Orchestrator:
         async with self._reconciling:
             wanted = set(session_ids)
             if not wanted <= self._owned.keys():
-                # A new session has steps that are ready, and a claim needs no owner: workers begin while we adopt it.
-                calling = self._within(self.parts.dispatcher.dispatch(), 0)
-                adopted, _ = await asyncio.gather(self._within(self._adopt(), set()), calling)
+                adopted = await self._within(self._adopt(), set())
+                if adopted:  # a new session has steps that are ready: its workers begin while we look at it
+                    await self._within(self.parts.dispatcher.dispatch(), 0)
                 wanted |= adopted
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at

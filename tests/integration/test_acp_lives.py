@@ -41,7 +41,7 @@ async def test_it_parks_and_the_question_is_asked_once_whichever_process_goes_on
         await acp.site.answer(asked)
         ended = await acp.until_ended({})
 
-        assert (ended.status, ended.outcome, ended.output) == (COMPLETED, Outcome.CLEAN, "done")
+        assert (ended.status, ended.outcome, ended.output) == (COMPLETED, Outcome.CLEAN, "done"), ended.error
         assert path.read_text() == "x"
         told = await acp.site.story()
         assert told["run_parked"] >= 1

@@ -34,24 +34,28 @@ _RUN: Final = (
 _FIELDS: Final = (*_RUN, "title", "kind", "root_run_id", "trace_parent", "planner_run_id", "seq", "state")
 _make: Any = namedtuple  # noqa: PYI024  # its fields are the tables', which no checker knows
 _FeedRow = _make("_FeedRow", _FIELDS)
+FOLLOWED: Final = Statement(
+    "followed: tasks that are open, and that have ended since",
+    """
+    SELECT id FROM tasks WHERE status IN ('running', 'paused')
+    UNION ALL
+    SELECT id FROM tasks WHERE is_recorded = 0 AND status IN ('completed', 'failed', 'cancelled')
+    UNION ALL
+    SELECT id FROM tasks
+    WHERE is_recorded = 1 AND status IN ('completed', 'failed', 'cancelled') AND ended_us >= :since_us
+    """,
+)
 GROWN: Final = Statement(
-    "grown: runs whose logs continue beyond a consumer's place in them",
+    "grown: runs of these tasks whose logs continue beyond a consumer's place in them; sorted by no index, whose order "
+    "would lead through all runs that there have been",
     f"""
     SELECT {", ".join(f"r.{name}" for name in _RUN)}, t.title, t.kind, t.root_run_id, t.trace_parent,
            coalesce(root.parent_run_id, ''), coalesce(c.seq, 0), coalesce(c.state, '')
-    FROM (
-        SELECT id FROM tasks WHERE status IN ('running', 'paused')
-        UNION
-        SELECT id FROM tasks WHERE is_recorded = 0 AND status IN ('completed', 'failed', 'cancelled')
-        UNION
-        SELECT id FROM tasks
-        WHERE is_recorded = 1 AND status IN ('completed', 'failed', 'cancelled') AND ended_us >= :since_us
-    ) AS followed
-    JOIN tasks AS t ON t.id = followed.id
-    JOIN runs AS r ON r.task_id = t.id
+    FROM runs AS r
+    JOIN tasks AS t ON t.id = r.task_id
     LEFT JOIN runs AS root ON root.id = t.root_run_id
     LEFT JOIN event_cursors AS c ON c.consumer = :consumer AND c.run_id = r.id
-    WHERE r.last_seq > coalesce(c.seq, 0) ORDER BY r.ordinal LIMIT :limit
+    WHERE r.task_id IN @tasks AND t.id IN @tasks AND r.last_seq > coalesce(c.seq, 0) ORDER BY +r.ordinal LIMIT :limit
     """,  # noqa: S608  # our own words
 )
 _EventRow = _make("_EventRow", ("run_id", "seq", "type", "time_us", "data", "preceding"))
@@ -122,9 +126,11 @@ def read_totals(tx: Transaction) -> Totals:
 
 
 def _read(tx: Transaction, consumer: str, since_us: int, limit: int) -> list[FeedPart]:
-    rows = [_FeedRow(*row) for row in tx.rows(GROWN, consumer=consumer, since_us=since_us, limit=limit)]
-    if not rows:
+    followed = tx.column(FOLLOWED, since_us=since_us)
+    grown = tx.rows(GROWN, tasks=followed, consumer=consumer, limit=limit) if followed else ()
+    if not grown:
         return []
+    rows = [_FeedRow(*row) for row in grown]
     places = [(row.id, row.seq) for row in rows]
     logs: dict[str, list[Event]] = {row.id: [] for row in rows}
     for event in events_of(_EventRow(*row) for row in tx.rows(NEXT_EVENTS, places=places, limit=limit)):

@@ -13,7 +13,6 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent
 from soong.shared.engine.tasks.event_feed import Totals
 from soong.shared.engine.tasks.metrics import Metrics
-from tests.contract.conftest import *  # noqa: F403  # its stores
 from tests.contract.scene import ContractHarness
 from tests.spec_document import ROOT
 

@@ -162,25 +162,6 @@ async def test_a_collector_that_is_down_gets_every_span_later_and_holds_nothing_
     assert collector.by_operation()["execute_tool"] == sum(event.type in ENDS for event in await log_of(traced, task))
 
 
-async def test_a_successor_goes_on_where_a_killed_exporter_was(collector: OtlpReceiver, traced: Deployment) -> None:
-    await traced.start_workers(1)
-    first = await traced.submit({"title": "first", "steps": [reads("a")]}, project=traced.home)
-    await traced.finished(first)
-    await arrived(traced, collector)
-    await traced.kill_orchestrator()
-    second = await traced.submit({"title": "second", "steps": [reads("b")]}, project=traced.home)
-
-    await traced.start_orchestrator()
-    await traced.finished(second)
-
-    async def both_arrived() -> bool:
-        return collector.by_operation()["invoke_workflow"] == 2
-
-    await traced.until(both_arrived)
-    assert len({span.span_id for span in collector.spans}) == len(collector.spans)
-    assert len(collector.roots()) == 2
-
-
 @pytest.mark.parametrize("variable", ["OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=none", "OTEL_X=1"])
 async def test_nothing_follows_the_logs_where_nobody_asks(
     variable: str, monkeypatch: pytest.MonkeyPatch, no_owner: Deployment, tmp_path: Path

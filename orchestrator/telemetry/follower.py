@@ -91,7 +91,7 @@ class EventFollower:
             self._since_us = self._noted_us = max(since_us, now_us - CATCH_UP // timedelta(microseconds=1))
         while parts := await self.feed.read(name, since_us=self._since_us, limit=PAGE_EVENTS):
             self._page = asyncio.get_running_loop().create_task(self._take(parts))
-            # Whoever cancels this does not come between what was told and the note of it.
+            # A cancellation does not separate what was sent from the cursor that records it.
             if not await asyncio.shield(self._page):
                 return
         # All that had ended by the beginning of this look was seen, but for what was still being written.

@@ -10,6 +10,8 @@ MODEL ?=
 # A machine may have no home folder, or one that cannot be written: caches then live in the environment itself.
 export UV_CACHE_DIR ?= $(shell [ -n "$$HOME" ] && mkdir -p "$$HOME/.cache/uv" 2>/dev/null && [ -w "$$HOME/.cache/uv" ] && echo "$$HOME/.cache/uv" || echo "$(CURDIR)/$(VENV)/cache")
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Set on some machines: every process of the suite would then compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-extra lint console docs simulate chaos spec mutants bench lock clean
@@ -74,7 +76,7 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  cp tests/console/package.json tests/console/package-lock.json $(VENV)/console && \
 	  npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/console; }
 	@[ -e $(VENV)/litellm/installed ] || { $(BIN)/python -m venv $(VENV)/litellm && $(VENV)/litellm/bin/pip install \
-	  --quiet --require-hashes -r tests/litellm/requirements.lock && touch $(VENV)/litellm/installed; }
+	  --quiet --no-deps --require-hashes -r tests/litellm/requirements.lock && touch $(VENV)/litellm/installed; }
 	@# Not npm ci: this lock names optional packages of other systems that npm cannot resolve.
 	@[ -e $(VENV)/acp/installed ] || { mkdir -p $(VENV)/acp && cp tests/acp/package.json tests/acp/package-lock.json $(VENV)/acp && \
 	  $(BIN)/python -m venv $(VENV)/acp/python && $(VENV)/acp/python/bin/pip install --quiet --require-hashes \

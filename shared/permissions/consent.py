@@ -138,7 +138,7 @@ class Preview:
         """Return the yes to these steps, as they are shown here.
 
         Raises:
-            UsageError: there is no such step, it says nothing of what it asks for, or nothing of it can be granted.
+            UsageError: a step does not exist, declares no permissions, or declares none that can be granted.
         """
         by_id = {step.step_id: step for step in self.steps}
         chosen = []

@@ -131,6 +131,8 @@ class FamilyLauncher:
 
 @dataclass(slots=True)
 class _FamilyProcess:
+    """A program under a subreaper: it ends with all its descendants."""
+
     _process: asyncio.subprocess.Process
     _pipes: SubreaperPipes
     _errors: bytearray = field(default_factory=bytearray)

@@ -135,6 +135,8 @@ class TextBlock:
 
 @dataclass(frozen=True, slots=True)
 class JsonBlock:
+    """A value that is not text, for the model as JSON."""
+
     value: Json
     kind: Literal["json"] = "json"
 

@@ -35,6 +35,8 @@ STEP_THREADS: Final = "soong-step"
 
 @dataclass(frozen=True, slots=True)
 class StepFunction:
+    """A registered function; a cheap one runs on the event loop of its worker."""
+
     name: str
     body: StepFunctionBody
     is_async: bool

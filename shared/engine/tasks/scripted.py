@@ -45,6 +45,8 @@ _Body = TypeVar("_Body", bound=ScriptBody)
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAgent:
+    """A registered agent that is a function; a cheap one runs on the event loop of its worker."""
+
     name: str
     body: ScriptBody
     is_cheap: bool = False

@@ -62,6 +62,8 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
+    """What is in a file after a write: ``size`` in bytes, the digest in hexadecimal."""
+
     size: int
     sha256: str
     is_new: bool

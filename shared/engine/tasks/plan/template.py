@@ -45,6 +45,8 @@ _FILTERS = {"length": False, "json": False, "first": False, "last": False, "join
 
 @dataclass(frozen=True, slots=True)
 class Filter:
+    """One filter of a reference, such as ``default: 3``."""
+
     name: str
     argument: Json = None
 

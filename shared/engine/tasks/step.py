@@ -78,7 +78,7 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A DAG of steps, or an ask, as its row says it; ``plan`` is what was submitted. Times are microseconds since 1970."""
+    """The row of a task: a DAG of steps or an ask. Times are in microseconds since 1970."""
 
     id: str
     session_id: str

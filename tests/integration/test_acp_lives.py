@@ -1,5 +1,6 @@
 """Runs of foreign agents that stop and go on: parked, cancelled, drained, in another process (ACP-01)."""
 
+import json
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -47,6 +48,8 @@ async def test_it_parks_and_the_question_is_asked_once_whichever_process_goes_on
         assert told["run_parked"] >= 1
         assert told["permission_requested"] == 2, "the program's question, and the edit's"
         assert [one[:14] for one in prompts(acp)][1:] == ["The connection"]
+        (kept,) = acp.state.glob("s*.json")
+        assert json.loads(kept.read_text())["said"][1:] == [{"outcome": "selected", "option_id": "yes"}]
 
 
 @pytest.mark.spec("ACP-01.c", "PER-13")

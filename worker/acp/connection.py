@@ -76,6 +76,7 @@ class AgentConnection:
     capabilities: schema.AgentCapabilities = field(default_factory=schema.AgentCapabilities)
     agent_info: str = ""
     _peer: Any = None
+    _transport: ProcessTransport | None = None
 
     async def confinement(self, program: AgentProgram) -> str:
         """Say in one line how a sandbox confines it; empty: there is none. Raises: AgentFailedError."""
@@ -97,8 +98,8 @@ class AgentConnection:
             raise _no_sandbox(error) from error
         except (OSError, ValueError) as error:
             raise AgentFailedError(f"{program.argv[0]} cannot be started: {error}", "agent_not_started") from error
-        transport = ProcessTransport(self.process, self.heard, self._broke_protocol, self.client.room)
-        self._peer = acp.connect_to_agent(self.client, transport, use_unstable_protocol=True)
+        self._transport = ProcessTransport(self.process, self.heard, self._broke_protocol, self.client.room)
+        self._peer = acp.connect_to_agent(self.client, self._transport, use_unstable_protocol=True)
         info = schema.Implementation(name="soong", title="Soong", version="1")
         said = await self._answer(
             "initialize", self._peer.initialize(acp.PROTOCOL_VERSION, client_capabilities=offered, client_info=info)
@@ -190,7 +191,13 @@ class AgentConnection:
         return f"; it said: {said}" if said else ""
 
     def kill(self) -> None:
-        """Begin to end it, at once."""
+        """Begin to end it, at once.
+
+        It lives a moment longer. A no to the call that it waits for would be in its session, which another life takes
+        up: so it hears nothing any more.
+        """
+        if self._transport is not None:
+            self._transport.is_mute = True
         if self.process is not None:
             self.process.kill()
 

@@ -30,11 +30,15 @@ class ProcessTransport:
     failed: Callable[[AgentProtocolError], object]
     room: asyncio.Event
     """Is set while the client takes more requests."""
+    is_mute: bool = False
+    """Nothing is sent any more: the process is being ended, and what it hears now it would take for an answer."""
     _garbage: int = 0
     _bytes: int = 0
 
     async def send(self, message: dict[str, Any]) -> None:
         """Raises: ConnectionError, when the process is gone."""
+        if self.is_mute:
+            return
         line = json.dumps(message, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
         self.process.input.write(line)
         await self.process.input.drain()

@@ -3,10 +3,15 @@
 import asyncio
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+from acp import schema
 
+from soong.shared.agents.acp_agents import AcpAgent
+from soong.shared.sandbox.command import CommandAccess
+from soong.worker.acp.connection import AgentConnection, AgentProgram
 from soong.worker.acp.transport import MAX_GARBAGE_LINES, AgentProtocolError, ProcessTransport
 
 
@@ -74,3 +79,70 @@ async def test_a_process_that_does_not_keep_to_the_protocol_ends_the_connection(
     assert await heard.all(*lines, message()) == []
     (problem,) = heard.problems
     assert says in str(problem)
+
+
+class AskingProcess(PipedProcess):
+    """An agent that asks to read a file as soon as it is started, and remembers each line that it hears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Any] = []
+
+    @property
+    def input(self) -> Any:
+        return self
+
+    def write(self, line: bytes) -> None:
+        said = json.loads(line)
+        self.heard.append(said.get("method", "an answer"))
+        if said.get("method") == "initialize":
+            read = {"sessionId": "s", "path": "/a"}
+            self.output.feed_data(message(method="fs/read_text_file", id=7, params=read))
+            result = json.dumps({"jsonrpc": "2.0", "id": said["id"], "result": {"protocolVersion": 1}})
+            self.output.feed_data(result.encode() + b"\n")
+
+    async def drain(self) -> None: ...
+
+
+class SlowClient:
+    """Answers a read when the test says so."""
+
+    def __init__(self) -> None:
+        self.room, self.asked, self.may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.room.set()
+
+    def on_connect(self, conn: Any) -> None: ...
+
+    async def read_text_file(self, **_: Any) -> schema.ReadTextFileResponse:
+        self.asked.set()
+        await self.may_answer.wait()
+        return schema.ReadTextFileResponse(content="x")
+
+
+@pytest.mark.spec("ACP-01.c", "PER-13")
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_an_agent_that_is_being_ended_hears_no_answer_that_it_would_remember(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    process, client = AskingProcess(), SlowClient()
+
+    class Launcher:
+        async def start(self, command: object) -> AskingProcess:
+            return process
+
+        def confinement(self, access: object) -> str:
+            return ""
+
+    agent, nothing = AcpAgent("a", ("a",)), lambda *_: None
+    connection = AgentConnection(agent, client, Launcher(), nothing, nothing)  # type: ignore[arg-type]  # what it uses
+    await connection.start(AgentProgram(("/a",), {}, tmp_path, CommandAccess()), schema.ClientCapabilities())
+    await client.asked.wait()
+
+    if is_killed:
+        connection.kill()
+    client.may_answer.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+    assert process.heard == ["initialize"] + ([] if is_killed else ["an answer"])
+    await connection.close()

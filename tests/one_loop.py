@@ -15,7 +15,6 @@ from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
@@ -30,6 +29,7 @@ from soong.shared.engine.tasks.step import Claim, StepEnd, Task
 from soong.shared.engine.wire.capabilities import functions_needed
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.storage.store import Store
+from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.function_step import FunctionStepRunner

@@ -10,7 +10,6 @@ from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.assembly import AgentRuntime
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.running_calls import AbortableCalls
-from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep
@@ -18,6 +17,7 @@ from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.duplex import ProcessLauncher
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import HandlerOutput, ToolContext
+from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.parking import RunParking, WatchedCalls
 
 _MODULE: Final = "soong.worker.acp.run"

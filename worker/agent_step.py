@@ -10,7 +10,6 @@ from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
@@ -22,6 +21,7 @@ from soong.shared.permissions.configured import WORKER_SOURCE
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
 from soong.shared.tools.ports import ArtifactStore
+from soong.shared.tools.time_limit import TimeLimit
 from soong.shared.toolsets.command_runner import process_launcher
 from soong.shared.toolsets.hooks import all_hooks
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry

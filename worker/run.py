@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.agents.runtime.transcript import clean_end
 from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
 from soong.shared.core.foreign import contained, place_of
@@ -21,6 +20,7 @@ from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.function_step import FunctionStepRunner, crashed, malformed
 
 log = get_logger(__name__)

@@ -11,7 +11,6 @@ from typing import Final
 from soong.orchestrator.owner.service import Ended
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
-from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.agents.runtime.transcript import clean_end
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
@@ -34,6 +33,7 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.time_limit import TimeLimit
 
 log = get_logger(__name__)
 

@@ -112,6 +112,29 @@ class _NoProgress:
         del message, data
 
 
+@dataclass(frozen=True, slots=True)
+class CallQuestion:
+    """What a call under way asks a person: under a name of its own, for rules, and bound to its own input."""
+
+    name: str
+    input: JsonObject
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """``reason`` is what the person said with the answer; without a person, why there is none."""
+
+    is_accepted: bool
+    reason: str = ""
+    is_person: bool = False
+
+
+async def _nobody(question: CallQuestion) -> CallAnswer:
+    del question
+    return CallAnswer(is_accepted=False, reason="nobody can be asked here")
+
+
 NO_PROGRESS: Final[Progress] = _NoProgress()
 """Of a call that never begins, or that nobody follows."""
 
@@ -149,6 +172,8 @@ class ToolContext:
     """What the call may connect to, as its session's policy says; None: nothing."""
     store_artifact: Callable[[bytes, str, str], Awaitable[ArtifactRef | None]] = _keep_nothing
     """Stores bytes under a media type and a name, for what is not text; None where nothing is stored."""
+    ask: Callable[[CallQuestion], Awaitable[CallAnswer]] = _nobody
+    """Asks the session's callback while the handler runs; its time limit is suspended meanwhile."""
 
 
 HandlerOutput: TypeAlias = "ToolResult | Json"

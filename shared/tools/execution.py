@@ -18,6 +18,7 @@ from soong.shared.tools.definition import HandlerOutput, Target
 from soong.shared.tools.ports import CallInputs, CallLog, GateCall, ToolCall, Verdict
 from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
+from soong.shared.tools.time_limit import TimeLimit
 from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 PROGRESS_EVENT: Final = "tool_progress"
@@ -153,21 +154,22 @@ class ExitedError(Exception):
         super().__init__(f"the tool ended itself: {code}")
 
 
-async def timed(handler: Callable[[], Awaitable[HandlerOutput]], seconds: float | None) -> HandlerOutput:
-    """Call a handler and wait for its end.
+async def timed(
+    handler: Callable[[], Awaitable[HandlerOutput]], limit: TimeLimit, seconds: float | None
+) -> HandlerOutput:
+    """Call a handler and wait for its end; ``limit`` is of ``seconds``.
 
     Raises:
         HandlerTimeoutError: it was not there in time.
         Exception: whatever it raised; others than ordinary ones are contained (:mod:`soong.shared.core.foreign`).
     """
-    limit = asyncio.timeout(seconds)
     try:
         async with limit:
             return await await_foreign(handler)
     except ForeignError as error:
         raise _named(error) from error
     except TimeoutError as error:
-        if limit.expired():
+        if limit.has_expired:
             raise HandlerTimeoutError(seconds or 0.0) from error
         raise
 

@@ -64,6 +64,7 @@ from soong.shared.tools.ports import (
     Verdict,
     effect_id_of,
 )
+from soong.shared.tools.questions import CallQuestioner
 from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import (
     check_context,
@@ -78,6 +79,7 @@ from soong.shared.tools.results.normalize import (
 from soong.shared.tools.results.output_limits import Fitter
 from soong.shared.tools.risk import Classifier, by_keywords
 from soong.shared.tools.surface import DELEGATION_TOOLS
+from soong.shared.tools.time_limit import TimeLimit
 
 DECIDED_EVENT: Final = "permission_decided"
 
@@ -275,17 +277,8 @@ class ToolPipeline:
         record = self._record(call_state, call_state.next_event())
         shown = record.inputs.call or {}
         hook_input = call_state.hook_input or {}
-        started = StartedCall(
-            call_state.call,
-            gate_call,
-            verdict,
-            hook_input,
-            call_input,
-            context.effect_id,
-            record.is_write,
-            shown,
-            record,
-        )
+        effect = context.effect_id, record.is_write
+        started = StartedCall(call_state.call, gate_call, verdict, hook_input, call_input, *effect, shown, record)
         try:
             await self._log.started(started)
         except AlreadyConsumedError as error:
@@ -318,7 +311,9 @@ class ToolPipeline:
         self, call_state: CallState, definition: ToolDefinition, context: ToolContext, call_input: JsonObject
     ) -> HandlerOutput:
         limit_s = self._limit_s(definition, call_input)
-        running = timed(lambda: definition.handler(context, call_input), limit_s)
+        limit = TimeLimit(limit_s)
+        asking = replace(context, ask=CallQuestioner(self._gate, context, definition, limit).ask)
+        running = timed(lambda: definition.handler(asking, call_input), limit, limit_s)
         return await (running if definition.interrupt == "cancel" else run_to_end(running, call_state))
 
     def _limit_s(self, definition: ToolDefinition, call_input: JsonObject) -> float | None:

@@ -56,6 +56,8 @@ class GateCall:
     cwd: str
     hook_result: Literal["none", "allow", "ask"] = "none"
     is_rewritten: bool = False
+    is_under_way: bool = False
+    """The call runs already and asks in the middle: its run cannot park for the answer."""
 
     @property
     def permission(self) -> Permission:

@@ -1,14 +1,15 @@
 """Questions outlive whoever asks, decides and answers (PER-13, PER-15; DAG-07)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim, Lease
-from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, RequestState
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
@@ -324,3 +325,28 @@ async def test_who_picks_a_question_behind_the_one_that_is_shown_has_answered_th
         assert not waiting.done()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+
+
+@pytest.mark.spec("MCP-01.d", "PER-13", "PER-15")
+async def test_a_question_of_a_call_under_way_does_not_let_its_run_park_and_goes_with_the_call(
+    open_bench: OpenBench,
+) -> None:
+    silent, waits = Callback(gate=asyncio.Event()), list[str]()
+
+    @contextmanager
+    def waiting(request_id: str) -> Iterator[None]:
+        waits.append(request_id)
+        yield
+
+    async with open_bench(silent) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = replace(bench.gate(claim, worker), waiting=waiting)
+        asking = asyncio.create_task(gate.decide(make_call(claim, is_under_way=True, hook_result="ask")))
+        (request,) = await bench.pending()
+        gate.interruption.stop = "park"
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+        assert waits == []
+        _, state = await bench.store.consent.request(request.id)
+        assert state is RequestState.WITHDRAWN

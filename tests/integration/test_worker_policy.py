@@ -14,7 +14,6 @@ from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.core.errors import InvalidConfigError
@@ -28,6 +27,7 @@ from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.incarnation import Incarnation
 from tests.integration.consent import until

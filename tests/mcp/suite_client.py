@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from soong.shared.tools.ports import Verdict
 from tests.integration.mcp.scene import McpScene, mcp_scene
 
 EXAMPLES = {"string": "text", "integer": 5, "number": 5, "boolean": True, "object": {}, "array": []}
@@ -43,6 +44,8 @@ async def main(url: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = f'[mcp.servers.t]\nurl = "{url}"\nprotocol = "{wire()}"\ntimeout_s = 20'
         async with mcp_scene(Path(folder), config) as scene:
+            # A person who accepts what a server asks, without a word of their own.
+            scene.gate.verdict = Verdict(is_allowed=True, author="person")
             snapshot = scene.servers.snapshot("t")
             if snapshot is None or snapshot.problem:
                 sys.exit(snapshot.problem if snapshot else "the server was not asked")

@@ -9,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from soong.shared.agents.runtime.permission_gate import DecisionInbox, RunGate
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.time_limit import TimeLimit, UntimedGate
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.store import CallRow, CallStatus
@@ -20,6 +19,7 @@ from soong.shared.permissions.signing import Signer
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.ports import GateCall
+from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 from soong.worker.parking import ParkingCoordinator, RunParking
 from tests.simulation.effects import Effects, Host
 

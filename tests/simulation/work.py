@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
@@ -17,6 +16,7 @@ from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 from soong.shared.storage.store import Store
+from soong.shared.tools.time_limit import TimeLimit
 from tests.simulation.asking import AskedCalls
 from tests.simulation.borders import never
 from tests.simulation.effects import Effects, Host

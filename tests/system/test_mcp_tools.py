@@ -62,10 +62,11 @@ def test_two_hundred_runs_at_once_share_one_server_and_it_ends_with_the_service(
     assert not {one["value"]["pid"] for one in outputs} & set(servers(cli))
 
 
-@pytest.mark.spec("MCP-01.f", "PER-13.g", "CARD-3.c")
+@pytest.mark.spec("MCP-01.d", "MCP-01.f", "PER-13.g", "CARD-3.c")
 def test_each_tool_asks_in_the_inbox_and_a_server_that_is_killed_is_started_again(cli: CliHarness) -> None:
     note = cli.folder / "note.txt"
-    calls = [("where", {}), ("die", {}), ("where", {}), ("write_note", {"path": str(note), "text": "x"})]
+    last = {"path": str(note), "text": "x"}
+    calls = [("ask_in_rounds", {}), ("where", {}), ("die", {}), ("where", {}), ("write_note", last)]
     up = cli.start("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)
     cli.run("run", cli.plan("title: One\nsteps:\n" + step("it", *calls)), "--approvals", "inbox", "--detach")
@@ -74,14 +75,20 @@ def test_each_tool_asks_in_the_inbox_and_a_server_that_is_killed_is_started_agai
     def has_ended() -> bool:
         for request in questions(cli):
             asked.append(request)
-            cli.run("approvals", "deny" if request.tool == "mcp.t.write_note" else "allow", request.id)
+            answer = "deny" if request.tool == "mcp.t.write_note" else "allow"
+            cli.run("approvals", answer, request.id, "--reason", "7")
         return cli.step_statuses().get("it") == "completed"
 
     until(has_ended, "the step has ended", lambda: f"{cli.step_statuses()} {cli.logs()}")
     (ended,) = cli.json("tasks", "show", cli.task_id())["steps"]
-    before, killed, after, denied = ended["output"]["results"]
-    assert [request.tool for request in asked] == [f"mcp.t.{name}" for name, _ in calls]
-    assert all("@" in request.scope for request in asked)
+    told, before, killed, after, denied = ended["output"]["results"]
+    first, question, *others = asked
+    assert [request.tool for request in (first, *others)] == [f"mcp.t.{name}" for name, _ in calls]
+    assert all("@" in request.scope for request in (first, *others))
+    # The server's own question: of the same run, with the answer's reason as its words, and no grant for the session.
+    assert (question.tool, question.scope, question.identity) == ("mcp.t.elicitation/create", "", first.identity)
+    assert "| Which size?" in question.preview
+    assert told["value"] == {"result": "accept size=7"}
     assert killed["error"]["type"] == "server_unavailable"
     assert after["value"]["pid"] not in (0, before["value"]["pid"])
     assert (denied["error"]["type"], note.exists()) == ("permission_denied", False)

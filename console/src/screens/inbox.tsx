@@ -17,7 +17,7 @@ type Answered = { id: string; text: string; isError: boolean };
 export function InboxScreen({ inbox, selected }: { inbox: Inbox; selected: string | undefined }) {
   const { questions } = inbox;
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
-  const [isDenying, setDenying] = useState(false);
+  const [writing, setWriting] = useState<Choice | null>(null);
   const [notes, setNotes] = useState<Answered[]>([]);
   const current = questions.find((one) => one.id === selected) ?? questions[0];
   const several = useMemo(() => questions.filter((one) => chosen.has(one.id)), [questions, chosen]);
@@ -28,7 +28,7 @@ export function InboxScreen({ inbox, selected }: { inbox: Inbox; selected: strin
       const told = await Promise.all(answered.map((one) => send(one, choice, reason)));
       setNotes((before) => [...told, ...before].slice(0, 5));
       setChosen(new Set());
-      setDenying(false);
+      setWriting(null);
     },
     [several, current],
   );
@@ -49,9 +49,10 @@ export function InboxScreen({ inbox, selected }: { inbox: Inbox; selected: strin
         if (to) go("inbox", to.id);
         else if (!current) return false;
         else if (key === "x") toggle(current.id);
+        else if (key === "a" && current.may_answer && takesWords(several, current)) setWriting("allow_once");
         else if (key === "a" && current.may_answer) void answer("allow_once");
         else if (key === "s" && offers(several.length ? several : [current], "allow_for_session")) void answer("allow_for_session");
-        else if (key === "d" && current.may_answer) setDenying(true);
+        else if (key === "d" && current.may_answer) setWriting("deny");
         else return false;
         return true;
       },
@@ -97,14 +98,20 @@ export function InboxScreen({ inbox, selected }: { inbox: Inbox; selected: strin
           <Question question={current} />
           <Answers
             questions={several.length ? several : [current]}
-            isDenying={isDenying}
-            onDenying={setDenying}
+            writing={writing}
+            onWriting={setWriting}
             onAnswer={(choice, reason) => void answer(choice, reason)}
           />
         </section>
       )}
     </div>
   );
+}
+
+/** A question that an MCP server asks: the reason of an answer is what the person says to the server. */
+function takesWords(several: readonly Approval[], current: Approval): boolean {
+  const [only = current, ...others] = several;
+  return others.length === 0 && only.tool.endsWith(".elicitation/create");
 }
 
 function offers(questions: readonly Approval[], choice: Choice): boolean {
@@ -190,12 +197,12 @@ function Fact({ name, children }: { name: string; children: React.ReactNode }) {
 
 interface AnswersProps {
   questions: readonly Approval[];
-  isDenying: boolean;
-  onDenying: (isDenying: boolean) => void;
+  writing: Choice | null;
+  onWriting: (choice: Choice | null) => void;
   onAnswer: (choice: Choice, reason?: string) => void;
 }
 
-function Answers({ questions, isDenying, onDenying, onAnswer }: AnswersProps) {
+function Answers({ questions, writing, onWriting, onAnswer }: AnswersProps) {
   const [reason, setReason] = useState("");
   const mayApprove = useMay("approve");
   const refusal = questions.find((one) => !one.may_answer)?.may_not_because;
@@ -204,28 +211,29 @@ function Answers({ questions, isDenying, onDenying, onAnswer }: AnswersProps) {
   }
   const count = questions.length > 1 ? ` all ${questions.length}` : "";
   const grants = [...new Set(questions.map((one) => one.session_grant))];
+  const [first] = questions;
   return (
     <div className="answers">
-      {isDenying ? (
+      {writing ? (
         <form
           onSubmit={(event) => {
             event.preventDefault();
-            onAnswer("deny", reason);
+            onAnswer(writing, reason);
             setReason("");
           }}
         >
           <label>
-            Reason, which the agent reads
+            {writing === "deny" ? "Reason, which the agent reads" : "Your answer, which the server gets"}
             <input autoFocus maxLength={2_000} value={reason} onChange={(event) => setReason(event.target.value)} />
           </label>
-          <button className="deny">Deny{count}</button>
-          <button type="button" onClick={() => onDenying(false)}>
+          {writing === "deny" ? <button className="deny">Deny{count}</button> : <button>Answer</button>}
+          <button type="button" onClick={() => onWriting(null)}>
             Back
           </button>
         </form>
       ) : (
         <>
-          <button onClick={() => onAnswer("allow_once")}>
+          <button onClick={() => (first && takesWords(questions, first) ? onWriting("allow_once") : onAnswer("allow_once"))}>
             Allow once{count} <kbd>a</kbd>
           </button>
           {offers(questions, "allow_for_session") && (
@@ -234,7 +242,7 @@ function Answers({ questions, isDenying, onDenying, onAnswer }: AnswersProps) {
               <small>{visible(grants.join("; "))}</small>
             </button>
           )}
-          <button className="deny" onClick={() => onDenying(true)}>
+          <button className="deny" onClick={() => onWriting("deny")}>
             Deny{count} <kbd>d</kbd>
           </button>
         </>

@@ -33,7 +33,6 @@ from soong.shared.agents.runtime.permission_gate import DecisionInbox, GateStore
 from soong.shared.agents.runtime.prepared import PreparedAgent, PreparedCalls
 from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.time_limit import TimeLimit, UntimedGate
 from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config, ModelConfig
@@ -62,6 +61,7 @@ from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.schedule import Executor
 from soong.shared.tools.surface import TOOL_SEARCH, Surface, narrow
+from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 
 _logger = get_logger(__name__)
 

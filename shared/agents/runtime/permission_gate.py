@@ -211,7 +211,7 @@ class RunGate:
         request, is_new = await self._raise(call, verdict)
         decision = None
         try:
-            settled = await self._until_settled(request, is_new=is_new)
+            settled = await self._until_settled(request, is_new=is_new, is_under_way=call.is_under_way)
             decision = settled.decision
             if decision is None:
                 return withdrawn("the question was withdrawn before anybody answered it; call again for a new question")
@@ -271,12 +271,13 @@ class RunGate:
             self.on_asked(call.definition.name)
         return replace(fresh, id=stored), stored == fresh.id
 
-    async def _until_settled(self, request: PermissionRequest, *, is_new: bool) -> ClosedQuestion:
+    async def _until_settled(self, request: PermissionRequest, *, is_new: bool, is_under_way: bool) -> ClosedQuestion:
+        """Wait for the end of a question; a run whose call is under way does not park meanwhile."""
         try:
-            with self.waiting(request.id):
+            with nullcontext() if is_under_way else self.waiting(request.id):
                 settled = await self.inbox.settled(request.id, is_new=is_new)
         except asyncio.CancelledError:
-            if not self.interruption.goes_on_elsewhere:
+            if is_under_way or not self.interruption.goes_on_elsewhere:
                 # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
                 await asyncio.shield(self._withdraw(request))
             raise

@@ -12,6 +12,7 @@ from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import Progress, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.toolsets.mcp.connection import ServerConnection, ServerUnavailableError
+from soong.shared.toolsets.mcp.elicitation import CallElicitations, current
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.results import ResultReader
 
@@ -56,25 +57,20 @@ async def with_server(
     Raises:
         ToolError: ``server_unavailable``, or what the server answered.
     """
-    declined: list[str] = []
-
-    async def tell(question: str) -> None:
-        declined.append(question)
-        await context.progress.report(
-            f"the server asks a person, which is declined: {inert_text(question)}", {"elicitation": "declined"}
-        )
-
     try:
         async with servers.connected(server_id, context.run_dirs.project) as connection:
-            connection.told.add(tell)
+            asking = CallElicitations(server_id, connection.config, context)
+            connection.calls.add(asking)
             try:
-                return await use(connection)
+                with current(asking):
+                    return await use(connection)
             except (ToolError, ServerUnavailableError):
                 raise
             except Exception as error:
-                raise _failure(error, connection, declined) from error
+                raise _failure(error, connection, asking.declined) from error
             finally:
-                connection.told.discard(tell)
+                connection.calls.discard(asking)
+                await asking.close()
     except ServerUnavailableError as error:
         raise ToolError(ErrorType.SERVER_UNAVAILABLE, str(error)) from error
 
@@ -102,7 +98,7 @@ def _failure(error: Exception, connection: ServerConnection, declined: list[str]
         case code if code == INVALID_PARAMS:
             return ToolError(ErrorType.INVALID_INPUT, words)
         case code if code == URL_ELICITATION_REQUIRED or declined:
-            problem = f"the MCP server {server!r} needs a person's input, which is declined: {words}"
+            problem = f"the MCP server {server!r} needs a person's input and got none: {words}"
             return ToolError(ErrorType.ELICITATION_DECLINED, problem)
         case code:
             return ToolError(ErrorType.EXECUTION_FAILED, words, details={"code": code})

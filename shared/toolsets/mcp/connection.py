@@ -23,6 +23,7 @@ from soong.shared.core.mcp_config import OWN_ID, McpServerConfig
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_program
 from soong.shared.toolsets.mcp.catalogue import FOLDER, ServerSnapshot, config_digest, sound_tools
+from soong.shared.toolsets.mcp.elicitation import ASK_S, CallElicitations, answer_of
 from soong.shared.toolsets.mcp.references import resolved
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class ServerConnection:
     users: int = 0
     idle_since_s: float = 0.0
     snapshot: ServerSnapshot | None = None
-    told: "set[Callable[[str], Awaitable[None]]]" = field(default_factory=set)
-    """Where the calls that are under way hear of what the server asks for."""
+    calls: set[CallElicitations] = field(default_factory=set)
+    """What asks a person for the calls that are under way."""
     _client: "Client | None" = None
     _pipes: "StdioPipes | None" = None
     _over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -227,7 +228,7 @@ class ServerConnection:
             mode="legacy" if self.config.protocol == "handshake" else "auto",
             client_info=Implementation(name=DISTRIBUTION, version=_own_version()),
             list_roots_callback=self._roots,
-            elicitation_callback=self._declined,
+            elicitation_callback=self._elicited,
             message_handler=self._heard,
             cache=None,
         )
@@ -240,7 +241,8 @@ class ServerConnection:
         if self.config.url:
             headers = resolved(self.config.headers, f"{place}.headers")
             auth = None if self.setup.authorized is None else await self.setup.authorized(self.server_id, self.config)
-            return http_transport(self.config.url, headers, auth, self.config.timeout_s + 5.0)
+            # On the handshake wire a server asks a person within the answer of the call, which stands still then.
+            return http_transport(self.config.url, headers, auth, self.config.timeout_s + ASK_S + 5.0)
         env = {
             **child_environment(self.setup.commands_env, self.setup.secret_env, untrusted=(self.project,)),
             **resolved(self.config.env, f"{place}.env"),
@@ -257,15 +259,10 @@ class ServerConnection:
         del context
         return ListRootsResult(roots=[Root(uri=FileUrl(self.project.as_uri()), name=self.project.name)])
 
-    async def _declined(self, context: object, params: object) -> "ElicitResult":
-        """Decline what the server wants to ask a person, and tell the calls that are under way."""
-        from mcp_types import ElicitResult
-
+    async def _elicited(self, context: object, params: object) -> "ElicitResult":
+        """Pass on what the server asks a person during a call."""
         del context
-        said = str(getattr(params, "message", ""))[:500]
-        for tell in tuple(self.told):
-            await tell(said)
-        return ElicitResult(action="decline")
+        return await answer_of(self.calls, params)
 
     async def _heard(self, message: object) -> None:
         from mcp_types import ToolListChangedNotification

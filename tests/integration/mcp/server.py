@@ -117,7 +117,7 @@ def shout(size: int) -> str:
 async def ask(ctx: Context) -> str:
     """Ask a person for a colour."""
     answer = await ctx.elicit("Which colour?", schema=Colour)
-    return str(answer.action)
+    return f"{answer.action} {getattr(answer, 'data', None)}"
 
 
 class Colour(BaseModel):
@@ -135,7 +135,7 @@ async def _size() -> Elicit[Size]:
 @server.tool()
 async def ask_in_rounds(size: Annotated[ElicitationResult[Size], Resolve(_size)]) -> str:
     """Ask a person for a size, in the way that works on both wires."""
-    return str(size.action)
+    return f"{size.action} {getattr(size, 'data', None)}"
 
 
 @server.tool()

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -13,8 +14,10 @@ import pytest_asyncio
 from soong.shared.core.jsontext import dump
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.definition import Permission
+from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
 from tests.integration.mcp.scene import McpScene, family, mcp_scene, stdio_config, until
+from tests.unit.tools.parts import ALLOWED, make_identity
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,6 +32,28 @@ async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 def words(result: ToolResult) -> str:
     return "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
+
+
+def asking_tool(scene: McpScene) -> str:
+    """Return the tool that asks a person in the way of the wire."""
+    return "mcp.t.ask" if scene.is_handshake else "mcp.t.ask_in_rounds"
+
+
+@contextmanager
+def answering(scene: McpScene, *said: str | None) -> Iterator[None]:
+    """Have a person answer the questions of servers with these words, one after another; None declines."""
+    left = iter(said)
+
+    async def answer() -> None:
+        if scene.gate.asked[-1].is_under_way:
+            reason = next(left)
+            scene.gate.verdict = Verdict(is_allowed=reason is not None, author="person", reason=reason or "")
+
+    scene.gate.before = answer
+    try:
+        yield
+    finally:
+        scene.gate.before, scene.gate.verdict = None, ALLOWED
 
 
 @pytest.mark.spec("MCP-01.a", "MCP-01.b", "MCP-01.c", "MCP-01.j", "REG-07.b")
@@ -141,18 +166,100 @@ async def test_a_server_gets_the_project_as_its_root_and_folder_and_no_other_pro
 
 
 @pytest.mark.spec("MCP-01.d")
-async def test_what_a_server_asks_a_person_is_declined_and_said(scene: McpScene) -> None:
+async def test_no_rule_answers_what_a_server_asks_a_person(scene: McpScene) -> None:
     scene.log.notes.clear()
 
-    asked = await scene.call("mcp.t.ask")
+    asked = await scene.call(asking_tool(scene))
 
+    assert words(asked) == "decline None"
+    assert scene.gate.asked[-1].hook_result == "ask"
+    assert any("no person has answered it" in said for said in scene.progress)
+
+
+@pytest.mark.spec("MCP-01.d", "PER-03")
+async def test_what_a_server_asks_a_person_is_a_question_of_the_run_whose_call_it_is(scene: McpScene) -> None:
+    scene.log.notes.clear()
+    with answering(scene, "7"):
+        answered = await scene.call(asking_tool(scene))
+    question = scene.gate.asked[-1]
+    with answering(scene, None):
+        declined = await scene.call(asking_tool(scene))
+
+    assert words(answered) == ("accept colour='7'" if scene.is_handshake else "accept size=7")
+    assert words(declined) == "decline None"
+    assert question.definition.name == "mcp.t.elicitation/create"
+    assert question.identity == make_identity()
+    assert question.tool_call_id.startswith(f"call_{scene.calls - 1}.ask-")
+    assert question.target.scope == ""
+    assert "The MCP server t (not trusted) asks during this call" in question.target.preview
+    assert "| Which " in question.target.preview
+    assert any("accept: a person accepted" in said for said in scene.progress)
+
+
+@pytest.mark.spec("MCP-01.d")
+async def test_words_that_do_not_fit_the_form_are_asked_again(scene: McpScene) -> None:
     if scene.is_handshake:
-        assert words(asked) == "decline"
-        assert any("Which colour?" in said for said in scene.progress)
-    else:  # on the stateless wire a question is a part of the result
-        portable = await scene.call("mcp.t.ask_in_rounds")
-        assert words(portable) == "decline"
-        assert any("Which size?" in said for said in scene.progress)
+        return  # its form takes any words
+    before = len(scene.gate.asked)
+    with answering(scene, "large", "", "9"):
+        answered = await scene.call("mcp.t.ask_in_rounds")
+
+    assert words(answered) == "accept size=9"
+    previews = [one.target.preview for one in scene.gate.asked[before:] if one.is_under_way]
+    assert len(previews) == 3
+    assert "Asked again, because the answer does not fit: size: 'large' is not integer" in previews[1]
+    assert "size is missing" in previews[2]
+
+
+@pytest.mark.spec("MCP-01.d")
+async def test_a_question_is_declined_where_it_cannot_be_known_which_of_several_calls_it_is_of(
+    scene: McpScene,
+) -> None:
+    scene.log.notes.clear()
+    before = len(scene.gate.asked)
+    other = asyncio.create_task(scene.call("mcp.t.wait", seconds=60))
+    await until(lambda: bool(scene.progress))
+    with answering(scene, "7"):
+        asked = await scene.call(asking_tool(scene))
+    other.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await other
+
+    questions = [one for one in scene.gate.asked[before:] if one.is_under_way]
+    if scene.is_handshake:
+        assert words(asked) == "decline None"
+        assert questions == []
+        assert any("2 calls are under way at the server" in said for said in scene.progress)
+    else:  # on the stateless wire a question is a part of the result of one call
+        assert words(asked) == "accept size=7"
+        assert len(questions) == 1
+
+
+@pytest.mark.spec("MCP-01.d", "PER-15")
+async def test_a_call_that_is_cancelled_takes_its_question_back(scene: McpScene) -> None:
+    asked, withdrawn = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        if scene.gate.asked[-1].is_under_way:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                withdrawn.set()
+                raise
+
+    scene.gate.before = wait
+    try:
+        call = asyncio.create_task(scene.call(asking_tool(scene)))
+        await asked.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    finally:
+        scene.gate.before = None
+
+    assert withdrawn.is_set()
+    assert (await scene.call("mcp.t.add", a=1, b=1)).ok
 
 
 @pytest.mark.spec("MCP-01.i", "MCP-01.c", "PER-21.a")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import pytest
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.time_limit import TimeLimit
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
@@ -16,6 +15,7 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.spec import BoundStep, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
+from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.run import StepRunner
 from tests.model.builders import make_identity

@@ -1,4 +1,4 @@
-"""A step's time limit: wall time of its own work, in which waiting for people does not count (DESIGN: parking)."""
+"""The time limit of a step or a call: wall time of its own work, in which waiting for people does not count."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,6 +26,11 @@ class TimeLimit:
         self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._timeout.__aexit__(type_, error, traceback)
+
+    @property
+    def has_expired(self) -> bool:
+        """Say whether the time ran out."""
+        return self._timeout.expired()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

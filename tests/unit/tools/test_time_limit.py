@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from soong.shared.agents.runtime.time_limit import TimeLimit
+from soong.shared.tools.time_limit import TimeLimit
 
 
 async def test_work_over_the_limit_ends() -> None:

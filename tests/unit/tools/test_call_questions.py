@@ -1,0 +1,82 @@
+"""Questions of a call under way, through the pipeline."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.tools.definition import CallQuestion, HandlerOutput, Target, ToolContext
+from soong.shared.tools.pipeline import RunScope, ToolPipeline
+from soong.shared.tools.ports import GateCall, ToolCall, Verdict
+from tests.unit.tools.parts import ALLOWED, RecordingGate, RecordingLog, make_identity, make_run_dirs, make_tool
+
+pytestmark = pytest.mark.asyncio
+
+QUESTION = CallQuestion("test.ask/person", {"n": 1}, Target("resource", shown="which?"))
+LIMIT = timedelta(milliseconds=50)
+
+
+class SlowPerson(RecordingGate):
+    """Answers questions of calls under way after longer than a call may take."""
+
+    async def decide(self, call: GateCall) -> Verdict:
+        if not call.is_under_way:
+            return ALLOWED
+        self.asked.append(call)
+        await asyncio.sleep(4 * LIMIT.total_seconds())
+        return self.verdict
+
+
+def pipeline(gate: RecordingGate, folder: Path, handler: object) -> ToolPipeline:
+    tool = make_tool("test.asks", handler=handler, timeout=LIMIT, tags=frozenset({"mcp"}))
+    return ToolPipeline([tool], RunScope(make_identity(), 7, make_run_dirs(folder)), gate, RecordingLog())
+
+
+async def _asks(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+    first = await context.ask(QUESTION)
+    again = await context.ask(QUESTION)
+    return {"first": first.is_accepted, "words": again.reason, "is_person": again.is_person}
+
+
+@pytest.mark.spec("EXE-08", "MCP-01.d")
+async def test_the_time_of_a_call_stands_still_while_a_person_is_asked(tmp_path: Path) -> None:
+    gate = SlowPerson(Verdict(is_allowed=True, author="person", reason="blue"))
+
+    result = await pipeline(gate, tmp_path, _asks).execute(ToolCall("call_1", "test.asks", {}))
+
+    assert result.data == {"first": True, "words": "blue", "is_person": True}
+    one, other = gate.asked
+    assert one.tool_call_id != other.tool_call_id
+    assert one.tool_call_id.startswith("call_1.ask-")
+    assert (one.definition.name, one.hook_result) == ("test.ask/person", "ask")
+    assert one.definition.tags == frozenset({"mcp"})
+    assert one.identity == make_identity()
+
+
+@pytest.mark.parametrize("author", ["rule", "grant", "system"])
+async def test_nobody_but_a_person_answers_a_question_of_a_call(
+    author: Literal["rule", "grant", "system"], tmp_path: Path
+) -> None:
+    gate = SlowPerson(replace(ALLOWED, author=author))
+
+    result = await pipeline(gate, tmp_path, _asks).execute(ToolCall("call_1", "test.asks", {}))
+
+    assert result.data == {"first": False, "words": "no person has answered it", "is_person": False}
+
+
+async def test_after_an_answer_the_rest_of_the_time_runs_on(tmp_path: Path) -> None:
+    async def asks_and_hangs(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        await context.ask(QUESTION)
+        await asyncio.Event().wait()
+        return None
+
+    gate = SlowPerson(Verdict(is_allowed=True, author="person"))
+
+    result = await pipeline(gate, tmp_path, asks_and_hangs).execute(ToolCall("call_1", "test.asks", {}))
+
+    assert result.error is not None
+    assert result.error.type == "timeout"

@@ -1,0 +1,113 @@
+"""Forms of MCP servers, and a person's words for them."""
+
+from typing import Any
+
+import pytest
+
+from soong.shared.toolsets.mcp.forms import FormAnswerError, FormRefusedError, form_of
+
+pytestmark = pytest.mark.spec("MCP-01.d")
+
+
+def form(message: str = "Tell me", required: tuple[str, ...] = (), **fields: dict[str, Any]) -> Any:
+    return form_of({"type": "object", "properties": fields, "required": list(required)}, message)
+
+
+COLOURS = {"type": "string", "enum": ["r", "g"], "enumNames": ["Red", "Green"]}
+TITLED = {"type": "string", "oneOf": [{"const": "s", "title": "Small one"}, {"const": "l", "title": "Large one"}]}
+SEVERAL = {"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}, "maxItems": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "content"),
+    [
+        ({"colour": {"type": "string"}}, "dark red, nearly = black", {"colour": "dark red, nearly = black"}),
+        ({"n": {"type": "integer"}}, "7", {"n": 7}),
+        ({"n": {"type": "number"}}, "n=2.5", {"n": 2.5}),
+        ({"ok": {"type": "boolean"}}, "Yes", {"ok": True}),
+        ({"ok": {"type": "boolean"}}, '{"ok": false}', {"ok": False}),
+        ({"c": COLOURS}, "green", {"c": "g"}),
+        ({"c": TITLED}, "Large one", {"c": "l"}),
+        ({"c": SEVERAL}, "a | c", {"c": ["a", "c"]}),
+        ({"a": {"type": "string"}, "b": {"type": "integer"}}, "a=two words, b=3", {"a": "two words", "b": 3}),
+        ({"a": {"type": "string"}, "b": {"type": "integer"}}, "b = 3; a = x=y", {"a": "x=y", "b": 3}),
+        ({"a": {"type": "string", "default": "d"}, "b": {"type": "integer"}}, "b=3", {"a": "d", "b": 3}),
+        ({"a": {"type": "string", "default": "d"}}, "", {"a": "d"}),
+        ({}, "why not", {}),
+    ],
+)
+def test_words_are_read_as_the_fields_say(fields: dict[str, Any], words: str, content: dict[str, Any]) -> None:
+    assert form(**fields).answer_of(words) == content
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "problem"),
+    [
+        ({"n": {"type": "integer"}}, "7.5", "'7.5' is not integer"),
+        ({"n": {"type": "integer"}}, "9" * 5000, "is not integer"),
+        ({"n": {"type": "number"}}, "inf", "is not number"),
+        ({"n": {"type": "integer", "maximum": 5}}, "7", "maximum is 5"),
+        ({"n": {"type": "integer"}}, '{"n": true}', "is not integer"),
+        ({"c": COLOURS}, "blue", "one of r (Red) | g (Green)"),
+        ({"c": SEVERAL}, "a,b,c", "maxItems is 2"),
+        ({"mail": {"type": "string", "format": "email"}}, "ada", "not of the format email"),
+        ({"a": {"type": "string", "maxLength": 3}}, "long", "maxLength is 3"),
+        ({"a": {"type": "string"}, "b": {"type": "string"}}, "just words", "name the fields: a=… b=…"),
+        ({"a": {"type": "string"}}, "", "a is missing"),
+        ({"a": {"type": "string"}}, '{"b": 1}', "no field 'b'"),
+        ({"a": {"type": "string"}}, '{"a": ', "begins like a JSON object"),
+        ({"a": {"type": "string"}, "b": {"type": "string"}}, "a=1 a=2", "answered twice"),
+    ],
+)
+def test_words_that_do_not_fit_are_told_what_is_wrong(fields: dict[str, Any], words: str, problem: str) -> None:
+    with pytest.raises(FormAnswerError) as error:
+        form(required=tuple(fields), **fields).answer_of(words)
+
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"properties": {"password": {"type": "string"}}}, "Sign in"),
+        ({"properties": {"apiKey": {"type": "string"}}}, "Sign in"),
+        ({"properties": {"x": {"type": "string", "description": "your access_token"}}}, "Sign in"),
+        ({"properties": {"x": {"type": "string", "title": "PIN"}}}, "Sign in"),
+        ({"properties": {"x": {"type": "integer", "title": "Card number"}}}, "Pay"),
+        ({"properties": {"x": {"type": "string"}}}, "Please type your GitHub token"),
+    ],
+)
+def test_a_form_that_asks_for_a_secret_is_refused(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(FormRefusedError, match="a secret, which a server must not"):
+        form_of(schema, message)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"x": {"type": "object"}}},
+        {"properties": {"x": {"type": "array", "items": {"type": "string"}}}},
+        {"properties": {"x": "text"}},
+        {"properties": {"x\u202ey": {"type": "string"}}},
+        {"properties": {"": {"type": "string"}}},
+        {"properties": [1]},
+        {"properties": {f"f{n}": {"type": "string"} for n in range(33)}},
+        {"properties": {"x": {"type": "string", "enum": [1, 2]}}},
+    ],
+)
+def test_a_form_that_cannot_be_shown_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(FormRefusedError):
+        form_of(schema, "Tell me")
+
+
+def test_a_pattern_of_a_server_is_never_run() -> None:
+    evil = form(x={"type": "string", "pattern": "(a+)+$"})
+
+    assert evil.answer_of("a" * 60 + "!") == {"x": "a" * 60 + "!"}
+
+
+def test_what_is_shown_of_a_field_is_one_inert_line() -> None:
+    shown = form(x={"type": "string", "description": "first\n[2K\x1b[2Ksecond"}).fields[0].line
+
+    assert "\x1b" not in shown
+    assert "\n" not in shown

@@ -13,6 +13,7 @@ from typing import Any, Final
 import acp
 from acp import RequestError, schema
 
+from soong.orchestrator.acp.conversation import MANY, Conversation
 from soong.orchestrator.acp.plan_view import plan_of, text_of_prompt
 from soong.orchestrator.acp.questions import FrontEndQuestions
 from soong.orchestrator.acp.turn import PromptTurn, text_of
@@ -26,15 +27,12 @@ from soong.shared.core.errors import NotFoundError, SoongError
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
-from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.kinds import TaskKind
-from soong.shared.engine.tasks.step import Task
 
 log = get_logger(__name__)
 
 PAGE: Final = 50
-MANY: Final = 1000
 VERSION: Final = "1"
 
 
@@ -43,6 +41,8 @@ class _OpenSession:
     """A session that the front end has opened. ``turn`` is the prompt that is worked on."""
 
     cwd: Path
+    origin: str = ""
+    """The run whose conversation a fork continues."""
     turn: PromptTurn | None = None
     answering: "asyncio.Task[None] | None" = None
     is_busy: bool = False
@@ -66,7 +66,10 @@ class OrchestratorAgent:
     ) -> schema.InitializeResponse:
         del protocol_version, client_capabilities, client_info
         sessions = schema.SessionCapabilities(
-            list=schema.SessionListCapabilities(), resume=schema.SessionResumeCapabilities(), close={}
+            list=schema.SessionListCapabilities(),
+            resume=schema.SessionResumeCapabilities(),
+            fork=schema.SessionForkCapabilities(),
+            close=schema.SessionCloseCapabilities(),
         )
         can = schema.AgentCapabilities(
             load_session=True,
@@ -94,7 +97,7 @@ class OrchestratorAgent:
     async def load_session(self, cwd: str, session_id: str, **_: Any) -> schema.LoadSessionResponse | None:
         """Open a session and tell its conversation again."""
         client = await self._opened(session_id, cwd)
-        for task in reversed(await _asks(client, session_id)):
+        for task in await self._conversation(client, session_id).asks():
             await self._send(session_id, acp.update_user_message_text(task.title))
             view = await client.view(task.id)
             if view.steps:
@@ -102,6 +105,17 @@ class OrchestratorAgent:
             answer = text_of((await outcome_of(client.store, view, client.settings.runs)).answer)
             await self._send(session_id, acp.update_agent_message_text(answer or f"({task.status})"))
         return schema.LoadSessionResponse()
+
+    async def fork_session(self, session_id: str, cwd: str, **_: Any) -> schema.ForkSessionResponse:
+        """Begin a session with the conversation of another, as its last completed ask left it.
+
+        Nothing else is taken over: no task under way, no grant, no rule of the other session.
+        """
+        client = await self._opened(session_id, cwd)
+        former = await self._conversation(client, session_id).last_run()
+        fork_id = new_id("sess")
+        self._open[fork_id] = _OpenSession(_folder(cwd), origin=former.id if former is not None else "")
+        return schema.ForkSessionResponse(session_id=fork_id)
 
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: Any
@@ -181,26 +195,26 @@ class OrchestratorAgent:
     async def _prepared(self, client: Client, session_id: str, session: _OpenSession, goal: str) -> Submission:
         """Bind a goal: the first of the session, or another one that continues what completed last."""
         catalogue, clock, model = Catalogue.of(self.settings), SystemClock(), self.settings.model
+        former = await self._conversation(client, session_id).last_run()
         try:
             row = await client.store.sessions.session(session_id)
         except NotFoundError:
             return ask_submission(
                 goal,
-                agent=self.agent,
+                agent=former.identity.definition if former is not None else self.agent,
                 project=session.cwd,
                 cwd=session.cwd,
                 approval_mode=ApprovalMode.PROMPT,
-                model=model,
+                model=former.identity.model if former is not None else model,
                 allow=(),
                 catalogue=catalogue,
                 clock=clock,
                 principal=self.settings.principal,
                 ids=Ids(session_id, new_id("task")),
+                follows=former.id if former is not None else "",
             )
-        for task in await _asks(client, session_id):
-            former = await client.store.runs.run(task.root_run_id)
-            if former.status is RunStatus.COMPLETED:
-                return follow_up(goal, row, former, agent="", model="", catalogue=catalogue, clock=clock)
+        if former is not None:
+            return follow_up(goal, row, former, agent="", model="", catalogue=catalogue, clock=clock)
         return another_ask(goal, row, agent=self.agent, model=model, catalogue=catalogue, clock=clock)
 
     # -- common
@@ -216,20 +230,23 @@ class OrchestratorAgent:
         except KeyError:
             raise RequestError.resource_not_found(session_id[:100]) from None
 
+    def _conversation(self, client: Client, session_id: str) -> Conversation:
+        opened = self._open.get(session_id)
+        return Conversation(client, session_id, opened.origin if opened is not None else "")
+
     async def _opened(self, session_id: str, cwd: str) -> Client:
         """Open a stored session. Raises: RequestError, for one that is not there or belongs to another folder."""
         client = await self._client()
         try:
             row = await client.store.sessions.session(session_id)
-        except NotFoundError:
-            if session_id in self._open:
-                return client  # it has had no prompt yet
-            raise RequestError.resource_not_found(session_id[:100]) from None
-        if row.principal != self.settings.principal:
+            works_in, principal = row.cwd, row.principal
+        except NotFoundError:  # it has had no prompt yet
+            works_in, principal = str(self._session(session_id).cwd), self.settings.principal
+        if principal != self.settings.principal:
             raise RequestError.resource_not_found(session_id[:100])
         folder = _folder(cwd)
-        if row.cwd != str(folder):
-            raise RequestError.invalid_params({"details": f"the session works in {row.cwd}, not in {folder}"})
+        if works_in != str(folder):
+            raise RequestError.invalid_params({"details": f"the session works in {works_in}, not in {folder}"})
         self._open.setdefault(session_id, _OpenSession(folder))
         return client
 
@@ -255,9 +272,3 @@ async def _stop(session: _OpenSession) -> None:
         session.answering.cancel()
         await asyncio.gather(session.answering, return_exceptions=True)
         session.answering = None
-
-
-async def _asks(client: Client, session_id: str) -> list[Task]:
-    """Return the asks of a session, newest first."""
-    tasks = await client.store.tasks.list_tasks(session_id=session_id, limit=MANY)
-    return [task for task in tasks if task.kind is TaskKind.ASK]

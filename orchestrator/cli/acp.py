@@ -42,7 +42,7 @@ async def _serve(settings: Settings, agent: str) -> None:
     service = _Service(settings)
     ours = OrchestratorAgent(settings, agent, service.client)
     try:
-        await acp.run_agent(ours, use_unstable_protocol=True)  # type: ignore[arg-type]  # sessions are not forked
+        await acp.run_agent(ours, use_unstable_protocol=True)  # type: ignore[arg-type]  # it calls by keywords
     finally:
         await ours.close()
         await service.close()

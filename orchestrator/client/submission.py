@@ -146,10 +146,12 @@ def ask_submission(
     policy: Policy | None = None,
     budget: Sequence[str] = (),
     settings: JsonObject = NO_SETTINGS,
+    follows: str = "",
 ) -> Submission:
     """Bind and check a goal for an agent. ``agent`` is the id of its definition; ``model`` is used where it names none.
 
-    ``settings`` are those of the requests of its own model; the agents that it starts have their own.
+    ``settings`` are those of the requests of its own model; the agents that it starts have their own. ``follows`` is
+    the root run of a completed ask in another session of the same principal and folder, whose conversation continues.
 
     The agent ``orchestrator`` has that role; any other answers as the main agent of its session (DIS-01).
 
@@ -174,7 +176,7 @@ def ask_submission(
         principal=principal,
         now_us=now_us,
     )
-    task = _ask(goal, session, definition, name, catalogue, now_us, task_id=ids.task)
+    task = _ask(goal, session, definition, name, catalogue, now_us, task_id=ids.task, follows=follows)
     return Submission(session, task, budget_of_session(budget, catalogue.config))
 
 

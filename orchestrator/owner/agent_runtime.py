@@ -79,7 +79,7 @@ def owner_agents(
         pacer=pacer or LocalPacer(),
         offers=any_tool if settings.is_embedded else is_harmless,
     )
-    return AskRunner(store.asks, runtime, notifier, service.clock, clean, settings.max_asks)
+    return AskRunner(store.asks, store.sessions, runtime, notifier, service.clock, clean, settings.max_asks)
 
 
 def any_tool(_tool: ToolDefinition) -> bool:

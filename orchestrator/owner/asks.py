@@ -26,6 +26,7 @@ from soong.shared.core.foreign import contained
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.asks import AskStore, OpenAsk, follows
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.spec import BoundStep
@@ -61,6 +62,7 @@ class AskRunner:
     """The agents of one owner's asks. ``most`` run at once; the others wait in their rows, oldest first."""
 
     asks: AskStore
+    sessions: SessionStore
     runtime: AgentRuntime
     notifier: Notifier
     clock: Clock
@@ -181,7 +183,7 @@ class AskRunner:
     async def _with_history(self, claim: Claim) -> Claim:
         """Give a follow-up question the conversation that it follows, once, before its first turn.
 
-        Raises: UsageError when it follows what is not a completed ask of its session.
+        Raises: UsageError when it follows what is not a completed ask that its session may continue.
         """
         former_id = follows(claim.task_inputs)
         if not former_id or claim.is_resumed:
@@ -190,13 +192,20 @@ class AskRunner:
 
         runs, own = self.runtime.store.runs, claim.identity
         former = await runs.run(former_id)
-        is_own = former.identity.session_id == own.session_id and not former.identity.step_key
-        if not is_own or former.status is not RunStatus.COMPLETED:
-            raise UsageError(f"run {former_id} is not a completed ask of this session; ask without it")
+        is_over = former.status is RunStatus.COMPLETED and not former.identity.step_key
+        if not is_over or not await self._may_continue(own.session_id, former.identity.session_id):
+            raise UsageError(f"run {former_id} is not a completed ask that this session may continue; ask without it")
         nodes = follow_up_nodes(await runs.nodes(former_id), claim.spec.instructions)
         is_tainted = await runs.is_tainted(former_id)  # what was read then is read again now (PER-21)
         await runs.append(own.run_id, claim.fence, nodes=nodes, taints=is_tainted, now_us=self.clock.now_us())
         return replace(claim, is_resumed=True)
+
+    async def _may_continue(self, session_id: str, former_id: str) -> bool:
+        """Say whether a session may have the conversation of another: a fork's is of the same user and folder."""
+        if session_id == former_id:
+            return True
+        own, former = await self.sessions.session(session_id), await self.sessions.session(former_id)
+        return (own.principal, own.project, own.cwd) == (former.principal, former.project, former.cwd)
 
     async def _write(self, ownership: Ownership, task_id: str, end: StepEnd) -> None:
         """Write an end, however long the database is away: what the agent did is not done twice."""

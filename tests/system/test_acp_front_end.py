@@ -46,6 +46,13 @@ class Editor:
         chunks = [one for one in self.updates if isinstance(one, schema.AgentMessageChunk)]
         return "".join(one.content.text for one in chunks if isinstance(one.content, schema.TextContentBlock))
 
+    async def shown_again(self, cli: CliHarness, session_id: str) -> list[str]:
+        """Load a session; return what it says that its user has asked."""
+        self.updates.clear()
+        await self.conn.load_session(cwd=str(cli.folder), session_id=session_id, mcp_servers=[])
+        chunks = [one for one in self.updates if isinstance(one, schema.UserMessageChunk)]
+        return [one.content.text for one in chunks if isinstance(one.content, schema.TextContentBlock)]
+
     @property
     def plans(self) -> list[dict[str, str]]:
         """Return the plans that were shown: the status of each entry by its text."""
@@ -74,6 +81,9 @@ async def editor(cli: CliHarness, choice: str = "allow_once") -> AsyncIterator[E
     ) as (conn, _process):
         said = await conn.initialize(acp.PROTOCOL_VERSION)
         assert said.protocol_version == acp.PROTOCOL_VERSION
+        assert said.agent_capabilities is not None
+        can = said.agent_capabilities.model_dump(by_alias=True, exclude_none=True)
+        assert (can["loadSession"], set(can["sessionCapabilities"])) == (True, {"list", "resume", "fork", "close"})
         yield ours
 
 
@@ -98,13 +108,25 @@ def writing(path: str) -> list[Reply]:
     ]
 
 
-@pytest.mark.spec("ACP-02.a", "ACP-02.b")
+async def check_fork(cli: CliHarness, ours: Editor, session_id: str, wires: Wires) -> None:
+    """Fork a session of two prompts, in which a write was allowed for the session, and have it write again."""
+    fork = (await ours.conn.fork_session(cwd=str(cli.folder), session_id=session_id, mcp_servers=[])).session_id
+    await ours.conn.prompt(session_id=fork, prompt=[acp.text_block("Write another one.")])
+
+    assert len(ours.asked) == 2, "a grant is of one session"
+    assert "You asked for a note." in str(wires.requests[-1]), "the conversation is in the fork"
+    listed = await ours.conn.list_sessions(cwd=str(cli.folder))
+    assert [one.session_id for one in listed.sessions] == [fork, session_id]
+    assert await ours.shown_again(cli, fork) == ["Write a note.", "What was it?", "Write another one."]
+
+
+@pytest.mark.spec("ACP-02.a", "ACP-02.b", "ACP-02.c")
 async def test_a_prompt_shows_the_plan_asks_with_three_answers_and_ends_with_the_answer(cli: CliHarness) -> None:
     with LLMockServer() as server:
         wires = Wires(server)
         cli.environment |= wires.environment
-        wires.will(*writing("note.txt"), planner(text="You asked for a note."))
-        async with editor(cli) as ours:
+        wires.will(*writing("note.txt"), planner(text="You asked for a note."), *writing("other.txt"))
+        async with editor(cli, "allow_always") as ours:
             session = await ours.conn.new_session(cwd=str(cli.folder), mcp_servers=[])
 
             ended = await ours.conn.prompt(session_id=session.session_id, prompt=[acp.text_block("Write a note.")])
@@ -130,8 +152,11 @@ async def test_a_prompt_shows_the_plan_asks_with_three_answers_and_ends_with_the
             listed = await ours.conn.list_sessions(cwd=str(cli.folder))
             assert [one.session_id for one in listed.sessions] == [session.session_id]
             ours.updates.clear()
-            await ours.conn.load_session(cwd=str(cli.folder), session_id=session.session_id, mcp_servers=[])
+            await ours.conn.resume_session(cwd=str(cli.folder), session_id=session.session_id, mcp_servers=[])
+            assert not ours.updates
+            assert await ours.shown_again(cli, session.session_id) == ["Write a note.", "What was it?"]
             assert "The note is written." in ours.said
+            await check_fork(cli, ours, session.session_id, wires)
     cli.assert_nothing_left()
 
 

@@ -140,7 +140,7 @@ def new_ask(
 ) -> NewTask:
     """Return a task whose root run is an agent with a goal: ``spec`` says what it is to do, ``role`` what it may be.
 
-    ``follows`` is the run of the session whose conversation it continues.
+    ``follows`` is the run whose conversation it continues: of this session, or of one that this one is a fork of.
 
     Raises:
         ValueError: the role is that of a child, which never starts agents.

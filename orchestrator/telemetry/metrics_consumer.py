@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from soong.orchestrator.telemetry.event_facts import count, microusd, word
-from soong.orchestrator.telemetry.follower import Taken
+from soong.orchestrator.event_log.event_facts import count, microusd, word
+from soong.orchestrator.event_log.follower import Taken
 from soong.orchestrator.telemetry.open_work import OpenSpan, OpenWork, keep
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart
@@ -35,7 +35,7 @@ Entry = tuple[str, tuple[str, ...], int]
 
 @dataclass(slots=True)
 class MetricsConsumer:
-    """Implements :class:`soong.orchestrator.telemetry.follower.EventConsumer`."""
+    """Implements :class:`soong.orchestrator.event_log.follower.EventConsumer`."""
 
     name: str = "metrics"
     _series: dict[str, set[str]] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from soong.orchestrator.telemetry.follower import EventFollower
+from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.telemetry.metrics_consumer import MetricsConsumer
 from soong.orchestrator.telemetry.span_consumer import SpanConsumer
 from soong.shared.core.clock import Clock

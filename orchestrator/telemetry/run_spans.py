@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
+from soong.orchestrator.event_log.event_facts import MAX_WORD, MICRO, count, microusd, provider_of, word
 from soong.orchestrator.telemetry import conventions as names
-from soong.orchestrator.telemetry.event_facts import MAX_WORD, MICRO, count, microusd, provider_of, word
 from soong.orchestrator.telemetry.open_work import OpenSpan, OpenWork, keep
 from soong.orchestrator.telemetry.spans import Attribute, Attributes, Span, SpanEvent, TraceOrigin, span_id
 from soong.shared.core.inert import inert

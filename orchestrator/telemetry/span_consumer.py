@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from soong.orchestrator.telemetry.follower import Taken, UndeliveredError
+from soong.orchestrator.event_log.follower import Taken, UndeliveredError
 from soong.orchestrator.telemetry.open_work import OpenWork
 from soong.orchestrator.telemetry.run_spans import RunSpans
 from soong.orchestrator.telemetry.spans import Span, TraceOrigin, parse_trace_parent, span_id, trace_id
@@ -38,7 +38,7 @@ class Collector(Protocol):
 
 @dataclass(slots=True)
 class SpanConsumer:
-    """Implements :class:`soong.orchestrator.telemetry.follower.EventConsumer`."""
+    """Implements :class:`soong.orchestrator.event_log.follower.EventConsumer`."""
 
     collector: Collector
     runs: RunStore

@@ -5,8 +5,8 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.owner.metrics import Snapshot, text
-from soong.orchestrator.telemetry.follower import EventFollower
 from soong.orchestrator.telemetry.metrics_consumer import MAX_SERIES, MetricsConsumer, counted
 from soong.orchestrator.telemetry.open_work import OpenWork
 from soong.shared.core.jsontext import Json

@@ -65,6 +65,11 @@ class EventFollower:
     _failures: int = 0
     _page: "asyncio.Task[bool] | None" = None
 
+    @property
+    def is_acting(self) -> bool:
+        """Say whether this process acts for the consumer, as far as it knows."""
+        return self._since_us is not None
+
     async def run(self) -> None:
         """Look again and again."""
         while True:

@@ -13,6 +13,7 @@ from soong.orchestrator.approvals.deployment_key import open_key
 from soong.orchestrator.client.bootstrap import open_collector
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.memory_candidates import EXTRACTOR
+from soong.orchestrator.notifications.opening import open_notifications
 from soong.orchestrator.owner.agent_runtime import owner_agents
 from soong.orchestrator.owner.asks import AskRunner
 from soong.orchestrator.owner.commands import Commands
@@ -27,6 +28,7 @@ from soong.orchestrator.telemetry.opening import Telemetry, count_events, open_t
 from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import Clock, SystemClock
+from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
@@ -34,7 +36,7 @@ from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.budgets import DAY, configured_budget
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
-from soong.shared.sandbox.redact import redactor
+from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.celery.app import make_celery
@@ -81,10 +83,11 @@ async def build(settings: Settings) -> Orchestrator:
     retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
     catalogue = Catalogue.of(settings, starts_servers=settings.is_embedded)
     planner = _planner(settings, catalogue)
-    secrets = redactor(secret_values(settings))
+    config = catalogue.config
+    secrets = redactor(secret_values(settings, config.secret_env, config.secret_files))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
     try:
-        budget = configured_budget(catalogue.config.budgets.day, "day")
+        budget = configured_budget(config.budgets.day, "day")
         await retry_until_confirmed(lambda: store.budgets.set_budget(DAY, budget), what="the budget of the day")
         key = await open_key(store, settings.key_file, clock)
     except BaseException:
@@ -94,14 +97,13 @@ async def build(settings: Settings) -> Orchestrator:
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)
     artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
-    memory = open_memory(settings, catalogue.config)
+    memory = open_memory(settings, config)
     job = _memory_job(settings, catalogue, store, memory, clock)
     folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job)
     broker = _broker(settings.redis_url)
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     owner_id = _OwnerId()
-    telemetry = open_telemetry(load_telemetry(), store, clock, owner_id, version(DISTRIBUTION))
-    counting = count_events(store, clock, owner_id) if settings.metrics_port else Telemetry()
+    followers = _followers(settings, config, store, clock, owner_id, secrets)
     # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
     agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
     service = TaskService(store, notifier, RedisSubscriber(agent_clients.blocking), clock, planner)
@@ -121,11 +123,24 @@ async def build(settings: Settings) -> Orchestrator:
         recorder=folders,
         agents=_agents(settings, catalogue, store, inbox, artifacts, service, RedisPacer(clients.commands), memory),
         memory=job,
-        closers=(*telemetry.closers, inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
-        background=(*telemetry.background, *counting.background, *((retention.run,) if retention.wanted.is_on else ())),
+        closers=(*followers.closers, inbox.close, folders.close, notifier.close, agent_clients.close, clients.close),
+        background=(*followers.background, *((retention.run,) if retention.wanted.is_on else ())),
     )
     owner_id.orchestrator = Orchestrator(parts, settings)
     return owner_id.orchestrator
+
+
+def _followers(
+    settings: Settings, config: Config, store: Store, clock: Clock, owner_id: _OwnerId, secrets: Redactor
+) -> Telemetry:
+    """Return what follows the logs of runs: traces, counters, notifications."""
+    parts = (
+        open_telemetry(load_telemetry(), store, clock, owner_id, version(DISTRIBUTION)),
+        count_events(store, clock, owner_id) if settings.metrics_port else Telemetry(),
+        open_notifications(config.notifications, store, clock, owner_id, secrets),
+    )
+    background = [begin for part in parts for begin in part.background]
+    return Telemetry(tuple(background), tuple(close for part in parts for close in part.closers))
 
 
 def _broker(redis_url: str) -> CeleryBroker:

@@ -5,6 +5,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
+from soong.orchestrator.notifications.sender import TOTAL as NOTIFICATIONS
 from soong.orchestrator.telemetry import metrics_consumer as totals_of
 from soong.shared.engine.tasks.event_feed import Totals
 
@@ -13,6 +14,7 @@ _COUNTERS: Final[Sequence[tuple[str, str, str, tuple[str, ...], float]]] = (
     (totals_of.COST, "soong_model_cost_usd", "Cost of answered requests, where a price is known.", ("model",), 1e6),
     (totals_of.FAILURES, "soong_model_failures", "Failed requests by HTTP status.", ("model", "status"), 1),
     (totals_of.CALLS, "soong_tool_calls", "Tool calls that ended.", ("tool",), 1),
+    (NOTIFICATIONS, "soong_notifications", "Attempts to send notifications by outcome.", ("channel", "outcome"), 1),
     (totals_of.TOOL_ERRORS, "soong_tool_errors", "Tool calls that failed or were denied.", ("tool", "error"), 1),
 )
 _HISTOGRAMS: Final[Sequence[tuple[str, str, str, tuple[str, ...]]]] = (

@@ -19,6 +19,7 @@ from soong.shared.core.acp_config import AcpConfig
 from soong.shared.core.config_section import ConfigSection, Seconds, Text
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.mcp_config import PUBLIC_VARIABLES, McpConfig
+from soong.shared.core.notification_config import NotificationsConfig
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -290,21 +291,23 @@ class Config(ConfigSection):
         description="Toolsets switched off (`false`), or reduced to the tools that a list of globs covers.",
     )
     mcp: McpConfig = McpConfig()
+    notifications: NotificationsConfig = NotificationsConfig()
 
     @property
     def secret_env(self) -> tuple[str, ...]:
-        """The variables that hold secrets: those marked so, and those that MCP servers refer to."""
+        """The variables that hold secrets: those marked so, and those that MCP servers and channels refer to."""
         named = (name for kind, name in self._references() if kind == "env" and name not in PUBLIC_VARIABLES)
         return (*self.commands.secret_env, *named)
 
     @property
     def secret_files(self) -> tuple[Path, ...]:
-        """The files that MCP servers refer to."""
+        """The files that MCP servers and channels refer to."""
         return tuple(Path(name).expanduser() for kind, name in self._references() if kind == "file")
 
     def _references(self) -> Iterator[tuple[str, str]]:
         for server in self.mcp.servers.values():
             yield from server.references
+        yield from self.notifications.references
 
 
 def load_config(home: Path) -> Config:

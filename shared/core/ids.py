@@ -27,6 +27,7 @@ Kind = Literal[
     "key",
     "tok",
     "aud",
+    "msg",
 ]
 
 

@@ -19,6 +19,7 @@ from soong.shared.storage.sql.tasks.bad_workers import SqlBadWorkers
 from soong.shared.storage.sql.tasks.budgets import SqlBudgets
 from soong.shared.storage.sql.tasks.event_feed import SqlEventFeed
 from soong.shared.storage.sql.tasks.failures import SqlFailures
+from soong.shared.storage.sql.tasks.notification_outbox import SqlNotificationOutbox
 from soong.shared.storage.sql.tasks.retrying import SqlRetrying
 from soong.shared.storage.sql.tasks.runs import SqlRuns
 from soong.shared.storage.sql.tasks.sessions import SqlSessions
@@ -80,6 +81,10 @@ class SqlFeed(_Part, SqlEventFeed):
     """Implements :class:`soong.shared.engine.tasks.event_feed.EventFeed`."""
 
 
+class SqlOutbox(_Part, SqlNotificationOutbox):
+    """Implements :class:`soong.shared.engine.tasks.notification_outbox.NotificationOutbox`."""
+
+
 class SqlStore:
     """Implements :class:`soong.shared.storage.store.Store`. One object per process; safe from any loop and thread."""
 
@@ -97,6 +102,7 @@ class SqlStore:
         self.access = SqlAccessStore(*parts)
         self.audit = SqlAuditStore(*parts)
         self.feed = SqlFeed(*parts)
+        self.outbox = SqlOutbox(*parts)
 
     def heartbeat_writer(self) -> HeartbeatWriter:
         return SqlHeartbeatWriter(self._database.url, self._database.credential)

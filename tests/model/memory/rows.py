@@ -20,6 +20,7 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import Command, Owner, Ownership, Responder, Session, Worker
 from soong.shared.engine.tasks.event_feed import FeedCursor
+from soong.shared.engine.tasks.notification_outbox import Notice
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.permissions.access.token import ApiToken
 from soong.shared.permissions.audit_log.entry import AuditEntry
@@ -90,6 +91,7 @@ class Rows:
     cursors: dict[tuple[str, str], FeedCursor] = field(default_factory=dict)
     """By consumer and run."""
     totals: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
+    notices: dict[str, Notice] = field(default_factory=dict)
     reports: dict[int, tuple[str, NewEvent]] = field(default_factory=dict)
     """What workers left for the audit log, by number: (run id, event)."""
 

@@ -13,6 +13,7 @@ from tests.model.memory.changing import MemoryChanging
 from tests.model.memory.consent import MemoryConsent
 from tests.model.memory.feed import MemoryEventFeed
 from tests.model.memory.keys import MemoryKeys
+from tests.model.memory.outbox import MemoryNotificationOutbox
 from tests.model.memory.owning import MemoryOwning
 from tests.model.memory.retrying import MemoryRetrying
 from tests.model.memory.rows import Rows
@@ -89,6 +90,11 @@ class MemoryStore(
     def feed(self) -> MemoryEventFeed:
         """Return a part of its own: its methods have general names."""
         return MemoryEventFeed(self.rows, self.lock)
+
+    @property
+    def outbox(self) -> MemoryNotificationOutbox:
+        """Return a part of its own, as above."""
+        return MemoryNotificationOutbox(self.rows, self.lock)
 
     def heartbeat_writer(self) -> HeartbeatWriter:
         return MemoryHeartbeatWriter(self.rows, self.lock)

@@ -6,12 +6,13 @@ from soong.shared.storage.sql.store import (
     SqlAskStore,
     SqlClaimStore,
     SqlConsentStore,
+    SqlOutbox,
     SqlRunStore,
     SqlSessionStore,
     SqlTaskStore,
 )
 
-PARTS: Final = (SqlSessionStore, SqlTaskStore, SqlAskStore, SqlClaimStore, SqlRunStore, SqlConsentStore)
+PARTS: Final = (SqlSessionStore, SqlTaskStore, SqlAskStore, SqlClaimStore, SqlRunStore, SqlConsentStore, SqlOutbox)
 
 
 def part_with(method: str) -> type | None:

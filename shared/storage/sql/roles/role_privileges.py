@@ -272,6 +272,12 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     "event_consumers": WorkerRight(never=("name", "owner_id", "since_us")),
     "event_cursors": WorkerRight(never=("consumer", "run_id", "seq", "state")),
     "metric_totals": WorkerRight(never=("name", "labels", "total")),
+    "notices": WorkerRight(
+        never=(
+            *("ordinal", "id", "channel", "event", "session_id", "request_id", "created_us", "due_us", "facts"),
+            *("message_id", "state", "attempts", "error", "ended_us"),
+        )
+    ),
 }
 
 KEPT: Final = frozenset(
@@ -313,12 +319,12 @@ CHANGED: Final = frozenset(
             "reports",
         ),
         "permission_requests",
-        *("event_consumers", "event_cursors", "metric_totals"),
+        *("event_consumers", "event_cursors", "metric_totals", "notices"),
     }
 )
 """Tables in which an orchestrator also updates rows."""
 
-EMPTIED: Final = frozenset({"responders", "concurrency_limits", "budgets", "steps"})
+EMPTIED: Final = frozenset({"responders", "concurrency_limits", "budgets", "steps", "notices"})
 """Tables from which it also takes rows away; of steps, the items of a map step that is expanded again."""
 
 CLIENT_ADDS: Final = frozenset(

@@ -105,19 +105,23 @@ class SqlEventFeed:
         totals: Totals | None = None,
     ) -> bool:
         places = [(consumer, cursor.run_id, cursor.seq, pack(cursor.state)) for cursor in cursors]
-        added = [(name, encode_ascii(labels), total) for (name, labels), total in sorted((totals or {}).items())]
 
         def write(tx: Transaction) -> bool:
             if not tx.rows(STILL_OURS, name=consumer, owner_id=owner_id, since_us=since_us):
                 return False
             tx.insert(PUT_CURSORS, places)
-            tx.insert(ADD_TOTALS, added)
+            add_totals(tx, totals or {})
             return True
 
         return await self._database.write(write)
 
     async def totals(self) -> Totals:
         return await self._database.read(read_totals)
+
+
+def add_totals(tx: Transaction, totals: Totals) -> None:
+    """Add to the running totals."""
+    tx.insert(ADD_TOTALS, [(name, encode_ascii(labels), total) for (name, labels), total in sorted(totals.items())])
 
 
 def read_totals(tx: Transaction) -> Totals:

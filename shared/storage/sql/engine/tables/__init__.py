@@ -14,7 +14,7 @@ from soong.shared.storage.sql.engine.tables.consent import (
     permission_requests,
     signing_keys,
 )
-from soong.shared.storage.sql.engine.tables.feed import event_consumers, event_cursors, metric_totals
+from soong.shared.storage.sql.engine.tables.feed import event_consumers, event_cursors, metric_totals, notices
 from soong.shared.storage.sql.engine.tables.processes import commands, owners, responders, sessions, workers
 from soong.shared.storage.sql.engine.tables.records import api_tokens, artifacts, audit, reports
 from soong.shared.storage.sql.engine.tables.runs import (
@@ -59,6 +59,7 @@ __all__ = [
     "metadata",
     "metric_totals",
     "nodes",
+    "notices",
     "owners",
     "permission_requests",
     "reports",

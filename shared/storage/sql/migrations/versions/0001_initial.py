@@ -69,6 +69,7 @@ _TABLES = (
     "event_consumers",
     "event_cursors",
     "metric_totals",
+    "notices",
 )
 
 
@@ -654,4 +655,25 @@ def _make_feed() -> None:
         Column("labels", Text, nullable=False),
         _number("total", None),
         PrimaryKeyConstraint("name", "labels"),
+    )
+    op.create_table(
+        "notices",
+        _ordinal(),
+        _id(),
+        _text("channel", None),
+        _text("event", None),
+        _text("session_id"),
+        _text("request_id"),
+        _number("created_us", None),
+        _number("due_us", None),
+        _text("facts", None),
+        _text("message_id"),
+        _text("state", "waiting"),
+        _number("attempts"),
+        _text("error"),
+        _number("ended_us"),
+        _one_of("state", "waiting", "sent", "dropped", "dead", "gone"),
+        Index("ix_notices_waiting", "channel", "due_us", "id", **_where("state = 'waiting'")),
+        Index("ix_notices_unsent", "ordinal", **_where("state IN ('waiting', 'dead', 'gone')")),
+        Index("ix_notices_ended", "ended_us"),
     )

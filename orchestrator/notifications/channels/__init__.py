@@ -1,0 +1,1 @@
+"""The kinds of receivers, each an adapter of one port."""

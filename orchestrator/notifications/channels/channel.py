@@ -1,0 +1,31 @@
+"""The port of a channel: one attempt to bring one message to one receiver."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from soong.orchestrator.notifications.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The result of an attempt. ``error`` is one sentence without secrets, empty where it was taken.
+
+    ``is_gone``: the receiver wants nothing any more. ``retry_after_s`` is how long it asked to be left alone.
+    """
+
+    error: str = ""
+    is_gone: bool = False
+    retry_after_s: float = 0.0
+
+    @property
+    def is_sent(self) -> bool:
+        return not self.error
+
+
+class Channel(Protocol):
+    async def send(self, message: Message) -> Delivery:
+        """Send it once. Whatever the receiver or the network does is a result and raises nothing.
+
+        Raises: InvalidConfigError, a secret that the channel refers to cannot be read.
+        """
+        ...

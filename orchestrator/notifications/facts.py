@@ -1,0 +1,141 @@
+"""From an event of a run to what a message may show of it. Never an input of a call, an output, or an answer.
+
+Who acts and in which task is read from rows. What a worker wrote itself (its events) decides nothing but whether a
+message is worth sending: a question is read from its own row, and sent only while that row waits for an answer.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from soong.orchestrator.event_log.event_facts import word
+from soong.orchestrator.notifications.foreign_text import one_line
+from soong.shared.core.clock import utc_date
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.notification_config import EventName
+from soong.shared.engine.runs.events import Event, EventType
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.event_feed import FeedRun
+from soong.shared.permissions.request import PermissionRequest
+from soong.shared.sandbox.redact import Redactor
+
+MAX_SUMMARY: Final = 200
+LIMIT_REACHED: Final = frozenset({EndReason.COST_LIMIT.value, EndReason.TOKEN_LIMIT.value})
+_ENDS: Final[Mapping[str, str]] = {
+    EventType.TASK_COMPLETED: "completed",
+    EventType.TASK_FAILED: "failed",
+    EventType.TASK_CANCELLED: "cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Something that a channel may be notified of. ``names`` are the events it counts as, the most telling first.
+
+    ``key`` is the same whenever the same events are read again.
+    """
+
+    names: Sequence[EventName]
+    key: str
+    time_us: int
+    outcome: str = ""
+    reason: str = ""
+    request_id: str = ""
+    step: str = ""
+    facts: JsonObject = field(default_factory=dict)
+
+
+def occurrence_of(run: FeedRun, event: Event) -> Occurrence | None:
+    """Return what an event is for those outside; None: nothing."""
+    read = _READERS.get(event.type)
+    return read(run, event) if read is not None else None
+
+
+def facts_of(
+    run: FeedRun,
+    what: Occurrence,
+    redactor: Redactor,
+    request: PermissionRequest | None = None,
+    lineage: Sequence[str] = (),
+) -> JsonObject:
+    """Return what a message shows; every text is one inert line without secrets."""
+
+    def shown(text: str, limit: int = 120) -> str:
+        return one_line(redactor.text(text), limit)
+
+    who = request.identity if request is not None else run.identity
+    facts: dict[str, Json] = {
+        "v": 1,
+        "session_id": who.session_id,
+        "task_id": who.task_id,
+        "task": shown(run.task_title),
+        "run_id": who.run_id,
+        "step": shown(who.step_title or what.step),
+        "agent": shown(who.definition),
+        "role": who.role.value,
+        "agent_id": who.agent_id,
+        "lineage": [shown(name) for name in lineage],
+        "outcome": what.outcome,
+        "summary": shown(what.reason, MAX_SUMMARY),
+    }
+    if request is not None:
+        facts |= {
+            "request_id": request.id,
+            "tool": shown(request.tool),
+            "risk": shown(request.risk, 20),
+            "is_dangerous": request.is_dangerous,
+            "summary": shown(request.risk_summary, MAX_SUMMARY),
+        }
+    return facts
+
+
+def notice_id(channel: str, what: Occurrence) -> str:
+    """Return an id that is the same whenever the same event is read for the same channel."""
+    digest = hashlib.sha256(f"{channel}/{what.key}".encode()).hexdigest()
+    return f"ntc_{digest[:32]}"
+
+
+def _question(_run: FeedRun, event: Event) -> Occurrence | None:
+    request_id = word(event.data, "request_id")
+    return Occurrence(("question",), _key(event), event.time_us, request_id=request_id) if request_id else None
+
+
+def _task_ended(run: FeedRun, event: Event) -> Occurrence | None:
+    # Only an owner writes in the log of a root run. A task of an agent ends into that agent's hands.
+    if not run.is_root or run.planner_run_id:
+        return None
+    names: tuple[EventName, ...] = ("failure", "end") if event.type == EventType.TASK_FAILED else ("end",)
+    return Occurrence(names, _key(event), event.time_us, outcome=_ENDS[event.type], reason=word(event.data, "reason"))
+
+
+def _warned(run: FeedRun, event: Event) -> Occurrence:
+    """Of one task once a day: each of its runs notices by itself."""
+    key = f"budget/{run.identity.task_id}/{utc_date(event.time_us)}"
+    return Occurrence(("budget",), key, event.time_us, outcome="nearly used up")
+
+
+def _run_failed(_run: FeedRun, event: Event) -> Occurrence | None:
+    reason = word(event.data, "end_reason")
+    if reason not in LIMIT_REACHED:
+        return None
+    return Occurrence(("budget",), _key(event), event.time_us, outcome="reached", reason=reason)
+
+
+def _lost(run: FeedRun, event: Event) -> Occurrence:
+    """Of one task once, however many steps of it the worker held: their leases end in one transaction."""
+    key = f"lost/{run.identity.task_id}/{event.time_us}"
+    return Occurrence(("worker_lost",), key, event.time_us, "lost", word(event.data, "reason"))
+
+
+def _key(event: Event) -> str:
+    return f"{event.run_id}/{event.seq}"
+
+
+_READERS: Final[Mapping[str, Callable[[FeedRun, Event], Occurrence | None]]] = {
+    EventType.PERMISSION_REQUESTED: _question,
+    **dict.fromkeys(_ENDS, _task_ended),
+    EventType.BUDGET_WARNED: _warned,
+    EventType.RUN_FAILED: _run_failed,
+    EventType.STEP_LEASE_EXPIRED: _lost,
+}

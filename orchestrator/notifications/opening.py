@@ -1,0 +1,57 @@
+"""Notifications of an orchestrator, as ``[notifications]`` asks for them. Without a rule nothing is followed."""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from soong.orchestrator.event_log.follower import EventFollower
+from soong.orchestrator.notifications.channels.channel import Channel
+from soong.orchestrator.notifications.channels.webhook import WebhookChannel
+from soong.orchestrator.notifications.consumer import NotificationConsumer
+from soong.orchestrator.notifications.sender import NotificationSender
+from soong.shared.core.clock import Clock
+from soong.shared.core.notification_config import NotificationsConfig
+from soong.shared.sandbox.redact import Redactor
+from soong.shared.storage.store import Store
+
+FOLLOW_S: Final = 2.0
+FINISH_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Notifications:
+    """What an orchestrator runs from start to stop, and what it awaits at its stop."""
+
+    background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    closers: tuple[Callable[[], Awaitable[None]], ...] = ()
+
+
+def channels_of(config: NotificationsConfig, clock: Clock) -> dict[str, Channel]:
+    """Return the channels by their names."""
+    return {name: WebhookChannel(name, channel, clock) for name, channel in config.webhook.items()}
+
+
+def open_notifications(
+    config: NotificationsConfig, store: Store, clock: Clock, owner_id: Callable[[], str], redactor: Redactor
+) -> Notifications:
+    """Return what sends notifications; nothing where no rule asks for any."""
+    if not config.rules:
+        return Notifications()
+    consumer = NotificationConsumer(config, store.outbox, store.consent, store.runs, clock, redactor)
+    follower = EventFollower(store.feed, consumer, clock, owner_id, FOLLOW_S)
+    sender = NotificationSender(
+        config,
+        channels_of(config, clock),
+        store.outbox,
+        store.consent,
+        clock,
+        owner_id,
+        lambda: follower.is_acting,
+        redactor,
+    )
+
+    async def close() -> None:
+        await follower.finish(FINISH_S)
+        await sender.finish(FINISH_S)
+
+    return Notifications((follower.run, sender.run), (close,))

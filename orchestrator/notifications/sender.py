@@ -1,0 +1,207 @@
+"""Sends what waits in the outbox, for one orchestrator of the deployment at a time.
+
+The rows decide: a message gets its id there before the first attempt and its outcome after each. A process that dies
+in between leaves a message that waits, and its successor sends it again under the same id.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from random import SystemRandom
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from soong.orchestrator.notifications.channels.channel import Channel, Delivery
+from soong.orchestrator.notifications.consumer import CONSUMER
+from soong.orchestrator.notifications.message import Message
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
+from soong.shared.core.ids import new_id
+from soong.shared.core.log import get_logger
+from soong.shared.core.notification_config import ChannelConfig, NotificationsConfig
+from soong.shared.engine.tasks.event_feed import Totals
+from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState, NotificationOutbox
+from soong.shared.permissions.store import ConsentStore
+from soong.shared.sandbox.redact import Redactor
+
+log = get_logger(__name__)
+
+TOTAL: Final = "notifications"
+INTERVAL_S: Final = 1.0
+ATTEMPT_S: Final = 30.0
+PAGE: Final = 500
+MAX_NOTICES: Final = 20
+"""In one message: receivers of webhooks expect small ones."""
+BACKOFF_S: Final = (5, 30, 120, 600, 1800, 3600, 7200, 18_000, 36_000, 50_400, 72_000)
+"""Between attempts; after the last of them a message is given up: two days and four hours."""
+JITTER: Final = 0.2
+KEPT: Final = timedelta(days=30)
+PRUNE_EVERY: Final = timedelta(hours=1)
+MANY_QUESTIONS: Final = 10_000
+_MICRO: Final = 1_000_000
+_HOUR_US: Final = timedelta(hours=1) // timedelta(microseconds=1)
+
+
+@dataclass(slots=True)
+class NotificationSender:
+    """Runs from :meth:`run` until that is cancelled; :meth:`finish` then sends what need not wait."""
+
+    config: NotificationsConfig
+    channels: Mapping[str, Channel]
+    outbox: NotificationOutbox
+    consent: ConsentStore
+    clock: Clock
+    owner_id: Callable[[], str]
+    is_acting: Callable[[], bool]
+    redactor: Redactor
+    random: Callable[[], float] = field(default_factory=lambda: SystemRandom().random)
+    _look: "asyncio.Task[None] | None" = None
+    _pruned_us: int = 0
+
+    async def run(self) -> None:
+        """Look again and again."""
+        while True:
+            if self.is_acting():
+                self._look = asyncio.get_running_loop().create_task(self._look_safely())
+                # A cancellation does not separate what was sent from the row that records it.
+                await asyncio.shield(self._look)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def finish(self, within_s: float) -> None:
+        """Send within this time what waits only for others to be sent with; a successor sends the rest."""
+        try:
+            async with asyncio.timeout(within_s):
+                if self._look is not None:
+                    await asyncio.wait([self._look])
+                if self.is_acting():
+                    await self.look(is_last=True)
+        except (TimeoutError, UnavailableError) as error:
+            log.info("notifications_unfinished", error=str(error))
+
+    async def look(self, *, is_last: bool = False) -> None:
+        """Send what is due. Raises: UnavailableError."""
+        gone = set(await self.outbox.gone_channels())
+        await asyncio.gather(*(self._serve(name, is_last, name in gone) for name in self.channels))
+        await self._prune()
+
+    async def _look_safely(self) -> None:
+        try:
+            await self.look()
+        except UnavailableError as error:
+            log.warning("notifications_wait", error=str(error))
+        except Exception:  # what one row holds must not end the loop for all
+            log.exception("notifications_failed")
+
+    async def _serve(self, name: str, is_last: bool, is_gone: bool) -> None:
+        """Send what is due to one channel: messages that were tried before, then new ones."""
+        config, now_us = self.config.channels[name], self.clock.now_us()
+        waiting = await self.outbox.waiting(name, limit=PAGE)
+        if is_gone:
+            outcome = MessageOutcome(NoticeState.GONE, 0, error="the receiver takes no more messages")
+            await self._settle(waiting, outcome, is_counted=False)
+            return
+        free = [notice for notice in waiting if not is_held(config, notice, now_us)]
+        tried = sorted((one for one in free if one.message_id and one.due_us <= now_us), key=lambda one: one.message_id)
+        for message_id, notices in groupby(tried, key=lambda notice: notice.message_id):
+            message = Message(message_id, sorted(notices, key=_place), self.config.console)
+            if not await self._is_settled_otherwise(message):
+                await self._attempt(name, message)
+        await self._send_new(name, [notice for notice in free if not notice.message_id], is_last)
+
+    async def _send_new(self, name: str, fresh: Sequence[Notice], is_last: bool) -> None:
+        now_us = self.clock.now_us()
+        if not any(one.due_us <= now_us or (is_last and one.event != "question") for one in fresh):
+            return
+        sent = await self.outbox.sent_since(name, now_us - _HOUR_US)
+        if sent >= self.config.channels[name].max_per_hour:
+            return  # they wait, and go together as soon as there is room
+        closed = await self._closed(fresh)
+        await self._settle([one for one in fresh if one.id in closed], MessageOutcome(NoticeState.DROPPED, 0))
+        together = sorted((one for one in fresh if one.id not in closed), key=_place)[:MAX_NOTICES]
+        if not any(one.due_us <= now_us or (is_last and one.event != "question") for one in together):
+            return
+        message = Message(new_id("msg"), together, self.config.console)
+        if await self.outbox.group(CONSUMER, self.owner_id(), message.id, [one.id for one in together]):
+            await self._attempt(name, message)
+
+    async def _attempt(self, name: str, message: Message) -> None:
+        delivery = await self._delivered(name, message)
+        attempts = message.notices[0].attempts + 1
+        outcome = self._outcome(delivery, attempts)
+        log.info("notification", channel=name, message=message.id, state=outcome.state.value, attempts=attempts)
+        await self._settle(message.notices, outcome)
+
+    async def _delivered(self, name: str, message: Message) -> Delivery:
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                return await self.channels[name].send(message)
+        except InvalidConfigError as error:
+            return Delivery(str(error))
+        except TimeoutError:
+            return Delivery(f"the receiver took longer than {ATTEMPT_S:g} s")
+        except Exception as error:  # an adapter's fault concerns one message; its text may hold a secret
+            log.exception("notification_raised", channel=name)
+            return Delivery(f"sending raised {type(error).__name__}")
+
+    def _outcome(self, delivery: Delivery, attempts: int) -> MessageOutcome:
+        error = self.redactor.text(delivery.error)[:300]
+        if delivery.is_sent:
+            return MessageOutcome(NoticeState.SENT, attempts)
+        if delivery.is_gone:
+            return MessageOutcome(NoticeState.GONE, attempts, error=error)
+        if attempts > len(BACKOFF_S):
+            return MessageOutcome(NoticeState.DEAD, attempts, error=error)
+        delay_s = BACKOFF_S[attempts - 1] * (1 + JITTER * (2 * self.random() - 1))
+        delay_s = max(delay_s, delivery.retry_after_s)
+        return MessageOutcome(NoticeState.WAITING, attempts, self.clock.now_us() + round(delay_s * _MICRO), error)
+
+    async def _settle(self, notices: Sequence[Notice], outcome: MessageOutcome, *, is_counted: bool = True) -> None:
+        """Write an outcome. If another orchestrator acts by now, its rows are left alone: it sends again."""
+        if not notices:
+            return
+        word = "failed" if outcome.state is NoticeState.WAITING else outcome.state.value
+        totals: Totals = {(TOTAL, (notices[0].channel, word)): 1} if is_counted else {}
+        ids = [notice.id for notice in notices]
+        await self.outbox.record_outcome(
+            CONSUMER, self.owner_id(), ids, outcome, now_us=self.clock.now_us(), totals=totals
+        )
+
+    async def _is_settled_otherwise(self, message: Message) -> bool:
+        """Drop a message that failed before if all that it asks has been answered since; its content never changes."""
+        if len(await self._closed(message.notices)) < len(message.notices):
+            return False
+        await self._settle(message.notices, MessageOutcome(NoticeState.DROPPED, message.notices[0].attempts))
+        return True
+
+    async def _closed(self, notices: Sequence[Notice]) -> set[str]:
+        """Return the ids of notices whose questions wait for no answer any more, or are not proven by their runs."""
+        asked = [notice for notice in notices if notice.request_id]
+        open_ids: set[str] = set()
+        for session_id in sorted({notice.session_id for notice in asked}):
+            try:
+                found = await self.consent.questions(session_id=session_id, limit=MANY_QUESTIONS)
+            except NotFoundError:  # removed by now
+                continue
+            open_ids |= {one.request.id for one in found if one.is_proven and one.is_pending and one.answer is None}
+        return {notice.id for notice in asked if notice.request_id not in open_ids}
+
+    async def _prune(self) -> None:
+        now_us = self.clock.now_us()
+        if now_us - self._pruned_us >= PRUNE_EVERY // timedelta(microseconds=1):
+            self._pruned_us = now_us
+            await self.outbox.prune(now_us - KEPT // timedelta(microseconds=1))
+
+
+def is_held(config: ChannelConfig, notice: Notice, now_us: int) -> bool:
+    """Say whether quiet hours hold a notice back now."""
+    quiet = config.quiet_hours
+    if quiet is None or notice.event in quiet.passing:
+        return False
+    local = datetime.fromtimestamp(now_us / _MICRO, UTC).astimezone(ZoneInfo(quiet.zone))
+    return quiet.covers(local.time())
+
+
+def _place(notice: Notice) -> tuple[int, str]:
+    return notice.created_us, notice.id

@@ -1,0 +1,87 @@
+"""Notifications from real processes to a real receiver, which is down, and whose sender is killed."""
+
+import asyncio
+import base64
+import signal
+from collections.abc import Iterator, Sequence
+
+import pytest
+from standardwebhooks.webhooks import Webhook
+
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.status import TaskStatus
+from tests.notification_receivers import HttpReceiver, Received, http_receiver
+from tests.scripted import call, calls
+from tests.system.deployment import Deployment
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("OPS-11.a", "OPS-11.c")]
+
+SECRET = "whsec_" + base64.b64encode(b"a key of thirty-two random bytes").decode()
+CONFIG = """
+[notifications.webhook.ops]
+url = "env:OPS_URL"
+secret = "env:OPS_SECRET"
+group_s = 0
+[[notifications.rules]]
+channel = "ops"
+events = ["end"]
+"""
+PLAN: JsonObject = {
+    "title": "notified",
+    "steps": [
+        {
+            "id": "look",
+            "instructions": "x",
+            "allowed_tools": ["code.list_dir"],
+            **calls(call("code.list_dir", path=".")),
+        }
+    ],
+}
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpReceiver]:
+    with http_receiver() as found:
+        monkeypatch.setenv("OPS_URL", found.url)
+        monkeypatch.setenv("OPS_SECRET", SECRET)
+        yield found
+
+
+async def test_a_receiver_that_is_down_and_a_sender_killed_after_it_sent_lose_nothing(
+    receiver: HttpReceiver, no_owner: Deployment
+) -> None:
+    receiver.status = 503
+    async with no_owner as service:
+        service.settings.home.joinpath("config.toml").write_text(CONFIG, encoding="utf-8")
+        await service.start_owners(1)
+        await service.start_workers(1)
+        task = await service.submit(PLAN)
+        ended = await service.finished(task)
+        await service.until(lambda: _holds(receiver.refused))
+        first = receiver.refused[0].headers["webhook-id"]
+        service.owners[-1].kill()
+        receiver.status = 200
+
+        await service.start_owners(1, FAULT_DIE="record_outcome:before")
+        assert await asyncio.to_thread(service.owners[-1].wait, 60) == -signal.SIGKILL
+        sent = len(receiver.taken)
+        await service.start_owners(1)
+        await service.until(lambda: _is_sent(service), within_s=60)
+
+    assert ended.status is TaskStatus.COMPLETED
+    assert sent == 1
+    assert receiver.ids == [first] * len(receiver.ids)
+    assert len(receiver.ids) >= 2
+    for taken in receiver.taken:
+        told = Webhook(SECRET).verify(taken.body, taken.headers)
+        assert told["data"]["notices"][0]["outcome"] == "completed"
+    assert receiver.taken[0].body == receiver.taken[1].body
+
+
+async def _holds(received: Sequence[Received]) -> bool:
+    return bool(received)
+
+
+async def _is_sent(service: Deployment) -> bool:
+    notices = await service.store.outbox.notices(include_ended=True, limit=10)
+    return [notice.state.value for notice in notices] == ["sent"]

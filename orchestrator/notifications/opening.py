@@ -6,6 +6,10 @@ from typing import Any, Final
 
 from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.notifications.channels.channel import Channel
+from soong.orchestrator.notifications.channels.desktop import DesktopChannel
+from soong.orchestrator.notifications.channels.ntfy import NtfyChannel
+from soong.orchestrator.notifications.channels.slack import SlackChannel
+from soong.orchestrator.notifications.channels.smtp import EmailChannel
 from soong.orchestrator.notifications.channels.webhook import WebhookChannel
 from soong.orchestrator.notifications.consumer import NotificationConsumer
 from soong.orchestrator.notifications.sender import NotificationSender
@@ -26,13 +30,25 @@ class Notifications:
     closers: tuple[Callable[[], Awaitable[None]], ...] = ()
 
 
-def channels_of(config: NotificationsConfig, clock: Clock) -> dict[str, Channel]:
-    """Return the channels by their names."""
-    return {name: WebhookChannel(name, channel, clock) for name, channel in config.webhook.items()}
+def channels_of(config: NotificationsConfig, clock: Clock, *, is_local: bool) -> dict[str, Channel]:
+    """Return the channels by their names; ``is_local``: the service is one of this machine alone."""
+    return {
+        **{name: WebhookChannel(name, channel, clock) for name, channel in config.webhook.items()},
+        **{name: EmailChannel(name, channel) for name, channel in config.email.items()},
+        **{name: NtfyChannel(name, channel, clock) for name, channel in config.ntfy.items()},
+        **{name: SlackChannel(name, channel, clock) for name, channel in config.slack.items()},
+        **{name: DesktopChannel(is_local) for name in config.desktop},
+    }
 
 
 def open_notifications(
-    config: NotificationsConfig, store: Store, clock: Clock, owner_id: Callable[[], str], redactor: Redactor
+    config: NotificationsConfig,
+    store: Store,
+    clock: Clock,
+    owner_id: Callable[[], str],
+    redactor: Redactor,
+    *,
+    is_local: bool,
 ) -> Notifications:
     """Return what sends notifications; nothing where no rule asks for any."""
     if not config.rules:
@@ -41,7 +57,7 @@ def open_notifications(
     follower = EventFollower(store.feed, consumer, clock, owner_id, FOLLOW_S)
     sender = NotificationSender(
         config,
-        channels_of(config, clock),
+        channels_of(config, clock, is_local=is_local),
         store.outbox,
         store.consent,
         clock,

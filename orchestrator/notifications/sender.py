@@ -148,7 +148,7 @@ class NotificationSender:
     def _outcome(self, delivery: Delivery, attempts: int) -> MessageOutcome:
         error = self.redactor.text(delivery.error)[:300]
         if delivery.is_sent:
-            return MessageOutcome(NoticeState.SENT, attempts)
+            return MessageOutcome(NoticeState.SENT, attempts, error=error)
         if delivery.is_gone:
             return MessageOutcome(NoticeState.GONE, attempts, error=error)
         if attempts > len(BACKOFF_S):

@@ -137,7 +137,7 @@ def _followers(
     parts = (
         open_telemetry(load_telemetry(), store, clock, owner_id, version(DISTRIBUTION)),
         count_events(store, clock, owner_id) if settings.metrics_port else Telemetry(),
-        open_notifications(config.notifications, store, clock, owner_id, secrets),
+        open_notifications(config.notifications, store, clock, owner_id, secrets, is_local=settings.is_embedded),
     )
     background = [begin for part in parts for begin in part.background]
     return Telemetry(tuple(background), tuple(close for part in parts for close in part.closers))

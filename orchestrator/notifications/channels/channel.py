@@ -11,15 +11,17 @@ class Delivery:
     """The result of an attempt. ``error`` is one sentence without secrets, empty where it was taken.
 
     ``is_gone``: the receiver wants nothing any more. ``retry_after_s`` is how long it asked to be left alone.
+    ``is_partial``: some of several addresses took it, so it is not sent again.
     """
 
     error: str = ""
     is_gone: bool = False
     retry_after_s: float = 0.0
+    is_partial: bool = False
 
     @property
     def is_sent(self) -> bool:
-        return not self.error
+        return not self.error or self.is_partial
 
 
 class Channel(Protocol):

@@ -1,0 +1,268 @@
+"""Mail, ntfy, Slack and the desktop, each with a real receiver: what arrives, and what hostile text cannot do there."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email import message_from_bytes
+from email.message import Message as Mail
+from email.policy import default
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from soong.orchestrator.notifications.channels.desktop import DesktopChannel, command_of
+from soong.orchestrator.notifications.channels.ntfy import MAX_BYTES, NtfyChannel
+from soong.orchestrator.notifications.channels.slack import SlackChannel
+from soong.orchestrator.notifications.channels.smtp import EmailChannel, mail_of
+from soong.orchestrator.notifications.message import Message
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.notification_config import EmailConfig, NtfyConfig, SlackConfig
+from soong.shared.engine.tasks.notification_outbox import Notice
+from tests.notification_receivers import HttpReceiver, http_receiver
+
+pytestmark = pytest.mark.spec("OPS-11.a")
+
+HOSTILE = "<!channel> <b>&amp; <script>alert(1)</script> @everyone *bold*"
+FACTS = {
+    "tool": "code.write_file",
+    "risk": "write",
+    "agent": HOSTILE,
+    "role": "worker",
+    "task": "Audit",
+    "summary": HOSTILE,
+}
+MESSAGE = Message(
+    "msg_1", [Notice("n1", "ops", "question", "sess_1", "req_1", 1, 0, FACTS)], "https://soong.example.org"
+)
+LINK = "https://soong.example.org/#/inbox/req_1"
+
+
+# -- mail
+@dataclass
+class Mailbox:
+    """A mail server that keeps what it takes; ``refused`` addresses are answered 550."""
+
+    mails: list[Mail] = field(default_factory=list)
+    logins: list[tuple[bytes, bytes]] = field(default_factory=list)
+    refused: tuple[str, ...] = ()
+
+    async def handle_RCPT(  # noqa: N802  # aiosmtpd calls it so, here and below
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        if address in self.refused:
+            return "550 no such user"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
+        assert isinstance(envelope.content, bytes)
+        self.mails.append(message_from_bytes(envelope.content, policy=default))
+        return "250 OK"
+
+    def login(self, server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any) -> AuthResult:
+        assert isinstance(data, LoginPassword)
+        self.logins.append((data.login, data.password))
+        return AuthResult(success=data.password == b"right password")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of localhost with its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(*form))
+    return path
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+async def port(mailbox: Mailbox, certificate: Path) -> AsyncIterator[int]:
+    """A mail server that asks for STARTTLS and a login; the port that it listens on."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    def serve() -> SMTP:
+        return SMTP(
+            mailbox,
+            hostname="localhost",
+            tls_context=context,
+            require_starttls=True,
+            auth_required=True,
+            authenticator=mailbox.login,
+        )
+
+    server = await asyncio.get_running_loop().create_server(serve, "localhost", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def mail_config(port: int) -> EmailConfig:
+    return EmailConfig(
+        host="localhost",
+        port=port,
+        user="soong",
+        password="env:MAIL_PASSWORD",
+        sender="soong@example.org",
+        to=("ada@example.org", "bob@example.org"),
+    )
+
+
+async def test_a_mail_arrives_over_starttls_with_a_login(
+    mailbox: Mailbox, port: int, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAIL_PASSWORD", "right password")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+
+    delivery = await EmailChannel("team", mail_config(port)).send(MESSAGE)
+
+    assert delivery.error == ""
+    (mail,) = mailbox.mails
+    assert mailbox.logins == [(b"soong", b"right password")]
+    assert (mail["Message-ID"], mail["Auto-Submitted"]) == ("<msg_1@example.org>", "auto-generated")
+    assert mail["Subject"].startswith("[Soong] <!channel>")
+    assert LINK in mail.get_content()  # type: ignore[attr-defined]
+    assert mail.get_content_type() == "text/plain"
+
+
+async def test_a_mail_server_that_is_not_who_it_says_gets_no_password(
+    mailbox: Mailbox, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAIL_PASSWORD", "right password")
+
+    delivery = await EmailChannel("team", mail_config(port)).send(MESSAGE)
+
+    assert delivery.error == "the mail server cannot be used (SSLCertVerificationError)"
+    assert mailbox.logins == []
+
+
+async def test_an_address_that_is_refused_keeps_the_others_from_nothing(
+    mailbox: Mailbox, port: int, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAIL_PASSWORD", "right password")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    mailbox.refused = ("bob@example.org",)
+
+    delivery = await EmailChannel("team", mail_config(port)).send(MESSAGE)
+
+    assert (delivery.is_sent, delivery.error) == (True, "1 of 2 addresses were refused")
+    assert len(mailbox.mails) == 1
+
+
+async def test_a_wrong_password_is_a_result_that_does_not_show_it(
+    mailbox: Mailbox, port: int, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAIL_PASSWORD", "wrong password")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+
+    delivery = await EmailChannel("team", mail_config(port)).send(MESSAGE)
+
+    assert delivery.error.startswith("the mail server ")
+    assert "wrong password" not in delivery.error
+    assert mailbox.mails == []
+
+
+def test_no_text_makes_a_header() -> None:
+    hostile = Message("msg_1", [Notice("n", "c", "end", "s", "", 1, 0, {"task": "x\r\nBcc: evil@example.org"})])
+
+    with pytest.raises(ValueError, match="linefeed"):  # facts are one line already; this is the second wall
+        mail_of(hostile, EmailConfig(host="h", sender="a@b.c", to=("d@e.f",)))
+
+
+# -- over HTTP
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpReceiver]:
+    with http_receiver() as found:
+        monkeypatch.setenv("HOOK", f"{found.url}/services/T/B/secret")
+        monkeypatch.setenv("TOKEN", "tk_ntfy")
+        yield found
+
+
+@pytest.mark.spec("OPS-11.b")
+async def test_slack_shows_text_of_others_without_reading_markup_in_it(receiver: HttpReceiver) -> None:
+    assert (await SlackChannel("chat", SlackConfig(url="env:HOOK"), SystemClock()).send(MESSAGE)).is_sent
+
+    told = receiver.taken[0].json
+    texts = [block["text"] for block in told["blocks"] if "text" in block]
+    (button,) = told["blocks"][-1]["elements"]
+    assert {text["type"] for text in texts} == {"plain_text"}
+    assert "<!channel>" not in told["text"]
+    assert "&lt;!channel&gt;" in told["text"]
+    assert (button["url"], button.get("value"), button.get("action_id")) == (LINK, None, None)
+
+
+async def test_ntfy_gets_a_topic_a_priority_and_a_link(receiver: HttpReceiver) -> None:
+    config = NtfyConfig(url=receiver.url, topic="soong-4f3a", token="env:TOKEN")
+
+    assert (await NtfyChannel("phone", config, SystemClock()).send(MESSAGE)).is_sent
+
+    (taken,) = receiver.taken
+    assert (taken.path, taken.headers["authorization"]) == ("/", "Bearer tk_ntfy")
+    assert {name: taken.json[name] for name in ("topic", "priority", "click")} == {
+        "topic": "soong-4f3a",
+        "priority": 4,
+        "click": LINK,
+    }
+
+
+async def test_ntfy_gets_no_more_than_it_shows(receiver: HttpReceiver) -> None:
+    facts = {"task": "ü" * 120, "summary": "€" * 200}
+    notices = [Notice(f"n{number}", "ops", "end", "s", "", 1, 0, facts) for number in range(20)]
+
+    await NtfyChannel("phone", NtfyConfig(url=receiver.url, topic="t"), SystemClock()).send(Message("msg_2", notices))
+
+    assert len(receiver.taken[0].json["message"].encode()) <= MAX_BYTES
+
+
+# -- the desktop
+async def test_a_desktop_gets_words_and_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, shown = tmp_path / "notify-send", tmp_path / "shown"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {shown}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    delivery = await DesktopChannel(is_local=True, platform="linux").send(MESSAGE)
+
+    words = await asyncio.to_thread(shown.read_text)
+    assert delivery.is_sent
+    assert words.startswith("--app-name=Soong\n--urgency=critical\n--\nSoong: ")
+    assert "<script>" not in words.partition("Soong: ")[2].partition("\n")[2]
+
+
+@pytest.mark.parametrize(("is_local", "said"), [(False, "`soong up` alone"), (True, "no program notify-send")])
+async def test_without_a_desktop_the_result_says_what_to_do(
+    is_local: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert said in (await DesktopChannel(is_local=is_local, platform="linux").send(MESSAGE)).error
+
+
+def test_macos_gets_texts_as_arguments_and_never_as_script() -> None:
+    *_, title, text = command = command_of(Path("/usr/bin/osascript"), MESSAGE, "darwin")
+
+    assert title == f"Soong: {MESSAGE.title}"
+    assert not any(HOSTILE in word for word in command[:-2])
+    assert HOSTILE in text

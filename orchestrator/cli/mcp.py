@@ -2,7 +2,7 @@
 
 import typer
 
-from soong.orchestrator.cli import mcp_serve, mcp_servers
+from soong.orchestrator.cli import mcp_login, mcp_serve, mcp_servers
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -18,4 +18,6 @@ app.command("refresh")(mcp_servers.refresh)
 app.command("add", context_settings={"ignore_unknown_options": True})(mcp_servers.add)
 app.command("remove")(mcp_servers.remove)
 app.command("import")(mcp_servers.import_servers)
+app.command("login")(mcp_login.login)
+app.command("logout")(mcp_login.logout)
 app.command("serve")(mcp_serve.command)

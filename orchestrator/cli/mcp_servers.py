@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +27,7 @@ _FAILED: Final = 1
 
 def list_servers(*, is_json: bool = _JSON) -> None:
     """List the servers, what state they were last seen in, and how many tools they give."""
-    tools = _opened(load_settings())
+    tools = opened(load_settings())
     _look_at_missing(tools)
     shown = [_server_json(tools, name) for name in sorted(tools.servers.config.servers)]
     if is_json:
@@ -41,18 +42,19 @@ def list_servers(*, is_json: bool = _JSON) -> None:
             one["state"],
             f"{len(one['tools'])}" + (f" ({len(one['left_out'])} left out)" if one["left_out"] else ""),
             one["protocol"] or "-",
+            one["login"] or "-",
             "trusted" if one["trusted"] else "not trusted",
             one["problem"] or one["place"],
         )
         for one in shown
     ]
-    output(table(("server", "state", "tools", "protocol", "hints", "where"), rows))
+    output(table(("server", "state", "tools", "protocol", "login", "hints", "where"), rows))
 
 
 def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
     """Show a server: its tools, their permission and definition, and which are left out and why."""
-    tools = _opened(load_settings())
-    _must_be_known(tools.servers, [name])
+    tools = opened(load_settings())
+    must_be_known(tools.servers, [name])
     _look_at_missing(tools, [name])
     shown = _server_json(tools, name)
     if is_json:
@@ -64,6 +66,7 @@ def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
         f"  server    {shown['server'] or '-'} {shown['version']}".rstrip(),
         f"  protocol  {shown['protocol'] or '-'}",
         f"  resources {_resources_line(shown)}",
+        f"  login     {shown['login'] or 'takes none'}",
         f"  hints     {'trusted' if shown['trusted'] else 'not trusted: every tool asks'}",
     ]
     if shown["problem"]:
@@ -83,9 +86,9 @@ def refresh(
     is_json: bool = _JSON,
 ) -> None:
     """Ask servers what they offer now; exit code 1 when one cannot be asked."""
-    tools = _opened(load_settings())
-    _must_be_known(tools.servers, names or ())
-    raise typer.Exit(_asked(tools, names or list(tools.servers.enabled), is_json=is_json))
+    tools = opened(load_settings())
+    must_be_known(tools.servers, names or ())
+    raise typer.Exit(asked(tools, names or list(tools.servers.enabled), is_json=is_json))
 
 
 def add(
@@ -106,19 +109,22 @@ def add(
     section |= {"env": _pairs(env, "--env"), "headers": _pairs(header, "--header"), "tags": tag, "trusted": is_trusted}
     settings = load_settings()
     _written(settings, {name: section})
-    tools = _opened(settings)
-    raise typer.Exit(_asked(tools, [name], is_json=is_json))
+    tools = opened(settings)
+    raise typer.Exit(asked(tools, [name], is_json=is_json))
 
 
 def remove(name: str = _NAME) -> None:
     """Remove a server from config.toml, with its snapshot."""
     from soong.orchestrator.cli.mcp_config_file import without_server
+    from soong.shared.toolsets.mcp.logins import LoginFolder
 
     settings = load_settings()
-    tools = _opened(settings)
-    _must_be_known(tools.servers, [name])
+    tools = opened(settings)
+    must_be_known(tools.servers, [name])
     without_server(settings.home, name)
     tools.servers.snapshots.remove(name)
+    with suppress(FileNotFoundError):
+        LoginFolder(settings.home).remove(name)
     output(f"removed {name}")
 
 
@@ -160,14 +166,16 @@ def _config(settings: Settings) -> "Config":
     return load_config(settings.home)
 
 
-def _opened(settings: Settings) -> "McpTools":
+def opened(settings: Settings) -> "McpTools":
+    """Return the servers of a home, none of them started, with what they were last seen to offer."""
     from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
 
     most = timedelta(milliseconds=settings.tool_max_timeout_ms)
     return McpTools(servers_of(settings.home, _config(settings)), most)
 
 
-def _must_be_known(servers: "McpServers", names: Sequence[str]) -> None:
+def must_be_known(servers: "McpServers", names: Sequence[str]) -> None:
+    """Raises: UsageError, when a name is not that of a server."""
     for name in names:
         if name not in servers.config.servers:
             known = ", ".join(sorted(servers.config.servers)) or "none"
@@ -184,7 +192,7 @@ def _look_at_missing(tools: "McpTools", names: Sequence[str] = ()) -> None:
         look(tools.servers, missing)
 
 
-def _asked(tools: "McpTools", names: Sequence[str], *, is_json: bool) -> int:
+def asked(tools: "McpTools", names: Sequence[str], *, is_json: bool) -> int:
     """Ask servers, report, and return the exit code."""
     from soong.shared.toolsets.mcp.toolset import look_now
 
@@ -227,6 +235,7 @@ def _server_json(tools: "McpTools", name: str) -> dict[str, Any]:
         "name": name,
         "state": state,
         "problem": problem,
+        "login": login_state(tools.servers, name),
         "place": config.url or " ".join((config.command, *config.args)),
         "trusted": config.trusted,
         "tags": list(config.tags),
@@ -239,6 +248,17 @@ def _server_json(tools: "McpTools", name: str) -> dict[str, Any]:
         "tools": _tools_json(found),
         "left_out": [{"tool": each.tool, "reason": each.reason} for each in found.excluded],
     }
+
+
+def login_state(servers: "McpServers", name: str) -> str:
+    """Return whether there is a login at a server; empty for one that takes none."""
+    from soong.shared.toolsets.mcp.logins import LoginFolder
+
+    config = servers.config.servers[name]
+    if not config.takes_login:
+        return ""
+    found = LoginFolder(servers.setup.home).read(name, config.url)
+    return "none" if found is None else found.state(servers.setup.clock.now_us())
 
 
 def _tools_json(found: "ServerTools") -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from soong.orchestrator.cli.finding import Finding, Level
+from soong.orchestrator.cli.mcp_servers import login_state
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings
@@ -46,6 +47,8 @@ def _problem(tools: McpTools, name: str, env: dict[str, str]) -> str:
             find_program(expanded(server.command), env, cwd=Path("/"))
     except (InvalidConfigError, PathRefusedError) as error:
         return f"{name}: {error}"
+    if login_state(tools.servers, name) == "login ended":
+        return f"the login at {name} has ended: soong mcp login {name}"
     snapshot = tools.servers.snapshot(name)
     if snapshot is None:
         return f"{name} has not been asked what it offers"

@@ -51,6 +51,39 @@ def _tag(value: str) -> str:
     return value
 
 
+def _secret_reference(value: str) -> str:
+    if value and not WHOLE_REFERENCE.fullmatch(value):
+        raise ValueError("is a secret in plain sight; write it as env:NAME or file:PATH")
+    return value
+
+
+class McpOAuthConfig(ConfigSection):
+    """``[mcp.servers.<id>.oauth]``: the client that `soong mcp login` is at the authorization server of a server."""
+
+    client_id: str = Field(default="", description="A client that was registered beforehand; else one is registered.")
+    client_secret: Annotated[str, AfterValidator(_secret_reference)] = Field(
+        default="", description="Its secret, by reference: `env:NAME` or `file:PATH`."
+    )
+    client_auth: Literal["client_secret_basic", "client_secret_post"] = Field(
+        default="client_secret_basic", description="How the secret is sent to the token endpoint."
+    )
+    client_metadata_url: str = Field(
+        default="", description="The https address of a client ID metadata document, for servers that take one."
+    )
+    scope: str = Field(default="", description="Rights to ask for in addition to those that the server names.")
+    redirect_port: Annotated[int, Field(ge=0, le=65_535)] = Field(
+        default=0, description="The port of 127.0.0.1 to which the browser returns; 0 takes a free one."
+    )
+
+    @model_validator(mode="after")
+    def _whose_secret(self) -> Self:
+        if self.client_secret and not self.client_id:
+            raise ValueError("client_secret belongs to a client_id")
+        if self.client_metadata_url and urlsplit(self.client_metadata_url).scheme != "https":
+            raise ValueError("client_metadata_url is not an https address")
+        return self
+
+
 class McpServerConfig(ConfigSection):
     """``[mcp.servers.<id>]``: one server. Either ``command`` or ``url``."""
 
@@ -65,6 +98,9 @@ class McpServerConfig(ConfigSection):
     )
     headers: dict[Text, str] = Field(
         default_factory=dict, description="Headers of every request, with secrets by reference like those of `env`."
+    )
+    oauth: McpOAuthConfig | None = Field(
+        default=None, description="The client of `soong mcp login`; without it, one is registered at the login."
     )
     protocol: Literal["auto", "handshake", "stateless"] = Field(
         default="auto",
@@ -95,6 +131,8 @@ class McpServerConfig(ConfigSection):
             raise ValueError("needs either command (a program) or url (a server over HTTP)")
         if self.url and (self.args or self.env):
             raise ValueError("args and env belong to a command; a server at a url takes headers")
+        if self.command and self.oauth is not None:
+            raise ValueError("oauth belongs to a url")
         if self.command and self.headers:
             raise ValueError("headers belong to a url; a command takes env")
         return self
@@ -108,9 +146,15 @@ class McpServerConfig(ConfigSection):
         return self
 
     @property
+    def takes_login(self) -> bool:
+        """Say whether it may be reached by a login: over HTTP, and not by a header of its section."""
+        return bool(self.url) and not any(name.lower() == "authorization" for name in self.headers)
+
+    @property
     def references(self) -> Iterator[tuple[str, str]]:
         """Yield what its values refer to, as (``env`` or ``file``, name)."""
-        for value in (*self.env.values(), *self.headers.values()):
+        secret = () if self.oauth is None else (self.oauth.client_secret,)
+        for value in (*self.env.values(), *self.headers.values(), *secret):
             whole = WHOLE_REFERENCE.fullmatch(value)
             for match in (whole,) if whole else INNER_REFERENCE.finditer(value):
                 yield match[1], match[2]

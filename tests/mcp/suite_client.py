@@ -13,9 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.config import parse_config
 from soong.shared.tools.ports import Verdict
+from soong.shared.toolsets.mcp.login_flow import LoopbackReceiver, log_in
+from soong.shared.toolsets.mcp.logins import LoginFolder
 from tests.integration.mcp.scene import McpScene, mcp_scene
 
+DOCUMENT = "https://conformance-test.local/client-metadata.json"
 EXAMPLES = {"string": "text", "integer": 5, "number": 5, "boolean": True, "object": {}, "array": []}
 
 
@@ -40,9 +47,40 @@ def wanted(scene: McpScene) -> Iterator[tuple[str, dict[str, Any]]]:
         yield one.name, given
 
 
+def section(url: str) -> str:
+    """Return the configuration: the server, and for scenarios of authorization the client that they know."""
+    lines = ["[mcp.servers.t]", f'url = "{url}"', f'protocol = "{wire()}"', "timeout_s = 20"]
+    if is_about_logins():
+        context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
+        lines += ["[mcp.servers.t.oauth]", f'client_metadata_url = "{DOCUMENT}"']
+        if "client_id" in context:
+            os.environ["SUITE_SECRET"] = context["client_secret"]
+            lines += [f'client_id = "{context["client_id"]}"', 'client_secret = "env:SUITE_SECRET"']
+    return "\n".join(lines)
+
+
+def is_about_logins() -> bool:
+    return os.environ.get("MCP_CONFORMANCE_SCENARIO", "").startswith("auth/")
+
+
+async def logged_in(home: Path, text: str, scope: str = "") -> None:
+    """Log in like a person whose browser is sent on by the authorization server at once."""
+
+    async def visit(url: str) -> None:
+        async with httpx2.AsyncClient(follow_redirects=True) as browser:
+            await browser.get(url)
+
+    config = parse_config(text).mcp.servers["t"]
+    async with LoopbackReceiver.listening() as receiver:
+        login = await log_in("t", config, receiver, visit, SystemClock(), scope=scope)
+    LoginFolder(home).write(login)
+
+
 async def main(url: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        config = f'[mcp.servers.t]\nurl = "{url}"\nprotocol = "{wire()}"\ntimeout_s = 20'
+        config = section(url)
+        if is_about_logins():
+            await logged_in(Path(folder) / "home", config)
         async with mcp_scene(Path(folder), config) as scene:
             # A person who accepts what a server asks, without a word of their own.
             scene.gate.verdict = Verdict(is_allowed=True, author="person")
@@ -51,6 +89,10 @@ async def main(url: str) -> None:
                 sys.exit(snapshot.problem if snapshot else "the server was not asked")
             for name, arguments in wanted(scene):
                 result = await scene.call(name, **arguments)
+                if result.error is not None and "soong mcp login t" in result.error.message:  # as a person would
+                    scope = result.error.message.partition("--scope '")[2].partition("'")[0]
+                    await logged_in(scene.home, config, scope)
+                    result = await scene.call(name, **arguments)
                 sys.stdout.write(f"{name}: {result.error or 'ok'}\n")
             resources = await scene.call("internal.list_mcp_resources", server="t")
             for each in resources.data["resources"] if isinstance(resources.data, dict) else ():

@@ -14,7 +14,7 @@ from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.toolsets.mcp.connection import ServerConnection, ServerUnavailableError
 from soong.shared.toolsets.mcp.elicitation import CallElicitations, current
 from soong.shared.toolsets.mcp.pool import McpServers
-from soong.shared.toolsets.mcp.results import ResultReader
+from soong.shared.toolsets.mcp.results import ResultReader, without_secrets
 
 if TYPE_CHECKING:
     from mcp.shared.dispatcher import ProgressFnT
@@ -44,7 +44,8 @@ async def call_server_tool(
         answer = await connection.client.call_tool(
             native, dict(call_input), progress_callback=_progress_of(context.progress)
         )
-        return await ResultReader(context, f"{server_id}-{context.tool_call_id}").result(answer)
+        result = await ResultReader(context, f"{server_id}-{context.tool_call_id}").result(answer)
+        return without_secrets(result, connection.secrets)
 
     return await with_server(servers, server_id, context, call)
 
@@ -67,6 +68,8 @@ async def with_server(
             except (ToolError, ServerUnavailableError):
                 raise
             except Exception as error:
+                if connection.login_problem:
+                    raise ToolError(ErrorType.SERVER_UNAVAILABLE, connection.login_problem) from error
                 raise _failure(error, connection, asking.declined) from error
             finally:
                 connection.calls.discard(asking)

@@ -6,7 +6,7 @@ The SDK's transports are made of task groups, which must be left by the task tha
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mcp.client import Client
     from mcp_types import ElicitResult, ListRootsResult
 
+    from soong.shared.toolsets.mcp.login_auth import LoginAuth
     from soong.shared.toolsets.mcp.transport import StdioPipes
 
 log = get_logger(__name__)
@@ -52,8 +53,8 @@ class ServerSetup:
     commands_env: tuple[str, ...] = ()
     secret_env: tuple[str, ...] = ()
     home: Path | None = None
-    authorized: "Callable[[str, McpServerConfig], Awaitable[Any]] | None" = None
-    """Returns the SDK's authorization for a server over HTTP, or None."""
+    authorized: "Callable[[str, McpServerConfig], LoginAuth | None]" = lambda _server, _config: None
+    """Returns the login that requests to a server over HTTP carry, or None."""
 
     @property
     def scratch(self) -> Path:
@@ -81,6 +82,7 @@ class ServerConnection:
     """What asks a person for the calls that are under way."""
     _client: "Client | None" = None
     _pipes: "StdioPipes | None" = None
+    _login: "LoginAuth | None" = None
     _over: asyncio.Event = field(default_factory=asyncio.Event)
     _stale: asyncio.Event = field(default_factory=asyncio.Event)
     _owner: "asyncio.Task[None] | None" = None
@@ -108,6 +110,16 @@ class ServerConnection:
     def is_over(self) -> bool:
         """Say whether it can be used no more."""
         return self._over.is_set() or (self._owner is not None and self._owner.done())
+
+    @property
+    def login_problem(self) -> str:
+        """Why the server did not take the last request: a login that a person has to make. Empty when it did."""
+        return "" if self._login is None else self._login.problem
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What of the login no result may repeat."""
+        return () if self._login is None else self._login.secrets
 
     @property
     def pid(self) -> int:
@@ -240,7 +252,7 @@ class ServerConnection:
         place = f"config.toml: mcp.servers.{self.server_id}"
         if self.config.url:
             headers = resolved(self.config.headers, f"{place}.headers")
-            auth = None if self.setup.authorized is None else await self.setup.authorized(self.server_id, self.config)
+            self._login = auth = self.setup.authorized(self.server_id, self.config)
             # On the handshake wire a server asks a person within the answer of the call, which stands still then.
             return http_transport(self.config.url, headers, auth, self.config.timeout_s + ASK_S + 5.0)
         env = {
@@ -273,6 +285,8 @@ class ServerConnection:
     def _unavailable(self, error: Exception) -> ServerUnavailableError:
         words = "" if self._pipes is None else self._pipes.words
         about = f"; it said last: {words[-1_000:]}" if words else ""
+        if self.login_problem:
+            return ServerUnavailableError(self.login_problem)
         subject = f"the MCP server {self.server_id!r}"
         match error:
             case TimeoutError():

@@ -7,11 +7,12 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import ToolContext
 from soong.shared.tools.result import (
@@ -31,6 +32,25 @@ MAX_BLOCKS: Final = 1_000
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}/[a-z0-9][a-z0-9.+-]{0,60}", re.ASCII)
 _ENDINGS: Final = {"image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "audio/wav": "wav"}
 _MAX_LINK_CHARS: Final = 2_000
+
+
+def without_secrets(result: ToolResult, secrets: tuple[str, ...]) -> ToolResult:
+    """Return a result without the tokens of the login by which it came, which a server may repeat."""
+    if not secrets:
+        return result
+    clean = redactor(secrets)
+    content = tuple(
+        replace(block, text=clean.text(block.text))
+        if isinstance(block, TextBlock)
+        else replace(block, value=clean.value(block.value))
+        if isinstance(block, JsonBlock)
+        else block
+        for block in result.content
+    )
+    error = None if result.error is None else replace(result.error, message=clean.text(result.error.message))
+    return replace(
+        result, content=content, summary=clean.text(result.summary), data=clean.value(result.data), error=error
+    )
 
 
 @dataclass(slots=True)

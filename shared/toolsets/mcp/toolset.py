@@ -2,24 +2,29 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from soong.shared.core.clock import SystemClock
+from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.inert import inert
 from soong.shared.core.log import get_logger
+from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, SnapshotFolder, config_digest
 from soong.shared.toolsets.mcp.connection import ServerSetup, ServerUnavailableError
 from soong.shared.toolsets.mcp.definitions import ServerTools, ToolExclusion, tools_of
+from soong.shared.toolsets.mcp.logins import LoginFolder
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.resources import SOURCE, ResourceTools
+
+if TYPE_CHECKING:
+    from soong.shared.toolsets.mcp.login_auth import LoginAuth
 
 log = get_logger(__name__)
 
@@ -30,8 +35,18 @@ ASK_AGAIN_US: Final = 60_000_000
 def servers_of(home: Path | None, config: Config, *, may_start: bool = True) -> McpServers:
     """Return the servers of a configuration, none of them started."""
     commands = config.commands
-    setup = ServerSetup(SystemClock(), commands.env, config.secret_env, home)
+    clock = SystemClock()
+    setup = ServerSetup(clock, commands.env, config.secret_env, home, _authorized(LoginFolder(home), clock))
     return McpServers(config.mcp, setup, SnapshotFolder(home), may_start=may_start)
+
+
+def _authorized(folder: LoginFolder, clock: Clock) -> "Callable[[str, McpServerConfig], LoginAuth | None]":
+    def authorized(server_id: str, config: McpServerConfig) -> "LoginAuth | None":
+        from soong.shared.toolsets.mcp.login_auth import LoginAuth  # with the SDK: only a connection pays for it
+
+        return LoginAuth(server_id, config, folder, clock) if config.takes_login else None
+
+    return authorized
 
 
 def source_of(server_id: str) -> str:

@@ -1,0 +1,125 @@
+"""``soong mcp login`` and ``logout``: a person's login at an MCP server over HTTP, kept in the home (MCP-01.e)."""
+
+import asyncio
+import webbrowser
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from soong.orchestrator.cli.console import output, say
+from soong.orchestrator.cli.mcp_servers import asked, must_be_known, opened
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.errors import InvalidConfigError, UsageError
+from soong.shared.core.inert import inert
+from soong.shared.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from soong.shared.core.mcp_config import McpServerConfig
+    from soong.shared.toolsets.mcp.logins import ServerLogin
+
+_NAME = typer.Argument(..., metavar="NAME", help="The server's name, as in `mcp.NAME.tool`.")
+_REVOKE_S: Final = 10.0
+
+
+def login(
+    name: str = _NAME,
+    *,
+    is_headless: bool = typer.Option(
+        False, "--no-browser", help="Print the page and read the address at which the browser ends, from anywhere."
+    ),
+    scope: str = typer.Option("", "--scope", help="Rights to ask for in addition, separated by blanks."),
+) -> None:
+    """Log in at a server over HTTP (OAuth), in the browser. Workers of this home use and renew the login."""
+    from soong.shared.toolsets.mcp.login_auth import LoginRefusedError
+    from soong.shared.toolsets.mcp.logins import LoginFolder
+
+    settings = load_settings()
+    tools = opened(settings)
+    must_be_known(tools.servers, [name])
+    config = tools.servers.config.servers[name]
+    if not config.url:
+        raise UsageError(f"{name} is a program and not a server over HTTP; it gets secrets by `env` in config.toml")
+    if not config.takes_login:
+        raise UsageError(f"{name} gets a header Authorization by config.toml; remove it there to log in instead")
+    wanted = " ".join(filter(None, (scope, config.oauth.scope if config.oauth is not None else "")))
+    try:
+        made = asyncio.run(_logged_in(name, config, wanted, is_headless=is_headless))
+        LoginFolder(settings.home).write(made)
+    except (LoginRefusedError, InvalidConfigError) as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"the login at {name!r} cannot be made or kept: {error}") from error
+    output(f"logged in at {name}")
+    raise typer.Exit(asked(tools, [name], is_json=False) if config.enabled else 0)
+
+
+def logout(name: str = _NAME) -> None:
+    """Forget the login at a server, and revoke it there if the authorization server can."""
+    from soong.shared.toolsets.mcp.logins import LoginFolder
+
+    settings = load_settings()
+    tools = opened(settings)
+    must_be_known(tools.servers, [name])
+    config, folder = tools.servers.config.servers[name], LoginFolder(settings.home)
+    made = folder.read(name, config.url)
+    had_one = folder.remove(name)
+    is_revoked = made is not None and asyncio.run(_revoked(made, config))
+    if not had_one:
+        output(f"there is no login at {name}")
+        return
+    output(f"logged out at {name}" + ("" if is_revoked else "; the authorization server has not revoked it"))
+
+
+async def _logged_in(name: str, config: "McpServerConfig", scope: str, *, is_headless: bool) -> "ServerLogin":
+    from soong.shared.toolsets.mcp.login_flow import LoopbackReceiver, PastedReceiver, log_in
+
+    port = 0 if config.oauth is None else config.oauth.redirect_port
+    clock = SystemClock()
+    if is_headless:
+        return await log_in(name, config, PastedReceiver(_pasted, port), _shown, clock, scope=scope)
+    async with LoopbackReceiver.listening(port) as receiver:
+        return await log_in(name, config, receiver, _visited, clock, scope=scope)
+
+
+async def _shown(url: str) -> None:
+    say(f"open this page, log in, and allow the access:\n\n{inert(url)}\n")
+
+
+async def _visited(url: str) -> None:
+    await _shown(url)
+    say("waiting for the browser …")
+    with suppress(webbrowser.Error):
+        await asyncio.to_thread(webbrowser.open, url)
+
+
+async def _pasted() -> str:
+    words = "the browser ends at a page that cannot be shown; paste its address"
+    return str(await asyncio.to_thread(typer.prompt, words))
+
+
+async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
+    """Revoke the tokens of a login (RFC 7009); say whether the authorization server has taken that."""
+    import httpx2
+
+    from soong.shared.core.errors import SoongError
+    from soong.shared.toolsets.mcp.login_auth import BASIC, check_safe, client_of
+
+    endpoint = str((made.metadata or {}).get("revocation_endpoint") or "")
+    token = str(made.tokens.get("refresh_token") or made.access_token)
+    if not endpoint:
+        return False
+    try:
+        client = client_of(made.client, config, made.server)
+        check_safe(httpx2.URL(endpoint), config.url)
+        data = {"token": token, "client_id": client.client_id}
+        credentials = None
+        if client.client_secret and client.token_endpoint_auth_method == BASIC:
+            credentials = httpx2.BasicAuth(client.client_id, client.client_secret)
+        elif client.client_secret:
+            data["client_secret"] = client.client_secret
+        async with httpx2.AsyncClient(timeout=_REVOKE_S, follow_redirects=False, auth=credentials) as web:
+            response = await web.post(endpoint, data=data)
+    except (httpx2.HTTPError, httpx2.InvalidURL, SoongError, ValueError):
+        return False
+    return response.status_code == httpx2.codes.OK

@@ -1,0 +1,218 @@
+"""Requests to an MCP server under a stored login: its token added, renewed when it ends, and sent nowhere else.
+
+A worker never logs in: that takes a person. Where there is no login, or it cannot be renewed, the request fails and
+says which command a person runs. Imports the SDK: only a connection does.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+import httpx2
+from mcp.client.auth import OAuthClientProvider
+from mcp.client.auth.utils import extract_field_from_www_auth
+from mcp.shared.auth import (
+    OAuthClientInformationFull,
+    OAuthClientMetadata,
+    OAuthMetadata,
+    OAuthToken,
+    ProtectedResourceMetadata,
+)
+from pydantic import AnyUrl
+
+from soong.shared.core.clock import Clock
+from soong.shared.core.errors import SoongError
+from soong.shared.core.log import get_logger
+from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin
+from soong.shared.toolsets.mcp.references import resolved
+
+log = get_logger(__name__)
+
+SOON_US: Final = 30_000_000
+"""A token that ends within this is renewed before it is used."""
+RENEW_S: Final = 30.0
+POLL_S: Final = 0.05
+RESOURCE_REVISION: Final = "2025-06-18"
+"""Since this revision a token is asked for one resource (RFC 8707)."""
+BASIC: Final = "client_secret_basic"
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class LoginRequiredError(SoongError):
+    """A server wants a login that there is not."""
+
+
+class LoginRefusedError(SoongError):
+    """A login could not be made, or an address must not get a secret."""
+
+
+class LoginAuth(httpx2.Auth):
+    """Adds the login of one server to the requests of one connection. ``problem`` is why the last one was refused."""
+
+    def __init__(self, server_id: str, config: McpServerConfig, folder: LoginFolder, clock: Clock) -> None:
+        self._server_id = server_id
+        self._config = config
+        self._folder = folder
+        self._clock = clock
+        self._stamp: object = None
+        self._login: ServerLogin | None = None
+        self.problem = ""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What of the login no result may repeat."""
+        tokens = {} if self._login is None else self._login.tokens
+        return tuple(str(tokens[name]) for name in ("access_token", "refresh_token") if tokens.get(name))
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """See :class:`httpx2.Auth`. Raises: LoginRequiredError."""
+        if _origin(request.url) != _origin(httpx2.URL(self._config.url)):
+            yield request  # a token goes to the server that it was issued for, and nowhere else
+            return
+        login = self._current()
+        if login is not None and login.has_expired(self._clock.now_us() + SOON_US):
+            login = await self._renewed(login) or login
+        _authorize(request, login)
+        response = yield request
+        if response.status_code == httpx2.codes.UNAUTHORIZED and login is not None:
+            renewed = await self._renewed(login)
+            if renewed is not None:
+                _authorize(request, renewed)
+                response = yield request
+        self.problem = self._refusal(response, login)
+        if self.problem:
+            raise LoginRequiredError(self.problem)
+
+    def _refusal(self, response: httpx2.Response, login: ServerLogin | None) -> str:
+        """Say what a person has to do; empty when the server has taken the request."""
+        command = f"soong mcp login {self._server_id}"
+        if response.status_code == httpx2.codes.UNAUTHORIZED:
+            state = "wants a login" if login is None else "does not take the login that is stored"
+            return f"the MCP server {self._server_id!r} {state}; run `{command}`"
+        if response.status_code == httpx2.codes.FORBIDDEN:
+            if extract_field_from_www_auth(response, "error") != "insufficient_scope":
+                return ""
+            scope = inert_text(extract_field_from_www_auth(response, "scope") or "")[:500]
+            wanted = (
+                f"the rights {scope!r}; run `{command} --scope {scope!r}`" if scope else f"more rights; run `{command}`"
+            )
+            return f"the MCP server {self._server_id!r} wants {wanted}"
+        return ""
+
+    def _current(self) -> ServerLogin | None:
+        stamp = self._folder.stamp(self._server_id)
+        if stamp != self._stamp:
+            self._login, self._stamp = self._folder.read(self._server_id, self._config.url), stamp
+        return None if self._login is None or self._login.is_ended else self._login
+
+    async def _renewed(self, old: ServerLogin) -> ServerLogin | None:
+        """Return a newer login: another process's, or one renewed here; None when there is none."""
+        try:
+            async with asyncio.timeout(RENEW_S):
+                while True:
+                    with self._folder.renewing(self._server_id) as is_ours:
+                        if is_ours:
+                            return await self._renewed_here(old)
+                    await asyncio.sleep(POLL_S)
+        except (OSError, TimeoutError, httpx2.HTTPError, SoongError) as error:
+            log.warning("mcp_login_not_renewed", server=self._server_id, error=type(error).__name__)
+            return None
+
+    async def _renewed_here(self, old: ServerLogin) -> ServerLogin | None:
+        now = self._current()
+        if now is None or now.access_token != old.access_token:
+            return now  # another process has renewed it, or a person has logged out or in
+        if not now.can_be_renewed:
+            return None
+        renewal = _Renewal(now, self._config, self._server_id, self._clock)
+        kept = await renewal.made()
+        if kept is not None:
+            self._folder.write(kept)
+            self._login, self._stamp = kept, self._folder.stamp(self._server_id)
+            log.info("mcp_login_ended" if kept.is_ended else "mcp_login_renewed", server=self._server_id)
+        return None if kept is None or kept.is_ended else kept
+
+
+class _Renewal(OAuthClientProvider):
+    """The SDK's refresh of a token (RFC 6749, 6), for a login that is stored."""
+
+    def __init__(self, login: ServerLogin, config: McpServerConfig, server_id: str, clock: Clock) -> None:
+        self._kept: OAuthToken | None = None
+        self._of = login
+        self._clock = clock
+        super().__init__(config.url, OAuthClientMetadata(redirect_uris=[AnyUrl("http://127.0.0.1/")]), self)
+        self.context.client_info = client_of(login.client, config, server_id)
+        self.context.current_tokens = OAuthToken.model_validate(login.tokens)
+        if login.metadata is not None:
+            self.context.oauth_metadata = OAuthMetadata.model_validate(login.metadata)
+        if login.resource is not None:
+            self.context.protected_resource_metadata = ProtectedResourceMetadata.model_validate(login.resource)
+        self.context.protocol_version = RESOURCE_REVISION
+
+    async def made(self) -> ServerLogin | None:
+        """Return the login as it is to be kept now; None when nothing is known of its end."""
+        request = await self._refresh_token()
+        check_safe(request.url, self.context.server_url)
+        async with httpx2.AsyncClient(timeout=RENEW_S, follow_redirects=False) as client:
+            response = await client.send(request)
+        if response.status_code in (httpx2.codes.BAD_REQUEST, httpx2.codes.UNAUTHORIZED):
+            return self._of.model_copy(update={"is_ended": True})
+        if not await self._handle_refresh_response(response) or self._kept is None:
+            return None
+        tokens = self._kept
+        return self._of.model_copy(
+            update={"tokens": tokens.model_dump(mode="json"), "expires_us": expiry_of(tokens, self._clock)}
+        )
+
+    # -- the SDK's storage: what it stores is taken from here
+    async def get_tokens(self) -> OAuthToken | None:
+        return self.context.current_tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._kept = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self.context.client_info
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self.context.client_info = client_info
+
+
+def client_of(stored: dict[str, Any], config: McpServerConfig, server_id: str) -> OAuthClientInformationFull:
+    """Return the client of a login; the secret of a preregistered one is referred to and stored nowhere.
+
+    Raises:
+        InvalidConfigError: what the configuration refers to is not there.
+    """
+    client = OAuthClientInformationFull.model_validate(stored)
+    if config.oauth is not None and config.oauth.client_secret and client.client_id == config.oauth.client_id:
+        place = f"config.toml: mcp.servers.{server_id}.oauth"
+        client.client_secret = resolved({"client_secret": config.oauth.client_secret}, place)["client_secret"]
+    return client
+
+
+def expiry_of(tokens: OAuthToken, clock: Clock) -> int | None:
+    """Return when a token that was issued just now ends, in microseconds; None when nobody says."""
+    return None if tokens.expires_in is None else clock.now_us() + max(0, int(tokens.expires_in)) * 1_000_000
+
+
+def check_safe(url: httpx2.URL, server_url: str) -> None:
+    """Hold an address that gets secrets to https; on the loopback only for a server that is there too.
+
+    Raises:
+        LoginRefusedError: names the host.
+    """
+    is_local = url.host in _LOOPBACK and httpx2.URL(server_url).host in _LOOPBACK
+    if url.scheme != "https" and not is_local:
+        raise LoginRefusedError(f"{url.scheme}://{inert_text(url.host)} is not https, so it gets no login")
+
+
+def _authorize(request: httpx2.Request, login: ServerLogin | None) -> None:
+    if login is not None:
+        request.headers["Authorization"] = f"Bearer {login.access_token}"
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port

@@ -19,6 +19,7 @@ from soong.orchestrator.cli.boundary_checks import (
 )
 from soong.orchestrator.cli.finding import Finding, Level
 from soong.orchestrator.cli.ids import has_no_rows
+from soong.orchestrator.cli.notification_check import check_notifications
 from soong.orchestrator.cli.sandbox_check import check_sandbox
 from soong.orchestrator.cli.server_checks import check_servers
 from soong.orchestrator.cli.work_checks import check_steps, check_workers
@@ -62,6 +63,7 @@ async def run_checks(settings: Settings) -> list[Finding]:
         check_tool_files,
         check_agent_files,
         check_servers,
+        check_notifications,
         check_modules,
         check_clock,
         check_answers,

@@ -83,6 +83,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "List, show and answer questions that wait for a person.",
             ("soong approvals watch", "soong approvals allow 7f3a --session"),
         ),
+        "notifications": CommandEntry(
+            "notifications",
+            "List notifications, test a channel, send again what was given up.",
+            ("soong notifications test ops", "soong notifications list --all"),
+        ),
         "permissions": CommandEntry(
             "permissions",
             "Show which rules decide on tool calls.",

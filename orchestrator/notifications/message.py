@@ -84,6 +84,9 @@ class Message:
         return {**more, "command": _command(notice), **facts}
 
     def _described(self, notice: Notice) -> Iterator[str]:
+        if notice.event == "test":
+            yield "This is a test; nothing waits for you."
+            return
         if len(self.notices) > 1:
             yield f"• {_headline(notice)}"
         facts = notice.facts
@@ -101,6 +104,8 @@ class Message:
     def _link(self, notice: Notice) -> str:
         if notice.request_id:
             return self._address("inbox", notice.request_id)
+        if notice.event == "test":
+            return self._address("inbox")
         return self._address("tasks", _text(notice, "task_id"))
 
     def _address(self, *parts: str) -> str:
@@ -115,6 +120,8 @@ def _headline(notice: Notice) -> str:
             return f"{_text(notice, 'agent')} asks to use {_text(notice, 'tool')} ({_text(notice, 'risk')}{danger})"
         case "budget":
             return f"Budget {_text(notice, 'outcome')}: {task}"
+        case "test":
+            return f"Test of the channel {notice.channel}"
         case "worker_lost":
             return f"Worker lost: {task}"
         case _:
@@ -125,6 +132,8 @@ def _command(notice: Notice) -> str:
     """Return the command that shows it."""
     if notice.request_id:
         return f"soong approvals show {notice.request_id}"
+    if notice.event == "test":
+        return "soong notifications list"
     return f"soong tasks show {_text(notice, 'task_id')}"
 
 

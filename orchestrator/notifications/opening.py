@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from soong.orchestrator.event_log.follower import EventFollower
-from soong.orchestrator.notifications.channels.channel import Channel
+from soong.orchestrator.notifications.channels.channel import Channel, Delivery
 from soong.orchestrator.notifications.channels.desktop import DesktopChannel
 from soong.orchestrator.notifications.channels.ntfy import NtfyChannel
 from soong.orchestrator.notifications.channels.slack import SlackChannel
 from soong.orchestrator.notifications.channels.smtp import EmailChannel
 from soong.orchestrator.notifications.channels.webhook import WebhookChannel
 from soong.orchestrator.notifications.consumer import NotificationConsumer
+from soong.orchestrator.notifications.message import Message
 from soong.orchestrator.notifications.sender import NotificationSender
 from soong.shared.core.clock import Clock
+from soong.shared.core.ids import new_id
 from soong.shared.core.notification_config import NotificationsConfig
+from soong.shared.engine.tasks.notification_outbox import Notice
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 
@@ -39,6 +42,14 @@ def channels_of(config: NotificationsConfig, clock: Clock, *, is_local: bool) ->
         **{name: SlackChannel(name, channel, clock) for name, channel in config.slack.items()},
         **{name: DesktopChannel(is_local) for name in config.desktop},
     }
+
+
+async def try_channel(config: NotificationsConfig, name: str, clock: Clock, *, is_local: bool) -> Delivery:
+    """Send one message that is about nothing. Raises: InvalidConfigError, a secret cannot be read."""
+    now_us = clock.now_us()
+    notice = Notice(new_id("msg"), name, "test", "", "", now_us, now_us)
+    message = Message(notice.id, [notice], config.console)
+    return await channels_of(config, clock, is_local=is_local)[name].send(message)
 
 
 def open_notifications(

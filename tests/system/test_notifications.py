@@ -12,6 +12,8 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.status import TaskStatus
 from tests.notification_receivers import HttpReceiver, Received, http_receiver
 from tests.scripted import call, calls
+from tests.spec_document import ROOT
+from tests.system.cli_scene import scene
 from tests.system.deployment import Deployment
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("OPS-11.a", "OPS-11.c")]
@@ -85,3 +87,22 @@ async def _holds(received: Sequence[Received]) -> bool:
 async def _is_sent(service: Deployment) -> bool:
     notices = await service.store.outbox.notices(include_ended=True, limit=10)
     return [notice.state.value for notice in notices] == ["sent"]
+
+
+def test_the_first_minute_of_the_page_sends_what_it_shows(receiver: HttpReceiver) -> None:
+    page = (ROOT / "docs" / "notifications.md").read_text(encoding="utf-8").partition("## First minute")[2]
+    config, commands, shown = (page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("toml", "sh", "text"))
+    with scene() as cli:
+        cli.environment["WEBHOOK_KEY"] = SECRET
+        cli.home.mkdir(parents=True, exist_ok=True)
+        cli.home.joinpath("config.toml").write_text(config.replace("http://127.0.0.1:8099", receiver.url))
+
+        for line in commands.splitlines():
+            if line.startswith("soong "):
+                done = cli.run(*line.replace("examples/", f"{ROOT}/examples/").split()[1:])
+                assert done.returncode == 0, done.stdout + done.stderr
+        cli.assert_nothing_left()  # the service that the command started sends what is left before it ends
+
+    told = [(taken.json["type"], taken.json["data"]["title"]) for taken in receiver.taken]
+    assert told == [tuple(line.split(maxsplit=1)) for line in shown.splitlines()]
+    assert all(Webhook(SECRET).verify(taken.body, taken.headers) for taken in receiver.taken)

@@ -9,6 +9,7 @@
 - ``history``: a step in an empty database and a full one, a small DAG and a large one (:mod:`benchmarks.history`);
 - ``early-reads``: reads that start while a model's answer arrives (:mod:`benchmarks.early_reads`);
 - ``start``: commands from cold and beside a service, and a service that does nothing (:mod:`benchmarks.start`);
+- ``telemetry``: a service that sends traces beside one that does not (:mod:`benchmarks.telemetry`);
 - ``agents``: agents on a slow model server: makespan, memory, turns (:mod:`benchmarks.agents`).
 
 A part is one line of ``PARTS`` below: a function from these options to its figures and to the promises that they break.
@@ -25,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import against_celery, agents, consent, early_reads, history, scale, start, tool_call
+from benchmarks import against_celery, agents, consent, early_reads, history, scale, start, telemetry, tool_call
 from benchmarks.report import Finding, table, write
 from tests.servers import ServerStartError
 
@@ -63,6 +64,10 @@ def _agents(options: argparse.Namespace) -> Finding:
     return agents.run(options.stores, options.agents)
 
 
+def _telemetry(options: argparse.Namespace) -> Finding:
+    return telemetry.run(options.stores, options.rounds, options.width)
+
+
 def _start(options: argparse.Namespace) -> Finding:
     return start.run(options.rounds)
 
@@ -75,6 +80,7 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Finding]]] = {
     history.NAME: _history,
     early_reads.NAME: _early_reads,
     start.PART: _start,
+    telemetry.NAME: _telemetry,
     agents.NAME: _agents,
 }
 

@@ -42,7 +42,7 @@ def _on_store(store: str, workloads: Sequence[Workload], rounds: int) -> list[Fi
     with (
         redis_server() as server,
         redis.Redis.from_url(server.socket_url) as broker,
-        _database(store) as place,
+        database(store) as place,
         celery_workbench(server.socket_url, pool="prefork") as prefork,
         celery_workbench(server.socket_url, pool="solo") as solo,
         durable_workbenches() as durable,
@@ -77,7 +77,7 @@ def _interleaved(
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where a service keeps what it does. ``url`` is empty for SQLite in its home."""
 
     home: Path
@@ -87,13 +87,13 @@ class _Place:
 
 
 @contextmanager
-def _database(store: str) -> Iterator[_Place]:
+def database(store: str) -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="soong-bench-") as folder:
         home = Path(folder) / "home"
         home.mkdir()
         if store == "sqlite":
-            yield _Place(home, "", SqliteLedger(home / "soong.db"))
+            yield Place(home, "", SqliteLedger(home / "soong.db"))
             return
         # As durable as the SQLite of the embedded service: a commit is on the disk.
         with postgres_server(durable=True) as server, server.fresh_database("soong") as url:
-            yield _Place(home, url, PostgresLedger(server.url("soong", driver="postgresql")), (server.pid,))
+            yield Place(home, url, PostgresLedger(server.url("soong", driver="postgresql")), (server.pid,))

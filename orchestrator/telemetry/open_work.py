@@ -1,12 +1,12 @@
 """What a run has begun and not ended, as far as its log was read: it is stored with the place in the log."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import TypeAdapter
 
-from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.jsontext import Json, JsonObject
 
 MAX_OPEN: Final = 200
 """Of calls and questions of one run at once; older ones are forgotten. More than any turn has."""
@@ -21,6 +21,9 @@ class OpenSpan:
     since_us: int
     words: dict[str, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> JsonObject:
+        return {"since_us": self.since_us, "words": {**self.words}, "counts": {**self.counts}}
 
 
 @dataclass(slots=True)
@@ -47,8 +50,18 @@ class OpenWork:
 
     def as_json(self) -> JsonObject:
         """Return what is not as at the beginning."""
-        initial, told = asdict(_INITIAL), asdict(self)
-        return {name: value for name, value in told.items() if value != initial[name]}
+        told: dict[str, Json] = {name: value for name in _NUMBERS_AND_WORDS if (value := getattr(self, name))}
+        if self.agent is not None:
+            told["agent"] = self.agent.as_json()
+        if self.chat is not None:
+            told["chat"] = self.chat.as_json()
+        if self.calls:
+            told["calls"] = {key: span.as_json() for key, span in self.calls.items()}
+        if self.asked:
+            told["asked"] = {key: span.as_json() for key, span in self.asked.items()}
+        if self.notes:
+            told["notes"] = [[*note] for note in self.notes]
+        return told
 
     def note(self, name: str, time_us: int, about: str) -> None:
         if len(self.notes) < MAX_NOTES:
@@ -68,4 +81,4 @@ def counts_of(span: OpenSpan | None) -> Mapping[str, int]:
 
 
 _READER: Final = TypeAdapter(OpenWork)
-_INITIAL: Final = OpenWork()
+_NUMBERS_AND_WORDS: Final = ("segment", "ready_us", "queue_ms", "worker")

@@ -111,25 +111,31 @@ def _system() -> tuple[dict[str, str], list[Mount]]:
             links[name] = str(place.readlink())
         elif place.is_dir():
             found.append(Mount(place, "read"))
-    return links, [*found, *(Mount(Path(path), "empty") for path in _secrets_of_etc())]
+    return links, [*found, *secrets_below(Path("/etc"))]
 
 
 @lru_cache(maxsize=1)
-def _secrets_of_etc() -> tuple[str, ...]:
-    """Return the files below /etc that this user can read and not everybody can: passwords, keys of the machine.
+def secrets_below(root: Path) -> tuple[Mount, ...]:
+    """Return what hides the files that this user can read and not everybody can: passwords, keys of the machine.
+
+    A folder that others cannot enter is hidden with all its files. Inside of a user namespace even root cannot enter it
+    if its group does not exist there, so nothing could be mounted on a file in it.
 
     Looked for once: a sandbox does not change /etc, and a new secret of root's is none that we can read.
     """
     found = []
-    for folder, _, files in os.walk("/etc"):
-        for name in files:
+    for folder, inner, files in os.walk(root):
+        for name in (*inner, *files):
             path = os.path.join(folder, name)  # noqa: PTH118  # thousands of files
             try:
                 mode = os.lstat(path).st_mode
             except OSError:
                 continue
-            if stat.S_ISREG(mode) and not mode & stat.S_IROTH and os.access(path, os.R_OK):
-                found.append(path)
+            if stat.S_ISDIR(mode) and not mode & stat.S_IXOTH:
+                inner.remove(name)
+                found.append(Mount(Path(path), "private"))
+            elif stat.S_ISREG(mode) and not mode & stat.S_IROTH and os.access(path, os.R_OK):
+                found.append(Mount(Path(path), "empty"))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.sandbox.bubblewrap import runner as sandbox
-from soong.shared.sandbox.bubblewrap.mounts import HostLayout, SandboxView, view_of
+from soong.shared.sandbox.bubblewrap.mounts import HostLayout, Mount, SandboxView, secrets_below, view_of
 from soong.shared.sandbox.bubblewrap.probe import BubblewrapProbe, probe
 from soong.shared.sandbox.bubblewrap.refusals import denial
 from soong.shared.sandbox.bubblewrap.runner import BubblewrapRunner
@@ -140,6 +140,21 @@ def test_the_deepest_place_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("CMD-07.b")
+def test_files_that_others_cannot_read_are_hidden_and_folders_that_they_cannot_enter_as_a_whole(tmp_path: Path) -> None:
+    for name, folder_mode, file_mode in (("open", 0o755, 0o644), ("shared", 0o755, 0o640), ("closed", 0o2770, 0o644)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "server.conf").write_text("password")
+        (tmp_path / name / "server.conf").chmod(file_mode)
+        (tmp_path / name).chmod(folder_mode)
+
+    hidden = secrets_below(tmp_path)
+
+    assert set(hidden) == {
+        Mount(tmp_path / "shared" / "server.conf", "empty"),
+        Mount(tmp_path / "closed", "private"),
+    }
+
+
 def test_a_project_that_is_the_home_shows_no_key_of_the_person(tmp_path: Path) -> None:
     for name in (".ssh", ".aws", "work"):
         (tmp_path / name).mkdir()

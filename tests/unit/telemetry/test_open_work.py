@@ -8,7 +8,8 @@ from soong.orchestrator.telemetry.open_work import OpenSpan, OpenWork
 
 def test_what_is_open_is_stored_whole_and_read_again() -> None:
     span = OpenSpan(5, {"tool": "code.read_file"}, {"fence": 2})
-    work = OpenWork(3, span, span, {"call_1": span}, {"req_1": span}, [("asked", 7, "code.read_file")], 8, 9, "worker_1")
+    notes = [("asked", 7, "code.read_file")]
+    work = OpenWork(3, span, span, {"call_1": span}, {"req_1": span}, notes, 8, 9, "worker_1")
     assert all(getattr(work, one.name) != getattr(OpenWork(), one.name) for one in fields(work))
 
     stored = json.loads(json.dumps(work.as_json()))

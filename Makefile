@@ -77,10 +77,9 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/console; }
 	@[ -e $(VENV)/litellm/installed ] || { $(BIN)/python -m venv $(VENV)/litellm && $(VENV)/litellm/bin/pip install \
 	  --quiet --no-deps --require-hashes -r tests/litellm/requirements.lock && touch $(VENV)/litellm/installed; }
-	@# Not npm ci: this lock names optional packages of other systems that npm cannot resolve.
 	@[ -e $(VENV)/acp/installed ] || { mkdir -p $(VENV)/acp && cp tests/acp/package.json tests/acp/package-lock.json $(VENV)/acp && \
 	  $(BIN)/python -m venv $(VENV)/acp/python && $(VENV)/acp/python/bin/pip install --quiet --require-hashes \
-	  -r tests/acp/requirements.lock && npm install --silent --no-save --ignore-scripts --no-audit --no-fund --prefix $(VENV)/acp && \
+	  -r tests/acp/requirements.lock && npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/acp && \
 	  touch $(VENV)/acp/installed; }
 	@[ -e $(VENV)/mcp/installed ] || { mkdir -p $(VENV)/mcp && cp tests/mcp/package.json tests/mcp/package-lock.json $(VENV)/mcp && \
 	  npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(VENV)/mcp && touch $(VENV)/mcp/installed; }

@@ -10,6 +10,7 @@ the code tool that does the same, so what takes ``code.write_file`` from a run t
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
@@ -58,6 +59,10 @@ class AcpAgent:
     name: str
     command: tuple[str, ...]
     env: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    """What follows the command, also one of the configuration: it makes the agent ask."""
+    readable: tuple[Path, ...] = ()
+    """Files of ours that the arguments name; a sandbox shows them."""
     variables: Mapping[str, str] = field(default_factory=dict)
     mode: str = ""
     """The session mode it is put into; empty for one that has none."""
@@ -66,6 +71,8 @@ class AcpAgent:
     state: tuple[str, ...] = ()
     """Folders where it keeps its sessions and its sign-in: writable in a sandbox. ``~/`` is the user's home."""
     has_network: bool = True
+    offers_files: bool = True
+    """Whether it is offered to read and write files by us; otherwise it asks, and does it itself."""
     silence_s: float = 600.0
     hint: str = ""
     """How its program is installed."""
@@ -83,6 +90,8 @@ _ASKED: Final = (
 """The tools of Claude Code, all of which are to ask. By itself it starts in a mode that decides alone, reads the
 allow-lists and hooks of the user and of the project, and asks for neither reads nor harmless commands."""
 
+_GEMINI_POLICY: Final = Path(__file__).with_name("gemini_policy.toml")
+
 _BUILT_IN: Final = (
     AcpAgent(
         "claude-code",
@@ -95,6 +104,8 @@ _BUILT_IN: Final = (
     AcpAgent(
         "codex",
         ("codex-acp",),
+        # Its mode does not say how it asks: an `approval_policy` of its user would hold in it.
+        arguments=("-c", 'approval_policy="on-request"', "-c", 'sandbox_mode="read-only"'),
         mode="read-only",
         state=("~/.codex",),
         hint="npm install -g @zed-industries/codex-acp",
@@ -102,8 +113,11 @@ _BUILT_IN: Final = (
     AcpAgent(
         "gemini",
         ("gemini", "--acp"),
+        arguments=("--admin-policy", str(_GEMINI_POLICY)),
+        readable=(_GEMINI_POLICY,),
         mode="default",
         state=("~/.gemini",),
+        offers_files=False,  # 0.61.0 does not understand the answer that a file is not there, and makes no new one
         hint="npm install -g @google/gemini-cli",
     ),
 )
@@ -160,5 +174,6 @@ def _with(agent: AcpAgent, said: AcpAgentConfig) -> AcpAgent:
         session=agent.session if said.session is None else said.session,
         state=agent.state if said.state is None else said.state,
         has_network=said.network,
+        offers_files=agent.offers_files if said.files is None else said.files,
         silence_s=said.silence_s,
     )

@@ -36,6 +36,10 @@ class AcpAgentConfig(BaseModel):
     network: bool = Field(
         default=True, description="Whether it has the network in a sandbox; most agents reach their model by it."
     )
+    files: bool | None = Field(
+        default=None,
+        description="Whether it may have Soong read and write files; otherwise it asks and does it itself.",
+    )
     silence_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         default=600.0, strict=False, description="How long it may say nothing while nothing of it is under way."
     )

@@ -96,10 +96,10 @@ class ScriptedAgent:
         while self.done < len(self.script):
             action, *rest = self.script[self.done]
             answer = await getattr(self, f"do_{action}")(*rest)
-            if isinstance(answer, schema.PromptResponse):
-                return answer
             self.done += 1
             self.keep()
+            if isinstance(answer, schema.PromptResponse):
+                return answer
         return schema.PromptResponse(
             stop_reason="end_turn", usage=schema.Usage(total_tokens=30, input_tokens=20, output_tokens=10)
         )

@@ -77,6 +77,16 @@ async def test_a_no_leaves_no_file_and_the_agent_reads_it(tmp_path: Path, asks: 
         assert ended.outcome is Outcome.PARTIAL
 
 
+@pytest.mark.spec("ACP-01.b", "DAG-10")
+async def test_one_that_ends_its_turn_at_a_no_is_asked_to_finish(tmp_path: Path) -> None:
+    async with acp_site(tmp_path) as acp:
+        edit = ("edit", str(acp.project / "out.txt"), None, "x")
+
+        ended = await acp.ended(edit, ("stop", "cancelled"), ("say", "without it"), answers={EDIT: NO})
+
+        assert (ended.status, ended.outcome, ended.output) == (COMPLETED, Outcome.PARTIAL, "without it")
+
+
 @pytest.mark.spec("ACP-01.b", "ACP-01.c", "CARD-3.b")
 async def test_its_question_shows_diff_and_lineage_and_a_yes_is_for_this_call_alone(tmp_path: Path) -> None:
     async with acp_site(tmp_path) as acp:

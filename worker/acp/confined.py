@@ -19,13 +19,14 @@ def program_access(agent: AcpAgent, tools: Collection[str], run_dirs: RunDirs) -
     """
     can_write = not {WRITE_FILE, RUN_COMMAND}.isdisjoint(tools)
     access = access_of(run_dirs, can_write=can_write, has_network=agent.has_network)
-    return replace(access, writable=tuple(dict.fromkeys((*access.writable, *state_of(agent)))))
+    writable = tuple(dict.fromkeys((*access.writable, *state_of(agent))))
+    return replace(access, writable=writable, readable=(*access.readable, *map(_real, agent.readable)))
 
 
 def state_of(agent: AcpAgent) -> Iterator[Path]:
     """Yield where an agent keeps what is its own. Raises: nothing; a place that is not there is not shown."""
     for place in agent.state:
-        yield Path(os.path.realpath(Path(place).expanduser()))
+        yield _real(Path(place).expanduser())
 
 
 def make_state(agent: AcpAgent) -> None:
@@ -33,3 +34,7 @@ def make_state(agent: AcpAgent) -> None:
     for folder in state_of(agent):
         if not folder.exists():
             folder.mkdir(mode=0o700, parents=True)
+
+
+def _real(place: Path) -> Path:
+    return Path(os.path.realpath(place))

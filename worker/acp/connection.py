@@ -60,7 +60,8 @@ class AgentProgram:
             hint = agent.hint or "name its program in [acp.agents] of config.toml"
             raise InvalidConfigError(f"the agent 'acp:{agent.name}' cannot be started here: {error}; {hint}") from error
         access = program_access(agent, tools, run_dirs)
-        return cls((str(program), *agent.command[1:]), env, run_dirs.run_dir / "workspace", access)
+        argv = (str(program), *agent.command[1:], *agent.arguments)
+        return cls(argv, env, run_dirs.run_dir / "workspace", access)
 
 
 @dataclass(slots=True)

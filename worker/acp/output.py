@@ -15,6 +15,12 @@ GO_ON: Final = (
     "and did not do is asked again when you do it. If you had finished, give your last answer again."
 )
 
+PROMPT_AFTER_NO: Final = (
+    "Your turn ended because something that you asked for was refused. Do not try it again in another way. Finish the "
+    "step with what you have, and say what was refused."
+)
+"""For agents that end their turn at a no, as Codex does."""
+
 
 def prompt_of(task: AgentTask) -> str:
     """Return the first prompt: the rules, the instructions, the facts, and the form of the result."""

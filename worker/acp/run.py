@@ -37,7 +37,7 @@ from soong.worker.acp.client import AcpClient
 from soong.worker.acp.connection import AgentConnection, AgentFailedError, AgentProgram
 from soong.worker.acp.meter import LimitReachedError, UsageMeter
 from soong.worker.acp.narrative import AgentNarrative
-from soong.worker.acp.output import prompt_of, prompt_to_go_on, read_output
+from soong.worker.acp.output import PROMPT_AFTER_NO, prompt_of, prompt_to_go_on, read_output
 from soong.worker.acp.terminals import AgentTerminals
 
 T = TypeVar("T")
@@ -71,6 +71,7 @@ class AcpRun:
     _broken: "asyncio.Future[None]" = field(init=False)
     _heard_s: float = 0.0
     _started: AgentFailedError | None = None
+    _is_told_of_no: bool = False
 
     def __post_init__(self) -> None:
         task, interruption = self.prepared.task, self.prepared.interruption
@@ -163,7 +164,10 @@ class AcpRun:
     def _offered(self) -> schema.ClientCapabilities:
         """Return what the agent may ask us for: what the run's surface has."""
         names = {tool.name for tool in self.prepared.task.tools}
-        files = schema.FileSystemCapabilities(read_text_file=READ_FILE in names, write_text_file=WRITE_FILE in names)
+        offers = self.agent.offers_files
+        files = schema.FileSystemCapabilities(
+            read_text_file=offers and READ_FILE in names, write_text_file=offers and WRITE_FILE in names
+        )
         return schema.ClientCapabilities(fs=files, terminal=RUN_COMMAND in names)
 
     # -- another life
@@ -231,6 +235,7 @@ class AcpRun:
         await self.meter.begin()
         await self.narrative.flush()
         self._heard()
+        denials = len(self.calls.incidents.denials)
         answer = await self._unless_broken(self.connection.prompt(text))
         self.client.end_turn()
         await self.client.terminals.close()
@@ -238,6 +243,11 @@ class AcpRun:
         await self.meter.charge(answer.usage.total_tokens if answer.usage is not None else 0)
         used, cost = self.meter.of_prompt(answer)
         said = self.narrative.end_turn(used, cost)
+        is_ended_by_no = answer.stop_reason == "cancelled" and len(self.calls.incidents.denials) > denials
+        if is_ended_by_no and not self._is_told_of_no:
+            self._is_told_of_no = True
+            self.narrative.add_node(user_node(PROMPT_AFTER_NO))
+            return await self._prompt(PROMPT_AFTER_NO)
         if stop := _STOPS.get(answer.stop_reason):
             raise LimitReachedError(*stop, type="refusal" if answer.stop_reason == "refusal" else "")
         return said

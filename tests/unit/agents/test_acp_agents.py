@@ -1,12 +1,17 @@
 """Which programs are agents, and under which names (ACP-01)."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from soong.shared.agents.acp_agents import OwnKind, acp_agents, acp_tool_names, with_acp
 from soong.shared.agents.definition import builtin_definitions
 from soong.shared.core.config import parse_config
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.naming import check_name
+from soong.worker.acp.connection import AgentProgram
 
 
 @pytest.mark.spec("ACP-01.a")
@@ -22,6 +27,26 @@ def test_the_configuration_adds_agents_and_says_more_of_the_built_in_ones() -> N
     for name in acp_tool_names(parse_config(text)):
         check_name(name)
     assert len(acp_tool_names(parse_config(text))) == 4 * len(OwnKind)
+
+
+@pytest.mark.spec("ACP-01.b")
+def test_what_makes_an_agent_ask_follows_a_command_of_the_configuration_too(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "mine"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    agent = acp_agents(parse_config(f"[acp.agents.gemini]\ncommand = ['{program}', '--acp']\n"))["gemini"]
+    run_dirs = RunDirs(tmp_path / "project", tmp_path / "project", tmp_path / "run")
+
+    started = AgentProgram.of(agent, run_dirs, [])
+
+    assert started.argv[:3] == (str(program), "--acp", "--admin-policy")
+    policy = Path(started.argv[3])
+    rules = tomllib.loads(policy.read_text())["rule"]
+    assert (rules[0]["toolName"], rules[0]["decision"]) == ("*", "ask_user")
+    assert policy.resolve() in started.access.readable
+    assert not agent.offers_files
+    assert acp_agents(parse_config("[acp.agents.gemini]\nfiles = true\n"))["gemini"].offers_files
 
 
 @pytest.mark.spec("ACP-01.a")

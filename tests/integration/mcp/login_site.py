@@ -115,6 +115,7 @@ class LoginSite:
 def login_site() -> Iterator[LoginSite]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()  # a request that comes before the server has begun waits for it
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         issuer = Issuer()
         app = _server(url, issuer).streamable_http_app()

@@ -5,7 +5,7 @@ import hashlib
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.tools.result import ArtifactRef, ToolResult
+from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, config_digest
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.toolset import McpTools, look_now, servers_of
 from tests.unit.tools.parts import RecordingGate, RecordingLog, make_identity, make_run_dirs
@@ -99,12 +100,26 @@ class McpScene:
         return await pipeline.execute(ToolCall(f"call_{self.calls}", tool, dict(arguments)))
 
 
+_SEEN: list[ServerSnapshot] = []
+"""What the test server has shown to the scenes of this process."""
+
+
 @asynccontextmanager
-async def mcp_scene(folder: Path, text: str) -> AsyncIterator[McpScene]:
-    """Discover the servers of a configuration and register their tools; leave with none of them alive."""
+async def mcp_scene(folder: Path, text: str, *, is_known: bool = False) -> AsyncIterator[McpScene]:
+    """Discover the servers of a configuration and register their tools; leave with none of them alive.
+
+    ``is_known``: the test server was asked by a scene of this process before, which saves one start of it.
+    """
     made = McpScene(folder, parse_config(text))
     made.home.mkdir(exist_ok=True)
-    await look_now(made.servers, made.servers.enabled)
+    if is_known and _SEEN:
+        config = config_digest(made.config.mcp.servers["t"])
+        made.servers.keep(replace(_SEEN[-1], config=config))
+    else:
+        await look_now(made.servers, made.servers.enabled)
+        found = made.servers.snapshot("t")
+        if found is not None and found.name == "tested" and not found.problem:
+            _SEEN.append(found)
     McpTools(made.servers, MAX_TIMEOUT).register(made.registry)
     try:
         yield made

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -16,18 +17,24 @@ from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.definition import Permission
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
-from tests.integration.mcp.scene import McpScene, family, mcp_scene, stdio_config, until
+from tests.integration.mcp.scene import SERVER, McpScene, family, mcp_scene, stdio_config, until
 from tests.unit.tools.parts import ALLOWED, make_identity
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
+SECRET = "s3cret-value-1"
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["handshake", "stateless"])
 async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[McpScene]:
-    """One server for each wire, for all tests that leave it as it is."""
-    text = stdio_config(more=f'protocol = "{request.param}"')
-    async with mcp_scene(tmp_path_factory.mktemp("mcp"), text) as made:
-        yield made
+    """One server for each wire, for all tests that leave it as it is, or end it."""
+    folder = tmp_path_factory.mktemp("mcp")
+    env = f'{{SERVER_SECRET = "env:MY_TOKEN", WAIT_MARKER = "{folder}/cancelled"}}'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_TOKEN", SECRET)
+        patch.setenv("UNRELATED", "not-for-servers")
+        async with mcp_scene(folder, stdio_config(more=f'protocol = "{request.param}"\nenv = {env}')) as made:
+            yield made
 
 
 def words(result: ToolResult) -> str:
@@ -98,19 +105,19 @@ async def test_progress_is_told_and_an_interrupted_call_is_cancelled_at_the_serv
 
 
 @pytest.mark.spec("MCP-01.f")
-async def test_a_call_out_of_time_ends_and_the_server_goes_on(tmp_path: Path) -> None:
-    marker = tmp_path / "cancelled"
-    text = stdio_config(more=f'timeout_s = 1.0\nenv = {{WAIT_MARKER = "{marker}"}}')
-    async with mcp_scene(tmp_path, text) as scene, scene.servers.connected("t", scene.project):
-        late = await scene.call("mcp.t.wait", seconds=60)
-        await until(marker.exists)
-        pid = scene.servers.pids
-        after = await scene.call("mcp.t.add", a=1, b=1)
+async def test_a_call_out_of_time_ends_and_the_server_goes_on(scene: McpScene) -> None:
+    marker = scene.folder / "cancelled"
+    before = await scene.call("mcp.t.where")
+    marker.unlink(missing_ok=True)
+    late = await scene.call_in(scene.pipeline(max_timeout=timedelta(seconds=0.3)), "mcp.t.wait", {"seconds": 60})
+    await until(marker.exists)
+    after = await scene.call("mcp.t.where")
 
-        assert late.error is not None
-        assert late.error.type is ErrorType.TIMEOUT
-        assert after.ok
-        assert scene.servers.pids == pid
+    assert late.error is not None
+    assert late.error.type is ErrorType.TIMEOUT
+    assert isinstance(before.data, dict)
+    assert isinstance(after.data, dict)
+    assert after.data["pid"] == before.data["pid"]
 
 
 @pytest.mark.spec("MCP-01.f")
@@ -135,7 +142,7 @@ async def test_a_server_that_is_killed_in_a_call_is_unavailable_and_the_next_cal
 
 @pytest.mark.spec("MCP-01.g")
 async def test_two_hundred_calls_share_one_process_which_is_stopped_when_nobody_uses_it(tmp_path: Path) -> None:
-    async with mcp_scene(tmp_path, stdio_config(top="idle_s = 1.0")) as scene:
+    async with mcp_scene(tmp_path, stdio_config(top="idle_s = 1.0"), is_known=True) as scene:
         results = await asyncio.gather(*(scene.call("mcp.t.where") for _ in range(200)))
         seen = {result.data["pid"] for result in results if isinstance(result.data, dict)}
         (keeper,) = scene.servers.pids
@@ -286,15 +293,15 @@ async def test_resources_are_listed_and_read_as_what_strangers_wrote(scene: McpS
 
 
 @pytest.mark.spec("ETS-01.f")
-@pytest.mark.parametrize("wire", ["handshake", "stateless"])
-async def test_a_changed_tool_is_refused_in_a_run_that_began_before_and_new_to_the_next(
-    wire: str, tmp_path: Path
-) -> None:
-    async with mcp_scene(tmp_path, stdio_config(more=f'protocol = "{wire}"')) as scene:
+async def test_a_changed_tool_is_refused_in_a_run_that_began_before_and_new_to_the_next(scene: McpScene) -> None:
+    try:
         await _check_change(scene)
+    finally:
+        await scene.call("mcp.t.die")  # the next is as it was
 
 
 async def _check_change(scene: McpScene) -> None:
+    await scene.call("mcp.t.add", a=1, b=1)
     run = scene.pipeline()
     old = scene.registry.get("mcp.t.fail")
     await scene.call_in(run, "mcp.t.grow", {})
@@ -333,23 +340,21 @@ async def test_a_long_answer_becomes_an_artifact_with_a_preview(scene: McpScene)
 
 
 @pytest.mark.spec("EVT-05")
-async def test_a_secret_by_reference_reaches_the_server_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_TOKEN", "s3cret-value-1")
-    monkeypatch.setenv("UNRELATED", "not-for-servers")
-    async with mcp_scene(tmp_path, stdio_config(more='env = {SERVER_SECRET = "env:MY_TOKEN"}')) as scene:
-        result = await scene.call("mcp.t.where")
+async def test_a_secret_by_reference_reaches_the_server_and_nothing_else(scene: McpScene) -> None:
+    result = await scene.call("mcp.t.where")
 
-        assert isinstance(result.data, dict)
-        assert result.data["secret"] == "s3cret-value-1"
-        assert "UNRELATED" not in result.data["env"]
-        assert "MY_TOKEN" not in result.data["env"]
-        assert "MY_TOKEN" in scene.config.secret_env
-        for path in (scene.home / "mcp").glob("*.json"):
-            assert "s3cret" not in path.read_text(encoding="utf-8")
-        (keeper,) = scene.servers.pids
-        assert "s3cret" not in " ".join(word for pid in family(keeper) for word in psutil.Process(pid).cmdline())
+    assert isinstance(result.data, dict)
+    assert result.data["secret"] == SECRET
+    assert "UNRELATED" not in result.data["env"]
+    assert "MY_TOKEN" not in result.data["env"]
+    assert "MY_TOKEN" in scene.config.secret_env
+    snapshots = list((scene.home / "mcp").glob("*.json"))
+    assert snapshots
+    for path in snapshots:
+        assert "s3cret" not in path.read_text(encoding="utf-8")
+    commands = [psutil.Process(pid).cmdline() for keeper in scene.servers.pids for pid in family(keeper)]
+    assert str(SERVER) in commands[-1]
+    assert "s3cret" not in " ".join(word for command in commands for word in command)
 
 
 @pytest.mark.spec("PER-13.i")

@@ -75,36 +75,36 @@ def test_a_program_that_gives_no_sign_of_life_is_ended_and_says_where_it_hung(ha
 
 
 def test_a_program_that_gives_signs_of_life_goes_on() -> None:
-    code = "for _ in range(40):\n    alive()\n    time.sleep(0.1)\n"
+    code = "for _ in range(20):\n    alive()\n    time.sleep(0.1)\n"
     with kept(code, 0.5) as (process, _):
         assert process.wait(LIMIT_S) == 0
 
 
 @pytest.mark.parametrize("before", ["", "alive(); alive(0)", "alive(); os.close(pulse)"])
 def test_of_a_program_that_announces_no_sign_of_life_none_is_expected(before: str) -> None:
-    with kept(f"{before}\ntime.sleep(3)\n", 0.3) as (process, _):
+    with kept(f"{before}\ntime.sleep(1)\n", 0.2) as (process, _):
         assert process.wait(LIMIT_S) == 0
 
 
 def test_a_program_that_was_stopped_for_long_goes_on_where_it_was() -> None:
-    code = "print('up', flush=True)\nfor _ in range(20):\n    alive()\n    time.sleep(0.1)\n"
-    with kept(code, 1.0) as (process, pid):
+    code = "print('up', flush=True)\nfor _ in range(10):\n    alive()\n    time.sleep(0.1)\n"
+    with kept(code, 0.5) as (process, pid):
         assert process.stdout is not None
         process.stdout.readline()
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(3)  # three times as long as it may be silent
+        time.sleep(1.5)  # three times as long as it may be silent
         os.kill(pid, signal.SIGCONT)
 
         assert process.wait(LIMIT_S) == 0
 
 
 def test_a_subreaper_that_was_stopped_itself_does_not_count_that_time() -> None:
-    code = "print('up', flush=True)\nalive()\nfor _ in range(20):\n    time.sleep(0.1)\nalive(0)\n"
-    with kept(code, 3.0) as (process, _):
+    code = "print('up', flush=True)\nalive()\ntime.sleep(0.3)\nalive(0)\n"
+    with kept(code, 1.0) as (process, _):
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(1.5)
         process.send_signal(signal.SIGCONT)
 
         assert process.wait(LIMIT_S) == 0
@@ -116,17 +116,23 @@ os.sched_setaffinity(0, {cpu})
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 if os.path.exists("/proc/self/autogroup"):  # the kernel shares the CPU among sessions first
     open("/proc/self/autogroup", "w").write("19")
-until = last + 8
-while last < until:
+until = last + 30
+while last < until and worst < 1.5:
     alive()
+    began = time.process_time()
+    while time.process_time() - began < 0.008:
+        pass
     now = time.monotonic()
     worst, last = max(worst, now - last), now
-    began = time.process_time()
-    while time.process_time() - began < 0.02:
-        pass
 print(worst, flush=True)
 os._exit(0)
 """
+
+
+def _end(programs: "list[subprocess.Popen[bytes]]") -> None:
+    for program in programs:
+        program.kill()
+        program.wait()
 
 
 def test_a_program_that_gets_no_cpu_time_goes_on() -> None:
@@ -136,14 +142,13 @@ def test_a_program_that_gets_no_cpu_time_goes_on() -> None:
     others = [subprocess.Popen(command, start_new_session=True) for _ in range(6)]
     try:
         with kept(STARVED.replace("{cpu}", f"{{{cpu}}}"), 1.0) as (process, _):
-            code = process.wait(LIMIT_S * 2)
             assert process.stdout is not None
             assert process.stderr is not None
-            assert code == 0, process.stderr.read()
-            worst_s = float(process.stdout.read())
+            said = process.stdout.readline()
+            _end(others)  # its own end needs time as well
+            assert process.wait(LIMIT_S) == 0, process.stderr.read()
+            worst_s = float(said)
     finally:
-        for other in others:
-            other.kill()
-            other.wait()
+        _end(others)
 
     assert worst_s > 1.0, "it had its time: this shows nothing"

@@ -9,6 +9,9 @@ from typing import Literal
 import pytest
 
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.permissions.policy import Policy, evaluate
+from soong.shared.permissions.rules import CallFacts, Effect, Rule
+from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import CallQuestion, HandlerOutput, Target, ToolContext
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import GateCall, ToolCall, Verdict
@@ -66,6 +69,20 @@ async def test_nobody_but_a_person_answers_a_question_of_a_call(
     result = await pipeline(gate, tmp_path, _asks).execute(ToolCall("call_1", "test.asks", {}))
 
     assert result.data == {"first": False, "words": "no person has answered it", "is_person": False}
+
+
+@pytest.mark.spec("PER-02", "MCP-01.d")
+async def test_no_allow_rule_answers_a_question_of_a_call_and_a_deny_rule_refuses_it(tmp_path: Path) -> None:
+    gate = SlowPerson(ALLOWED)
+    await pipeline(gate, tmp_path, _asks).execute(ToolCall("call_1", "test.asks", {}))
+    question = gate.asked[0]
+    everything = Rule(Effect.ALLOW, "*", scope=Scope(ScopeKind.EXACT, ""))
+    allowing = Policy((everything, Rule(Effect.ALLOW, "test.*")), is_dangerous_enabled=True)
+
+    assert evaluate(allowing, question).effect is Effect.ASK
+    assert not allowing.asks_each_time(CallFacts.of(question))
+    assert question.target.scope == ""  # and so no grant for the session is offered
+    assert evaluate(Policy((Rule(Effect.DENY, "test.ask/*"),)), question).effect is Effect.DENY
 
 
 async def test_after_an_answer_the_rest_of_the_time_runs_on(tmp_path: Path) -> None:

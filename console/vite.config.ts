@@ -34,6 +34,7 @@ export default defineConfig({
   root,
   base: "/console/",
   plugins: [sourceDigest],
+  worker: { format: "es", rolldownOptions: { output: { entryFileNames: "[name].js" } } },
   build: {
     outDir: out,
     emptyOutDir: true,

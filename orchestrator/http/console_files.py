@@ -21,9 +21,9 @@ router = APIRouter(tags=["service"])
 ASSETS: Final = "/console/"
 POLICY: Final = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
-    "require-trusted-types-for 'script'"
+    "require-trusted-types-for 'script'; trusted-types soong-worker"
 )
-"""Nothing from elsewhere, nothing inline, and no text becomes a script."""
+"""Nothing from elsewhere, nothing inline, and no text becomes a script but the address of the console's own worker."""
 
 _TYPES: Final[Mapping[str, str]] = {
     "html": "text/html; charset=utf-8",

@@ -21,7 +21,7 @@ async function look(name) {
   for (const one of result.violations) {
     if (["serious", "critical"].includes(one.impact)) found.axe.push(`${name}: ${one.id}: ${one.nodes[0].html.slice(0, 200)}`);
   }
-  await page.screenshot({ path: join(pictures, `${name}.png`) });
+  await page.screenshot({ path: join(pictures, `console-${name}.png`) });
 }
 
 async function open(name, text) {

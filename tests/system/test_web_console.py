@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.extra import console_folder
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.spec("OPS-04.d")]
 
@@ -50,7 +50,7 @@ def test_a_person_submits_watches_and_answers_in_a_browser(cli: CliHarness, tmp_
     output = tmp_path / "console.log"
     with output.open("w") as written:
         console = subprocess.Popen(
-            [shutil.which("soong", path=os.environ["PATH"]) or "soong", "console", "--no-open"],
+            [*CONSOLE_SCRIPT, "console", "--no-open"],
             env=cli.env,
             cwd=cli.folder,
             stdin=subprocess.DEVNULL,

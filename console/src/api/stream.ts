@@ -9,21 +9,36 @@ export interface ServerEvent {
 
 const LONGEST_PAUSE_MS = 10_000;
 const FIRST_PAUSE_MS = 500;
+/** Three of the server's signs of life: a connection that is silent for longer is dead, as after a machine's sleep. */
+const SILENCE_MS = 45_000;
 
 async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<ServerEvent> {
   const text = new TextDecoderStream() as ReadableWritablePair<string, Uint8Array>;
   const reader = body.pipeThrough(text).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    rest += value;
-    for (let end = rest.indexOf("\n\n"); end >= 0; end = rest.indexOf("\n\n")) {
-      const read = eventOf(rest.slice(0, end));
-      rest = rest.slice(end + 2);
-      if (read) yield read;
+  try {
+    for (;;) {
+      const { done, value } = await heard(reader.read());
+      if (done) return;
+      const searched = Math.max(0, rest.length - 1); // is not searched again: an event may have megabytes
+      rest += value;
+      for (let end = rest.indexOf("\n\n", searched); end >= 0; end = rest.indexOf("\n\n")) {
+        const read = eventOf(rest.slice(0, end));
+        rest = rest.slice(end + 2);
+        if (read) yield read;
+      }
     }
+  } finally {
+    void reader.cancel().catch(() => undefined); // of a connection that is broken already
   }
+}
+
+/** Waits for what comes next; raises when nothing does for too long. */
+function heard<T>(next: Promise<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new Error("the connection is silent")), SILENCE_MS);
+    next.then(resolve, reject).finally(() => clearTimeout(timer));
+  });
 }
 
 function eventOf(text: string): ServerEvent | undefined {

@@ -1,108 +1,42 @@
-// Where the steps of a graph stand: by dagre where that is quick, in plain layers where there are many.
-import { graphlib, layout } from "@dagrejs/dagre";
-import type { LiveStep } from "../api/types";
+// Where the steps of a graph stand. A layout of hundreds takes longer than a frame, so a worker makes it.
+import { startTransition, useEffect, useState } from "react";
+import { inLayers, type Place } from "./layers";
+import workerUrl from "./layout-worker?worker&url";
+import type { Linked } from "./order";
 
-export const NODE_WIDTH = 190;
-export const NODE_HEIGHT = 52;
-const MOST_FOR_DAGRE = 300;
-const GAP_X = 60;
-const GAP_Y = 14;
-const MOST_IN_COLUMN = 40;
-
-export interface Place {
-  x: number;
-  y: number;
+interface UrlPolicy {
+  createScriptURL: (url: string) => string;
 }
 
-/** Returns a place for each step. It depends on ids and edges alone, so a graph does not jump while it works. */
-export function places(steps: readonly LiveStep[]): Map<string, Place> {
-  return steps.length <= MOST_FOR_DAGRE ? byDagre(steps) : inLayers(steps);
+declare global {
+  // Not in TypeScript's library yet; a browser without it takes the address as it is.
+  var trustedTypes: { createPolicy: (name: string, rules: UrlPolicy) => UrlPolicy } | undefined;
 }
 
-function byDagre(steps: readonly LiveStep[]): Map<string, Place> {
-  const graph = new graphlib.Graph();
-  graph.setGraph({ rankdir: "LR", nodesep: GAP_Y, ranksep: GAP_X });
-  graph.setDefaultEdgeLabel(() => ({}));
-  for (const step of steps) graph.setNode(step.id, { width: NODE_WIDTH, height: NODE_HEIGHT });
-  for (const step of steps) for (const parent of step.depends_on) if (graph.hasNode(parent)) graph.setEdge(parent, step.id);
-  layout(graph);
-  return new Map(
-    steps.map((step) => {
-      const node = graph.node(step.id) as { x: number; y: number };
-      return [step.id, { x: node.x - NODE_WIDTH / 2, y: node.y - NODE_HEIGHT / 2 }];
-    }),
-  );
+/** The one policy that the page's CSP allows: this worker's address is the only text that becomes a script. */
+const policy: UrlPolicy = (globalThis.trustedTypes ?? { createPolicy: (_name, rules) => rules }).createPolicy("soong-worker", {
+  createScriptURL(url) {
+    if (url !== workerUrl) throw new TypeError("no script of the console");
+    return url;
+  },
+});
+
+export interface Laid<T> {
+  steps: readonly T[];
+  places: ReadonlyMap<string, Place>;
 }
 
-function inLayers(steps: readonly LiveStep[]): Map<string, Place> {
-  const layers = new Map<number, string[]>();
-  for (const [id, level] of levels(steps)) {
-    const layer = layers.get(level);
-    if (layer) layer.push(id);
-    else layers.set(level, [id]);
-  }
-  const found = new Map<string, Place>();
-  let x = 0;
-  for (const level of [...layers.keys()].sort((a, b) => a - b)) {
-    const ids = layers.get(level) ?? [];
-    ids.forEach((id, number) => {
-      const column = Math.floor(number / MOST_IN_COLUMN);
-      found.set(id, { x: x + column * (NODE_WIDTH + 20), y: (number % MOST_IN_COLUMN) * (NODE_HEIGHT + GAP_Y) });
-    });
-    x += Math.ceil(ids.length / MOST_IN_COLUMN) * (NODE_WIDTH + 20) + GAP_X;
-  }
-  return found;
-}
-
-/** Returns by step the length of the longest way to it. */
-function levels(steps: readonly LiveStep[]): Map<string, number> {
-  const found = new Map<string, number>();
-  for (const step of inOrder(steps)) {
-    found.set(step.id, Math.max(-1, ...step.depends_on.map((parent) => found.get(parent) ?? -1)) + 1);
-  }
-  return found;
-}
-
-/** Returns the steps so that each comes after all that it depends on (Kahn 1962). */
-export function inOrder(steps: readonly LiveStep[]): LiveStep[] {
-  const byId = new Map(steps.map((step) => [step.id, step]));
-  const open = new Map(steps.map((step) => [step.id, step.depends_on.filter((parent) => byId.has(parent)).length]));
-  const below = new Map<string, LiveStep[]>();
-  for (const step of steps) for (const parent of step.depends_on) below.set(parent, [...(below.get(parent) ?? []), step]);
-  const ready = steps.filter((step) => !open.get(step.id));
-  for (let number = 0; number < ready.length; number += 1) {
-    for (const next of below.get(ready[number]!.id) ?? []) {
-      const left = (open.get(next.id) ?? 1) - 1;
-      open.set(next.id, left);
-      if (left === 0) ready.push(next);
-    }
-  }
-  return ready;
-}
-
-function spentMs(step: LiveStep, now: number): number {
-  if (!step.started) return 0;
-  return Math.max(0, (step.ended ? Date.parse(step.ended) : now) - Date.parse(step.started));
-}
-
-/** Returns the steps of the chain that took longest: what to make faster if the task is to end earlier. */
-export function criticalPath(steps: readonly LiveStep[], now: number): Set<string> {
-  const total = new Map<string, number>();
-  const via = new Map<string, string>();
-  let last: string | undefined;
-  for (const step of inOrder(steps)) {
-    let before = 0;
-    for (const parent of step.depends_on) {
-      const spent = total.get(parent) ?? 0;
-      if (spent >= before && total.has(parent)) {
-        before = spent;
-        via.set(step.id, parent);
-      }
-    }
-    total.set(step.id, before + spentMs(step, now));
-    if (step.started && (last === undefined || total.get(step.id)! > total.get(last)!)) last = step.id;
-  }
-  const path = new Set<string>();
-  for (let id = last; id !== undefined && !path.has(id); id = via.get(id)) path.add(id);
-  return path.size > 1 ? path : new Set();
+/** Returns the steps with a place for each; those of before until a new layout is made, undefined before the first. */
+export function useLaid<T extends Linked>(steps: readonly T[]): Laid<T> | undefined {
+  const [laid, setLaid] = useState<Laid<T>>();
+  useEffect(() => {
+    // A transition: what somebody does meanwhile is answered first.
+    const show = (places: ReadonlyMap<string, Place>) => startTransition(() => setLaid({ steps, places }));
+    const worker = new Worker(policy.createScriptURL(workerUrl), { type: "module" });
+    worker.onmessage = ({ data }: MessageEvent<Map<string, Place>>) => show(data);
+    worker.onerror = () => show(inLayers(steps));
+    worker.postMessage(steps.map(({ id, depends_on }) => ({ id, depends_on })));
+    return () => worker.terminate();
+  }, [steps]);
+  return laid;
 }

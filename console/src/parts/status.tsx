@@ -33,6 +33,19 @@ export function signOf(status: string): string {
   return SIGNS[status] ?? "?";
 }
 
+/** Statuses from the one that a reader is to see first. */
+const LOUDEST = ["failed", "blocked", "running", "claimed", "expanding", "waiting", "ready", "pending", "cancelled", "skipped", "completed"] as const;
+
+/** Returns the status that stands for several steps. */
+export function leadingStatus(counts: Partial<Record<string, number>>): string {
+  return LOUDEST.find((status) => counts[status]) ?? "pending";
+}
+
+/** Returns how many steps are in which status, as words. */
+export function wordsOf(counts: Partial<Record<string, number>>): string {
+  return ORDER.filter((status) => counts[status]).map((status) => `${counts[status]} ${status}`).join(", ");
+}
+
 /** A status as a sign, a word and a colour: none of them alone. */
 export function Status({ status, outcome }: { status: string; outcome?: string | null | undefined }) {
   return (
@@ -47,7 +60,7 @@ export function Status({ status, outcome }: { status: string; outcome?: string |
 export function CountsBar({ counts }: { counts: Partial<Record<string, number>> }) {
   const total = Object.values(counts).reduce<number>((sum, count) => sum + (count ?? 0), 0);
   const shown = ORDER.filter((status) => counts[status]);
-  const words = shown.map((status) => `${counts[status]} ${status}`).join(", ");
+  const words = wordsOf(counts);
   return (
     <div className="counts">
       <svg className="bar" role="img" aria-label={words || "no steps"} viewBox="0 0 100 1" preserveAspectRatio="none">

@@ -1,4 +1,4 @@
-import { useCallback, useMemo, useState } from "react";
+import { useCallback, useMemo, useRef, useState } from "react";
 import { ApiError, post } from "../api/client";
 import type { Approval, ApprovalDetail, Choice } from "../api/types";
 import { useMay } from "../parts/caller";
@@ -11,7 +11,7 @@ import { Diff, Json, Name, visible } from "../parts/text";
 import { Ago } from "../parts/time";
 import { go, linkTo } from "../route";
 
-type Answered = { id: string; text: string; isError: boolean };
+type Answered = { id: string; text: string; isError: boolean; mayTryAgain?: boolean };
 
 /** All questions that wait, the chosen one with everything that it asks, and the three answers. */
 export function InboxScreen({ inbox, selected }: { inbox: Inbox; selected: string | undefined }) {
@@ -19,13 +19,21 @@ export function InboxScreen({ inbox, selected }: { inbox: Inbox; selected: strin
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const [writing, setWriting] = useState<Choice | null>(null);
   const [notes, setNotes] = useState<Answered[]>([]);
-  const current = questions.find((one) => one.id === selected) ?? questions[0];
+  const sent = useRef(new Set<string>());
+  const [passed, setPassed] = useState("");
+  const [current, gone] = useCurrent(questions, selected, new Set([...sent.current, passed]));
+  const next = useCallback(() => {
+    setPassed(gone);
+    go("inbox");
+  }, [gone]);
   const several = useMemo(() => questions.filter((one) => chosen.has(one.id)), [questions, chosen]);
 
   const answer = useCallback(
     async (choice: Choice, reason = "") => {
-      const answered = several.length ? several : current ? [current] : [];
+      const answered = (several.length ? several : current ? [current] : []).filter((one) => !sent.current.has(one.id));
+      for (const one of answered) sent.current.add(one.id);
       const told = await Promise.all(answered.map((one) => send(one, choice, reason)));
+      for (const one of told) if (one.mayTryAgain) sent.current.delete(one.id);
       setNotes((before) => [...told, ...before].slice(0, 5));
       setChosen(new Set());
       setWriting(null);
@@ -47,7 +55,7 @@ export function InboxScreen({ inbox, selected }: { inbox: Inbox; selected: strin
         const at = questions.findIndex((one) => one.id === current?.id);
         const to = key === "j" ? questions[at + 1] : key === "k" ? questions[at - 1] : undefined;
         if (to) go("inbox", to.id);
-        else if (!current) return false;
+        else if (!current) return false; // also while one is shown that another has answered: no key meets the next
         else if (key === "x") toggle(current.id);
         else if (key === "a" && current.may_answer && takesWords(several, current)) setWriting("allow_once");
         else if (key === "a" && current.may_answer) void answer("allow_once");
@@ -93,6 +101,11 @@ export function InboxScreen({ inbox, selected }: { inbox: Inbox; selected: strin
           ))}
         </ul>
       </section>
+      {gone && (
+        <section aria-label="The question" className="detail">
+          <Settled key={gone} id={gone} onNext={next} />
+        </section>
+      )}
       {current && (
         <section aria-label="The question" className="detail">
           <Question question={current} />
@@ -114,6 +127,44 @@ function takesWords(several: readonly Approval[], current: Approval): boolean {
   return others.length === 0 && only.tool.endsWith(".elicitation/create");
 }
 
+/** Returns the question that is shown: one that waits; or, second, the id of one that does not wait any more.
+ *
+ * What somebody looks at changes only by what they do: another question in its place could get an answer that was meant
+ * for the one before.
+ */
+function useCurrent(questions: readonly Approval[], selected: string | undefined, left: ReadonlySet<string>): [Approval | undefined, string] {
+  const shown = useRef({ id: "", selected });
+  const wanted = selected ?? (shown.current.selected === selected ? shown.current.id : "");
+  const waiting = questions.find((one) => one.id === wanted);
+  if (!waiting && wanted && !left.has(wanted)) return [undefined, wanted];
+  const current = waiting ?? questions[0];
+  shown.current = { id: current?.id ?? "", selected };
+  return [current, ""];
+}
+
+/** A question that another has answered, or that nobody asks any more, while somebody looked at it or at a link to it. */
+function Settled({ id, onNext }: { id: string; onNext: () => void }) {
+  const { data, error, isPending } = useFetched<ApprovalDetail>(`/v1/approvals/${id}`);
+  if (isPending) return <Loading />;
+  return (
+    <>
+      {data && (
+        <>
+          <h2>{data.tool}</h2>
+          <p>
+            <code>{visible(data.target.shown)}</code>
+          </p>
+          <p className="note warn" role="status">
+            {data.may_answer ? "It waits behind the questions of this list." : `No answer is needed any more: ${visible(data.sentence)}.`}
+          </p>
+        </>
+      )}
+      <ErrorNote error={error} />
+      <button onClick={onNext}>Next</button>
+    </>
+  );
+}
+
 function offers(questions: readonly Approval[], choice: Choice): boolean {
   return questions.every((one) => one.may_answer && one.choices.includes(choice));
 }
@@ -126,7 +177,8 @@ async function send(question: Approval, choice: Choice, reason: string): Promise
     return { id: question.id, text: `${what}: ${stored.sentence}`, isError: false };
   } catch (error) {
     const text = error instanceof ApiError && error.code === "already_decided" ? `answered by another: ${error.message}` : String(error);
-    return { id: question.id, text: `${what}: ${text}`, isError: true };
+    const isSettled = error instanceof ApiError && ["already_decided", "gone"].includes(error.code);
+    return { id: question.id, text: `${what}: ${text}`, isError: true, mayTryAgain: !isSettled };
   }
 }
 

@@ -24,33 +24,71 @@ interface Delta {
 
 interface Log {
   events: RunEvent[];
+  turn: number;
   answer: string;
   isConnected: boolean;
   failure: unknown;
 }
 
-type Change = { event: RunEvent } | { delta: Delta } | { isConnected: boolean } | { failure: unknown };
+type News = { event: RunEvent } | { delta: Delta };
+type Change = { news: readonly News[] } | { isConnected: boolean } | { failure: unknown };
+
+const NOTHING: Log = { events: [], turn: 0, answer: "", isConnected: true, failure: null };
+const FLUSH_EVERY_MS = 100;
+/** What ends an answer in the log; the last piece of it need not arrive. */
+const ANSWER_OVER = new Set(["soong.model_responded", "soong.model_failed"]);
+/** Where a reader has missed the beginning of an answer. */
+const GAP = "… ";
 
 function changed(log: Log, change: Change): Log {
-  if ("event" in change) return { ...log, events: [...log.events, change.event] };
-  if ("delta" in change) return { ...log, answer: change.delta.is_complete ? "" : log.answer.slice(0, change.delta.at) + change.delta.text };
   if ("isConnected" in change) return { ...log, isConnected: change.isConnected };
-  return { ...log, failure: change.failure };
+  if ("failure" in change) return { ...log, failure: change.failure };
+  const events = change.news.flatMap((one) => ("event" in one ? [one.event] : []));
+  let { turn, answer } = log;
+  for (const one of change.news) {
+    if ("event" in one) {
+      if (ANSWER_OVER.has(one.event.type)) answer = "";
+      continue;
+    }
+    const { at, text, is_complete: isComplete } = one.delta;
+    const before = one.delta.turn === turn ? answer : "";
+    turn = one.delta.turn;
+    answer = isComplete ? "" : (at <= before.length ? before.slice(0, at) : GAP) + text;
+  }
+  return { ...log, events: events.length ? [...log.events, ...events] : log.events, turn, answer };
+}
+
+/** Follows the log of a run. What comes at once is told at once, so that a long log is not drawn event by event. */
+function useLog(id: string): Log {
+  const [log, tell] = useReducer(changed, NOTHING);
+  useEffect(() => {
+    let waiting: News[] = [];
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const flush = () => {
+      timer = undefined;
+      tell({ news: waiting });
+      waiting = [];
+    };
+    const stop = follow(`/v1/runs/${id}/stream`, {
+      onEvent: ({ event, data }) => {
+        waiting.push(event === "delta" ? { delta: data as Delta } : { event: data as RunEvent });
+        timer ??= setTimeout(flush, FLUSH_EVERY_MS);
+      },
+      onConnection: (isConnected) => tell({ isConnected }),
+      onFailure: (failure) => tell({ failure }),
+    });
+    return () => {
+      stop();
+      clearTimeout(timer);
+    };
+  }, [id]);
+  return log;
 }
 
 /** One run: what the model read and wrote, its calls and who allowed them, its tools and why it has them. */
 export function RunScreen({ id }: { id: string }) {
   const [view, setView] = useState<(typeof VIEWS)[number]>("transcript");
-  const [log, tell] = useReducer(changed, { events: [], answer: "", isConnected: true, failure: null });
-  useEffect(
-    () =>
-      follow(`/v1/runs/${id}/stream`, {
-        onEvent: ({ event, data }) => tell(event === "delta" ? { delta: data as Delta } : { event: data as RunEvent }),
-        onConnection: (isConnected) => tell({ isConnected }),
-        onFailure: (failure) => tell({ failure }),
-      }),
-    [id],
-  );
+  const log = useLog(id);
   const run = useFetched<RunDetail>(`/v1/runs/${id}`, { version: log.events.length });
   if (run.isPending) return <Loading />;
   if (!run.data) return <ErrorNote error={run.error} />;
@@ -66,7 +104,7 @@ export function RunScreen({ id }: { id: string }) {
         ))}
       </div>
       <div role="tabpanel">
-        {view === "transcript" && <Transcript id={id} count={run.data.nodes} answer={log.answer} decisions={decisionsOf(log.events)} />}
+        {view === "transcript" && <Transcript id={id} count={run.data.nodes} answer={run.data.ended ? "" : log.answer} decisions={decisionsOf(log.events)} />}
         {view === "events" && <Events events={log.events} />}
         {view === "tools" && <Tools run={run.data} />}
         {view === "details" && <Details run={run.data} />}
@@ -101,6 +139,11 @@ function Head({ run, isConnected, events }: { run: RunDetail; isConnected: boole
           </>
         )}
       </p>
+      {losses(events).map((event) => (
+        <p key={event.id} className="note warn">
+          It lost its worker <Ago at={event.time} />: {visible(String((event.data as { reason?: string }).reason ?? ""))}. What it had done was kept.
+        </p>
+      ))}
       {run.is_tainted && <p className="note warn">It has read content of strangers.</p>}
       {run.malformed && <p className="note error">Part of its row cannot be read: {visible(run.malformed)}</p>}
       {!isConnected && !run.ended && <p className="note">The connection is lost; it is tried again.</p>}
@@ -112,6 +155,11 @@ function Head({ run, isConnected, events }: { run: RunDetail; isConnected: boole
       <ErrorNote error={failure} />
     </header>
   );
+}
+
+/** Returns the last times that the run lost its worker. */
+function losses(events: readonly RunEvent[]): readonly RunEvent[] {
+  return events.filter((event) => event.type === "soong.step_lease_expired").slice(-3);
 }
 
 /** Returns the tool call that started last and has not ended. */

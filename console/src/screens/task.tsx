@@ -15,7 +15,6 @@ import { linkTo, useRoute } from "../route";
 
 const Graph = lazy(() => import("../parts/graph").then(({ Graph }) => ({ default: Graph })));
 
-const MOST_IN_GRAPH = 1_500;
 const VIEWS = ["graph", "steps", "result"] as const;
 type View = (typeof VIEWS)[number];
 
@@ -28,9 +27,8 @@ export function TaskScreen({ id }: { id: string }) {
   const steps = useMemo(() => [...live.steps.values()], [live.steps]);
   const shown = useMemo(() => steps.filter((step) => !step.map), [steps]);
   const items = useMemo(() => countsByMap(steps), [steps]);
-  const isLarge = shown.length > MOST_IN_GRAPH;
   const [chosen, setView] = useState<View | null>(null);
-  const view = chosen ?? (isLarge || shown.length === 0 ? "steps" : "graph");
+  const view = chosen ?? (shown.length === 0 ? "steps" : "graph");
   const select = useCallback((step: string) => {
     location.hash = step ? `${linkTo("tasks", id)}?${new URLSearchParams({ step })}` : linkTo("tasks", id);
   }, [id]);
@@ -64,8 +62,7 @@ export function TaskScreen({ id }: { id: string }) {
       </div>
       <div className={step ? "columns wide" : ""}>
         <div role="tabpanel">
-          {view === "graph" && isLarge && <Empty>{shown.length} steps are too many to draw. They are listed under steps.</Empty>}
-          {view === "graph" && !isLarge && (
+          {view === "graph" && (
             <Suspense fallback={<Loading />}>
               <Graph steps={shown} items={items} selected={selected} onSelect={select} />
             </Suspense>

@@ -15,9 +15,10 @@ import pytest
 import pytest_asyncio
 
 from soong.orchestrator.http.app import description
-from tests.contract.databases import migrate, sqlite_copy
+from soong.shared.permissions.access.token import Right
+from tests.contract.databases import sqlite_copy
 from tests.integration.http.scene import HttpHarness, code_of, open_scene
-from tests.servers import PostgresServer, RedisServer
+from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
 
@@ -52,28 +53,22 @@ OPERATIONS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def url(
-    request: pytest.FixtureRequest,
-    sqlite_template: Path,
-    postgres_session_server: PostgresServer,
-    tmp_path_factory: Any,
-) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield sqlite_copy(sqlite_template, tmp_path_factory.mktemp("hostile"))
-        return
-    with postgres_session_server.fresh_database("soong_hostile_text") as made:
-        migrate(made)
-        yield made
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def scene(
+    sqlite_template: Path, redis_session_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[HttpHarness]:
+    """One server for all: every refusal here comes before a store is asked, so one store stands for each."""
+    home = tmp_path_factory.mktemp("http")
+    url = sqlite_copy(sqlite_template, tmp_path_factory.mktemp("hostile"))
+    async with open_scene(url, redis_session_server.socket_url, home) as opened:
+        # Who may approve is asked for the program behind a connection, which takes longer than everything else here.
+        opened.caller = await opened.someone("ada", Right.READ, Right.RUN, Right.ADMIN)
+        yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def scene(
-    url: str, redis_session_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[HttpHarness]:
-    home = tmp_path_factory.mktemp("http")
-    async with open_scene(url, redis_session_server.socket_url, home) as opened:
-        yield opened
+async def approver(scene: HttpHarness) -> httpx.AsyncClient:
+    return await scene.someone("ada", Right.READ, Right.APPROVE)
 
 
 def refused(response: httpx.Response, place: str, hostile: str) -> bool:
@@ -94,10 +89,13 @@ async def test_a_query_is_refused(scene: HttpHarness, operation: Operation) -> N
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
-async def test_a_path_with_such_an_id_names_nothing(scene: HttpHarness, operation: Operation) -> None:
+async def test_a_path_with_such_an_id_names_nothing(
+    scene: HttpHarness, approver: httpx.AsyncClient, operation: Operation
+) -> None:
+    caller = approver if operation.described["x-right"] == "approve" else scene.caller
     for name in operation.parameters("path"):
         for hostile, code in ((NUL, "path_not_allowed"), (HALF, "not_found")):
-            answer = await scene.caller.request(operation.method, operation.address(**{name: SENT[hostile]}), json=None)
+            answer = await caller.request(operation.method, operation.address(**{name: SENT[hostile]}), json=None)
 
             assert code_of(answer) in {code, "invalid_input"}  # a body that is missing is said first
             assert answer.status_code < 500
@@ -105,7 +103,7 @@ async def test_a_path_with_such_an_id_names_nothing(scene: HttpHarness, operatio
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
 async def test_a_header_is_no_fault(scene: HttpHarness, operation: Operation) -> None:
-    token = await scene.token()
+    token = await scene.token("ada", (Right.READ, Right.RUN, Right.ADMIN))
     names = (*operation.parameters("header"), "Authorization", "User-Agent")
     for name, value in product(names, (b"a\0b", b"a\xed\xa0\x80b", b"a\xffb")):
         lines = [f"{operation.method.upper()} {operation.address()} HTTP/1.1", "Host: localhost", "Connection: close"]
@@ -144,19 +142,22 @@ WITH_BODY = [one for one in OPERATIONS if "requestBody" in one.described]
 
 
 @pytest.mark.parametrize("operation", WITH_BODY, ids=lambda one: one.name)
-async def test_each_text_of_a_body_is_refused(scene: HttpHarness, operation: Operation) -> None:
+async def test_each_text_of_a_body_is_refused(
+    scene: HttpHarness, approver: httpx.AsyncClient, operation: Operation
+) -> None:
+    caller = approver if operation.described["x-right"] == "approve" else scene.caller
     schema = operation.described["requestBody"]["content"]["application/json"]["schema"]
     kind = {"Content-Type": "application/json"}
     for place, body in _bodies(schema, NUL):
         content = json.dumps(body).encode()
-        answer = await scene.caller.request(operation.method, operation.address(), content=content, headers=kind)
+        answer = await caller.request(operation.method, operation.address(), content=content, headers=kind)
 
         errors = answer.json()["errors"] if code_of(answer) == "invalid_input" else []
         assert [(one["place"], one["hint"]) for one in errors] == [(place, "send Unicode text without NUL")]
         assert SAYS[NUL] in errors[0]["problem"]
     for _, body in _bodies(schema, HALF):
         content = json.dumps(body).encode()
-        answer = await scene.caller.request(operation.method, operation.address(), content=content, headers=kind)
+        answer = await caller.request(operation.method, operation.address(), content=content, headers=kind)
 
         assert code_of(answer) == "invalid_request"
         assert "lone surrogate" in answer.json()["detail"]

@@ -1,8 +1,9 @@
 """What a server asks a person during a call: a question to the session's one callback, and its answer (MCP-01.d).
 
-A server is shared by the calls of many runs. On the stateless wire a question is a part of the result of one call, and
-so is that call's. On the handshake wire a server asks by a request of its own, which names no call: it is routed while
-exactly one call is under way there, and declined otherwise. Nothing that a server says opens a page or is believed.
+A server is shared by the calls of many runs. A question in the answer of a call (a part of its result on the stateless
+wire, a request in its HTTP response on the handshake wire) is that call's. Over the pipes of a program a request names
+no call: it is routed while exactly one call is under way there, and declined otherwise. Nothing that a server says
+opens a page or is believed.
 """
 
 import asyncio

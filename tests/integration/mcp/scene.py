@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +15,13 @@ from soong.shared.core.config import Config, parse_config
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.execution import PROGRESS_EVENT
 from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
-from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.ports import ToolCall, Verdict
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.tools.result import ArtifactRef, ToolResult
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, config_digest
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.toolset import McpTools, look_now, servers_of
-from tests.unit.tools.parts import RecordingGate, RecordingLog, make_identity, make_run_dirs
+from tests.unit.tools.parts import ALLOWED, RecordingGate, RecordingLog, make_identity, make_run_dirs
 
 SERVER: Final = Path(__file__).with_name("server.py")
 WAIT_S: Final = 30.0
@@ -127,6 +127,28 @@ async def mcp_scene(folder: Path, text: str, *, is_known: bool = False) -> Async
         pids = [child for pid in made.servers.pids for child in family(pid)]
         await made.registry.close()
         await until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+def asking_tool(scene: McpScene) -> str:
+    """Return the tool that asks a person in the way of the wire."""
+    return "mcp.t.ask" if scene.is_handshake else "mcp.t.ask_in_rounds"
+
+
+@contextmanager
+def answering(scene: McpScene, *said: str | None) -> Iterator[None]:
+    """Have a person answer the questions of servers with these words, one after another; None declines."""
+    left = iter(said)
+
+    async def answer() -> None:
+        if scene.gate.asked[-1].is_under_way:
+            reason = next(left)
+            scene.gate.verdict = Verdict(is_allowed=reason is not None, author="person", reason=reason or "")
+
+    scene.gate.before = answer
+    try:
+        yield
+    finally:
+        scene.gate.before, scene.gate.verdict = None, ALLOWED
 
 
 def family(pid: int) -> list[int]:

@@ -3,8 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,10 +14,9 @@ import pytest_asyncio
 from soong.shared.core.jsontext import dump
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.definition import Permission
-from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
-from tests.integration.mcp.scene import SERVER, McpScene, family, mcp_scene, stdio_config, until
-from tests.unit.tools.parts import ALLOWED, make_identity
+from tests.integration.mcp.scene import SERVER, McpScene, answering, asking_tool, family, mcp_scene, stdio_config, until
+from tests.unit.tools.parts import make_identity
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
@@ -39,28 +37,6 @@ async def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 def words(result: ToolResult) -> str:
     return "\n".join(block.text for block in result.content if isinstance(block, TextBlock))
-
-
-def asking_tool(scene: McpScene) -> str:
-    """Return the tool that asks a person in the way of the wire."""
-    return "mcp.t.ask" if scene.is_handshake else "mcp.t.ask_in_rounds"
-
-
-@contextmanager
-def answering(scene: McpScene, *said: str | None) -> Iterator[None]:
-    """Have a person answer the questions of servers with these words, one after another; None declines."""
-    left = iter(said)
-
-    async def answer() -> None:
-        if scene.gate.asked[-1].is_under_way:
-            reason = next(left)
-            scene.gate.verdict = Verdict(is_allowed=reason is not None, author="person", reason=reason or "")
-
-    scene.gate.before = answer
-    try:
-        yield
-    finally:
-        scene.gate.before, scene.gate.verdict = None, ALLOWED
 
 
 @pytest.mark.spec("MCP-01.a", "MCP-01.b", "MCP-01.c", "MCP-01.j", "REG-07.b")

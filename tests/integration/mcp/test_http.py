@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from soong.shared.tools.result import ErrorType
-from tests.integration.mcp.scene import SERVER, McpScene, mcp_scene, until
+from tests.integration.mcp.scene import SERVER, McpScene, answering, asking_tool, mcp_scene, until
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
@@ -69,6 +69,22 @@ async def test_many_calls_at_once_progress_and_a_cancelled_call(scene: McpScene)
 
     assert [result.data["total"] for result in results if isinstance(result.data, dict)] == [2 * n for n in range(20)]
     assert scene.progress[0].startswith("tenth")
+
+
+@pytest.mark.spec("MCP-01.d")
+async def test_a_question_in_the_answer_of_a_call_is_of_that_call_whatever_else_is_under_way(scene: McpScene) -> None:
+    scene.log.notes.clear()
+    slow = asyncio.create_task(scene.call("mcp.t.wait", seconds=60))
+    await until(lambda: bool(scene.progress))
+    with answering(scene, "7"):
+        asked = await scene.call(asking_tool(scene))
+    slow.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow
+
+    (question,) = [one for one in scene.gate.asked if one.is_under_way]
+    assert question.tool_call_id.startswith(f"call_{scene.calls}.ask-")
+    assert asked.data == {"result": "accept colour='7'" if scene.is_handshake else "accept size=7"}
 
 
 @pytest.mark.spec("MCP-01.f")

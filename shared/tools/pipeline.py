@@ -312,7 +312,8 @@ class ToolPipeline:
     ) -> HandlerOutput:
         limit_s = self._limit_s(definition, call_input)
         limit = TimeLimit(limit_s)
-        asking = replace(context, ask=CallQuestioner(self._gate, context, definition, limit).ask)
+        wires = self._wires(call_state, definition)
+        asking = replace(context, ask=CallQuestioner(self._gate, context, definition, limit, self._hooks, wires).ask)
         running = timed(lambda: definition.handler(asking, call_input), limit, limit_s)
         return await (running if definition.interrupt == "cancel" else run_to_end(running, call_state))
 

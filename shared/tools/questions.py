@@ -5,9 +5,9 @@ grant. A person's words come with it. While anybody waits, the time limit of the
 park, because its call runs.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from soong.shared.core.jsontext import digest
+from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.tools.definition import (
     CallAnswer,
     CallQuestion,
@@ -18,7 +18,9 @@ from soong.shared.tools.definition import (
     ToolDefinition,
     Traits,
 )
-from soong.shared.tools.ports import Gate, GateCall
+from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, HookServices, derived_fields
+from soong.shared.tools.ports import Gate, GateCall, effect_id_of
+from soong.shared.tools.result import JsonBlock, ToolResult
 from soong.shared.tools.time_limit import TimeLimit
 
 _DIGEST_CHARS = 12
@@ -32,20 +34,58 @@ class CallQuestioner:
     context: ToolContext
     definition: ToolDefinition
     limit: TimeLimit
+    hooks: Hooks = NO_HOOKS
+    wires: HookServices = field(default_factory=HookServices)
     _asked: dict[str, int] = field(default_factory=dict)
 
     async def ask(self, question: CallQuestion) -> CallAnswer:
-        """Ask, and wait as long as the session lets a question wait.
+        """Ask, and wait as long as the session lets a question wait; hooks run around it (MCP-01.d).
+
+        A Pre hook may refuse the question, and a Post hook sees its answer. Neither changes it.
 
         Raises:
             InvalidJsonError: the input of the question has no digest.
             asyncio.CancelledError: the call is over; the question is withdrawn.
         """
+        gate_call = self._gate_call(question)
+        refusal = await self._refused_by_hook(gate_call)
+        answer = await self._answer(gate_call) if refusal is None else refusal
+        if self.hooks.post:
+            said: dict[str, Json] = {"is_accepted": answer.is_accepted, "words": answer.reason}
+            result = ToolResult(gate_call.tool_call_id, (JsonBlock(said),), answer.reason[:200], said)
+            await self.hooks.after(self._hook_call(gate_call), result, self.wires)
+        return answer
+
+    async def _answer(self, gate_call: GateCall) -> CallAnswer:
         with self.limit.suspended():
-            verdict = await self.gate.decide(self._gate_call(question))
+            verdict = await self.gate.decide(gate_call)
         if verdict.is_allowed and verdict.author != "person":
             return CallAnswer(is_accepted=False, reason="no person has answered it")
         return CallAnswer(verdict.is_allowed, verdict.reason, is_person=verdict.author == "person")
+
+    async def _refused_by_hook(self, gate_call: GateCall) -> CallAnswer | None:
+        if not self.hooks.pre:
+            return None
+        derived = derived_fields(gate_call.target, self.context.run_dirs)
+
+        async def derive(_input: JsonObject) -> JsonObject:
+            return derived
+
+        pre = await self.hooks.before(self._hook_call(gate_call), replace(self.wires, derive=derive))
+        if pre.is_rewritten:
+            return CallAnswer(
+                is_accepted=False, reason="a hook rewrote the question, so it is not the question of the tool"
+            )
+        if pre.action in ("deny", "stop"):
+            return CallAnswer(is_accepted=False, reason=pre.reason or f"the hook {pre.decided_by!r} refused it")
+        return None
+
+    def _hook_call(self, gate_call: GateCall) -> HookCall:
+        context, call_id = self.context, gate_call.tool_call_id
+        effect_id = effect_id_of(context.identity.run_id, call_id)
+        derived = derived_fields(gate_call.target, context.run_dirs)
+        made = HookCall(context.identity, call_id, gate_call.definition, gate_call.permission_input, context.run_dirs)
+        return replace(made, derived=derived, effect_id=effect_id)
 
     def _gate_call(self, question: CallQuestion) -> GateCall:
         context, input_digest = self.context, digest(question.input)

@@ -8,13 +8,23 @@ from typing import Literal
 
 import pytest
 
-from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.tools.definition import CallQuestion, HandlerOutput, Target, ToolContext
+from soong.shared.tools.hooks.chain import (
+    HookCall,
+    Hooks,
+    Matcher,
+    NamedPostHook,
+    NamedPreHook,
+    PostOutcome,
+    PreOutcome,
+)
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import GateCall, ToolCall, Verdict
+from soong.shared.tools.result import TextBlock, ToolResult
 from tests.unit.tools.parts import ALLOWED, RecordingGate, RecordingLog, make_identity, make_run_dirs, make_tool
 
 pytestmark = pytest.mark.asyncio
@@ -69,6 +79,39 @@ async def test_nobody_but_a_person_answers_a_question_of_a_call(
     result = await pipeline(gate, tmp_path, _asks).execute(ToolCall("call_1", "test.asks", {}))
 
     assert result.data == {"first": False, "words": "no person has answered it", "is_person": False}
+
+
+@pytest.mark.spec("MCP-01.d", "EXE-13")
+@pytest.mark.parametrize(
+    "outcome", [PreOutcome("none"), PreOutcome("deny", "not here"), PreOutcome(call_input={"n": 2})]
+)
+async def test_hooks_run_around_a_question_and_may_refuse_it(outcome: PreOutcome, tmp_path: Path) -> None:
+    seen: list[tuple[str, Json]] = []
+
+    async def before(call: HookCall) -> PreOutcome:
+        seen.append(("before", dict(call.call_input)))
+        return outcome
+
+    async def after(_call: HookCall, result: ToolResult) -> PostOutcome:
+        seen.append(("after", result.data))
+        return PostOutcome((TextBlock("something else"),))
+
+    on = Matcher("test.ask/*")
+    hooks = Hooks((NamedPreHook("elicitation", before, on),), (NamedPostHook("elicitation_result", after, on),))
+    gate = SlowPerson(Verdict(is_allowed=True, author="person", reason="blue"))
+    run = RunScope(make_identity(), 7, make_run_dirs(tmp_path))
+    tool = make_tool("test.asks", handler=_asks)
+
+    result = await ToolPipeline([tool], run, gate, RecordingLog(), hooks=hooks).execute(ToolCall("c", "test.asks", {}))
+
+    is_asked = outcome.action == "none" and outcome.call_input is None
+    assert isinstance(result.data, dict)
+    assert result.data["first"] is is_asked
+    assert [stage for stage, _ in seen] == ["before", "after"] * 2
+    assert seen[0] == ("before", {"n": 1})
+    assert isinstance(seen[1][1], dict)
+    assert seen[1][1]["is_accepted"] is is_asked
+    assert len(gate.asked) == (2 if is_asked else 0)
 
 
 @pytest.mark.spec("PER-02", "MCP-01.d")

@@ -1,6 +1,7 @@
 """Tasks: submission, state and control."""
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -32,6 +33,7 @@ from soong.orchestrator.http.submissions import (
 from soong.orchestrator.schemas.session import SessionSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskResult, TaskSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
+from soong.shared.core.telemetry import well_formed
 from soong.shared.engine.tasks.growth import planned_task
 from soong.shared.engine.tasks.plan.graph import mermaid
 from soong.shared.engine.tasks.plan.picture import svg
@@ -93,6 +95,14 @@ IdempotencyKey = Annotated[
     ),
 ]
 
+TraceParent = Annotated[
+    str,
+    Header(
+        alias="traceparent",
+        description="The parent of the task's trace, as W3C Trace Context has it; a malformed one is ignored.",
+    ),
+]
+
 
 @router.post(
     "/v1/tasks",
@@ -101,7 +111,11 @@ IdempotencyKey = Annotated[
     responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
 )
 async def submit_task(
-    request: Request, body: SubmissionBody, idempotency_key: IdempotencyKey = "", caller: Caller = RUNNER
+    request: Request,
+    body: SubmissionBody,
+    idempotency_key: IdempotencyKey = "",
+    traceparent: TraceParent = "",
+    caller: Caller = RUNNER,
 ) -> Response:
     """Submit a plan: a session of the caller's with one task, which begins as soon as an orchestrator adopts it.
 
@@ -117,7 +131,7 @@ async def submit_task(
     ready = await asyncio.to_thread(  # a plan of thousands of steps is no matter of milliseconds
         prepared, body, catalogue, client.settings, clock=client.clock, principal=caller.principal, ids=ids
     )
-    return await _written(api, ready, is_named=ids is not None)
+    return await _written(api, ready, traceparent, is_named=ids is not None)
 
 
 @router.post(
@@ -127,7 +141,11 @@ async def submit_task(
     responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
 )
 async def submit_ask(
-    request: Request, body: AskBody, idempotency_key: IdempotencyKey = "", caller: Caller = RUNNER
+    request: Request,
+    body: AskBody,
+    idempotency_key: IdempotencyKey = "",
+    traceparent: TraceParent = "",
+    caller: Caller = RUNNER,
 ) -> Response:
     """Give an agent a goal: a session of the caller's with one task, whose result has the agent's `answer`.
 
@@ -141,13 +159,15 @@ async def submit_ask(
     if ids is not None and await _stands(api.client.store, ids):
         return await _submitted(api, ids, status=200)
     ready = prepared_ask(body, catalogue, settings, clock=api.client.clock, principal=caller.principal, ids=ids)
-    return await _written(api, ready, is_named=ids is not None)
+    return await _written(api, ready, traceparent, is_named=ids is not None)
 
 
-async def _written(api: Api, ready: Submission, *, is_named: bool) -> Response:
+async def _written(api: Api, ready: Submission, traceparent: str, *, is_named: bool) -> Response:
     """Write a submission. Raises: ConflictError; ProblemError when its key was used for another."""
+    # The caller's span, and never the one that this process was started by.
+    task = replace(ready.task, trace_parent=well_formed(traceparent))
     try:
-        await api.client.submit(ready.session, ready.task, budget=ready.budget)
+        await api.client.submit(ready.session, task, budget=ready.budget)
     except ConflictError as error:
         if not is_named:
             raise

@@ -51,8 +51,12 @@ def load_telemetry() -> TelemetrySettings:
 
 def trace_parent() -> str:
     """Return the span that started this program, as a build server or a traced parent says it; empty without one."""
-    value = _value("TRACEPARENT")
-    return value if _TRACE_PARENT.fullmatch(value) else ""
+    return well_formed(_value("TRACEPARENT"))
+
+
+def well_formed(traceparent: str) -> str:
+    """Return a ``traceparent`` as it is, or nothing if it is malformed, which W3C Trace Context (3.2) has us ignore."""
+    return traceparent if _TRACE_PARENT.fullmatch(traceparent) else ""
 
 
 def _is_on(signal: str) -> bool:

@@ -3027,6 +3027,8 @@ export interface operations {
             header?: {
                 /** @description A name of the caller's own for this submission, such as a UUID. */
                 "Idempotency-Key"?: string;
+                /** @description The parent of the task's trace, as W3C Trace Context has it; a malformed one is ignored. */
+                traceparent?: string;
             };
             path?: never;
             cookie?: never;
@@ -3681,6 +3683,8 @@ export interface operations {
             header?: {
                 /** @description A name of the caller's own for this submission, such as a UUID. */
                 "Idempotency-Key"?: string;
+                /** @description The parent of the task's trace, as W3C Trace Context has it; a malformed one is ignored. */
+                traceparent?: string;
             };
             path?: never;
             cookie?: never;

@@ -27,6 +27,7 @@ PLAN = {
         {"id": "second", "depends_on": ["first"], "script": "builtin.echo"},
     ],
 }
+SPAN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TEXT = "title: From a file\nsteps:\n  - id: only\n    script: builtin.echo\n"
 
 
@@ -56,6 +57,28 @@ async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpHarness, tmp_path
     assert shown["inputs"] == {"name": "Ada"}
     assert [(step["id"], step["status"]) for step in shown["steps"]] == [("first", "ready"), ("second", "pending")]
     assert shown["steps"][1]["depends_on"] == ["first"]
+
+
+@pytest.mark.spec("OPS-05.a")
+@pytest.mark.parametrize(
+    ("header", "stored"),
+    [
+        (SPAN, SPAN),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736", ""),
+        ("", ""),
+    ],
+    ids=["well formed", "malformed", "none"],
+)
+async def test_the_trace_of_a_task_hangs_under_the_callers_span(
+    scene: HttpHarness, tmp_path: Path, header: str, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEPARENT", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")  # the server's own
+    body = {"plan": PLAN, "inputs": {"name": "Ada"}, "project": str(tmp_path)}
+
+    response = await scene.caller.post("/v1/tasks", json=body, headers={"traceparent": header})
+
+    task = await scene.bench.store.tasks.task(response.json()["task"]["id"])
+    assert task.trace_parent == stored
 
 
 async def test_a_plan_may_be_the_text_of_a_file(scene: HttpHarness, tmp_path: Path) -> None:

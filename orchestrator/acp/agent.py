@@ -13,7 +13,7 @@ from typing import Any, Final
 import acp
 from acp import RequestError, schema
 
-from soong.orchestrator.acp.conversation import MANY, Conversation
+from soong.orchestrator.acp.conversation import MANY, SessionConversation
 from soong.orchestrator.acp.plan_view import plan_of, text_of_prompt
 from soong.orchestrator.acp.questions import FrontEndQuestions
 from soong.orchestrator.acp.turn import PromptTurn, text_of
@@ -230,9 +230,9 @@ class OrchestratorAgent:
         except KeyError:
             raise RequestError.resource_not_found(session_id[:100]) from None
 
-    def _conversation(self, client: Client, session_id: str) -> Conversation:
+    def _conversation(self, client: Client, session_id: str) -> SessionConversation:
         opened = self._open.get(session_id)
-        return Conversation(client, session_id, opened.origin if opened is not None else "")
+        return SessionConversation(client, session_id, opened.origin if opened is not None else "")
 
     async def _opened(self, session_id: str, cwd: str) -> Client:
         """Open a stored session. Raises: RequestError, for one that is not there or belongs to another folder."""

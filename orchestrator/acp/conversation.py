@@ -22,7 +22,7 @@ MANY: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class SessionConversation:
     """What a client knows of a session's conversation. ``origin`` is the run that a fork without an ask continues."""
 
     client: Client

@@ -22,6 +22,7 @@ RiskName: TypeAlias = Literal["read", "write", "execute", "critical"]
 CHANNEL_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 _CLOCK_TIME: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
 _ADDRESS: Final = re.compile(r"[^\s@<>,;:\"\\]{1,64}@[^\s@<>,;:\"\\]{1,255}", re.ASCII)
+_URL: Final = re.compile(r"[!-~]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}", re.ASCII)
 
 
@@ -52,7 +53,7 @@ def check_url(value: str) -> str:
         raise ValueError("is not an http or https URL")
     if parts.username or parts.password:
         raise ValueError("holds a user or a password; give the URL by reference, 'env:NAME' or 'file:PATH'")
-    if not value.isprintable() or " " in value:
+    if not _URL.fullmatch(value):
         raise ValueError("holds a character that URLs do not have")
     return value
 

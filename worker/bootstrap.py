@@ -15,12 +15,11 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import configure
-from soong.shared.core.settings import ARTIFACTS, Settings, secret_values
+from soong.shared.core.settings import Settings, secret_values
 from soong.shared.core.startup import settle_gc
 from soong.shared.engine.tasks.functions import STEP_THREADS
 from soong.shared.sandbox.redact import Redactor, redactor
-from soong.shared.sandbox.rooted import RootedFolder
-from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.artifact_store import open_artifact_store
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
@@ -137,7 +136,7 @@ def _agents(
         notifier=notifier,
         inbox=inbox,
         incarnation=incarnation,
-        artifacts=FolderArtifacts(RootedFolder(settings.data, ARTIFACTS)),
+        artifacts=open_artifact_store(settings),
         clock=SystemClock(),
         settings=settings,
         config=config,

@@ -24,11 +24,13 @@ def command(
     from soong.orchestrator.backup.create import create_backup
 
     check_person_now("back up a home")
-    clock = SystemClock()
+    clock, settings = SystemClock(), load_settings()
     if file is None:
         now = datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC)
         file = Path(f"soong-backup-{now:%Y%m%dT%H%M%SZ}.tar.gz")
-    done = create_backup(load_settings(), file, clock)
+    done = create_backup(settings, file, clock)
+    if settings.artifacts_url:
+        say(f"left out: the artifacts in {visible(settings.artifacts_url)}; back up the bucket by its own tools")
     for name in done.skipped:
         say(f"left out: {visible(name)} is not a regular file")
     if is_json:

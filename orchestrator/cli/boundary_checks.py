@@ -11,13 +11,29 @@ from pathlib import Path
 
 from soong.orchestrator.cli.finding import Finding, Level
 from soong.shared.core.config import CONFIG_FILE, load_config
-from soong.shared.core.errors import InvalidConfigError, SoongError
+from soong.shared.core.errors import InvalidConfigError, SoongError, UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.permissions.access.database_rights import DatabaseRights
 from soong.shared.toolsets.declarative.folder import TOOLS_FOLDER
 
 MIN_FREE_BYTES = 200 * 1024 * 1024
 ROLES = "give each part a role of its own: soong migrate --grant-worker … (docs/operations.md)"
+
+
+async def check_artifacts(settings: Settings) -> Finding:
+    """A bucket that is named exists, and answers with the credentials of this process."""
+    if not settings.artifacts_url:
+        return Finding("artifacts", Level.OK, "in the data folder")
+    from soong.orchestrator.client.bootstrap import open_artifacts
+
+    try:
+        await asyncio.to_thread(open_artifacts(settings).probe)
+    except InvalidConfigError as error:
+        return Finding("artifacts", Level.FAIL, str(error), "correct SOONG_ARTIFACTS_URL, or install the extra s3")
+    except UnavailableError as error:
+        hint = "correct SOONG_ARTIFACTS_URL and the AWS_* variables of every process"
+        return Finding("artifacts", Level.FAIL, str(error), hint)
+    return Finding("artifacts", Level.OK, f"{settings.artifacts_url} answers")
 
 
 async def check_data(settings: Settings) -> Finding:

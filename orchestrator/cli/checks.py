@@ -12,6 +12,7 @@ from pathlib import Path
 from soong.orchestrator.cli.answer_check import check_answers
 from soong.orchestrator.cli.boundary_checks import (
     MIN_FREE_BYTES,
+    check_artifacts,
     check_boundary,
     check_configuration,
     check_data,
@@ -50,6 +51,7 @@ async def run_checks(settings: Settings) -> list[Finding]:
         check_python,
         check_home,
         check_data,
+        check_artifacts,
         check_configuration,
         check_boundary,
         check_runtime_folder,

@@ -10,7 +10,7 @@ from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.settings import Settings, load_settings, source_of, without_password
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-_URLS: Final = frozenset({"database_url", "redis_url"})
+_URLS: Final = frozenset({"artifacts_url", "database_url", "redis_url"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from soong.orchestrator.client.client import Client
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
+from soong.shared.core.settings import RUNS, Settings, secret_values
 from soong.shared.engine.wire.notifier import Notifier, Subscription
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from soong.shared.engine.tasks.metrics import MetricsSource
     from soong.shared.engine.tasks.retention import Retention
     from soong.shared.permissions.access.database_rights import DatabaseRights
-    from soong.shared.storage.artifacts import FolderArtifacts
+    from soong.shared.storage.artifact_store import ArtifactFiles
 
 
 async def open_client(settings: Settings) -> Client:
@@ -180,12 +180,11 @@ def check_embedded_database(path: Path) -> str:
     return check_database(path)
 
 
-def open_artifacts(settings: Settings) -> "FolderArtifacts":
-    """Return the artifact store."""
-    from soong.shared.sandbox.rooted import RootedFolder
-    from soong.shared.storage.artifacts import FolderArtifacts
+def open_artifacts(settings: Settings) -> "ArtifactFiles":
+    """Return the artifact store. Raises: InvalidConfigError."""
+    from soong.shared.storage.artifact_store import open_artifact_store
 
-    return FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
+    return open_artifact_store(settings)
 
 
 def open_broker(settings: Settings) -> object:

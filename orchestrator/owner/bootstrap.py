@@ -31,14 +31,14 @@ from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
-from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, secret_values
+from soong.shared.core.settings import RUNS, Settings, secret_values
 from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.budgets import DAY, configured_budget
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
-from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.storage.artifact_store import ArtifactFiles, open_artifact_store
 from soong.shared.storage.celery.app import make_celery
 from soong.shared.storage.celery.broker import CeleryBroker
 from soong.shared.storage.celery.events import CeleryRunEvents
@@ -96,7 +96,7 @@ async def build(settings: Settings) -> Orchestrator:
     clients = RedisClients.of(settings.redis_url, name="soong-owner")
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)
-    artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
+    artifacts = open_artifact_store(settings)
     memory = open_memory(settings, config)
     job = _memory_job(settings, catalogue, store, memory, clock)
     folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job)
@@ -159,7 +159,7 @@ def _agents(
     catalogue: Catalogue,
     store: Store,
     inbox: DecisionInbox,
-    artifacts: FolderArtifacts,
+    artifacts: ArtifactFiles,
     service: TaskService,
     pacer: Pacer,
     memory: MemoryProvider,

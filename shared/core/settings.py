@@ -43,6 +43,11 @@ class Settings(BaseModel):
     data_dir: Path | None = Field(
         default=None, description="Folder of runs and artifacts, which workers write; empty: the home."
     )
+    artifacts_url: str = Field(
+        default="",
+        description="Where artifacts are stored: `s3://BUCKET/PREFIX`, with the standard `AWS_*` variables and the "
+        "extra `s3`; empty: `artifacts/` of the data folder.",
+    )
     database_url: str = Field(
         default="",
         description="PostgreSQL or SQLite URL; empty: the embedded SQLite file in the home. "

@@ -47,6 +47,9 @@ class FolderArtifacts:
         """
         return await asyncio.to_thread(self._read, digest)
 
+    def probe(self) -> None:
+        """Nothing to ask: the folder is made with the first artifact."""
+
     def path_of(self, digest: str) -> Path:
         """Return the file that holds these bytes, if they are stored. Raises: NotFoundError when it is not a digest."""
         return self._folder.path / _name_of(digest)

@@ -1,0 +1,248 @@
+"""Artifacts by content in an S3-compatible store (EVT-04): the key of the bytes is their SHA-256.
+
+Every worker writes the bucket, so a key proves nothing: the bytes are held to it at each read. Credentials, endpoint
+and region are the standard ``AWS_*`` variables and files, which botocore reads. Only this module imports it, when it
+is used first.
+"""
+
+import asyncio
+import base64
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from soong.shared.core.errors import ForgedError, InvalidConfigError, NotFoundError, UnavailableError, UsageError
+from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.engine.tasks.retention import StoredArtifact
+from soong.shared.storage.artifacts import MAX_ARTIFACT_BYTES
+from soong.shared.tools.result import ArtifactRef
+
+T = TypeVar("T")
+
+SCHEME: Final = "s3"
+REMOVING: Final = ".removing"
+"""Where the marks of removals are: see :meth:`S3Artifacts.remove`."""
+REMOVAL_S: Final = 30.0
+"""A mark that is older was left by a collection that was killed."""
+_LOOK_S: Final = 0.2
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
+_PREFIX: Final = re.compile(r"(?:[A-Za-z0-9_.=-]+/)*", re.ASCII)
+_ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
+_DENIED: Final = frozenset({"403", "AccessDenied"})
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Where the artifacts are. ``prefix`` is empty or ends with a slash."""
+
+    name: str
+    prefix: str = ""
+
+
+def parse_bucket(url: str) -> Bucket:
+    """Read ``s3://BUCKET/PREFIX``. Raises: InvalidConfigError."""
+    expected = "expected s3://BUCKET or s3://BUCKET/PREFIX; endpoint, region and keys come from the AWS_* variables"
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InvalidConfigError(f"SOONG_ARTIFACTS_URL is not a URL; {expected}") from None
+    prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
+    if parts.scheme != SCHEME or not _BUCKET.fullmatch(parts.netloc) or parts.query or parts.fragment:
+        # The part before an @ may be a key that somebody put there.
+        raise InvalidConfigError(f"SOONG_ARTIFACTS_URL={url.rpartition('@')[2]!r} names no bucket; {expected}")
+    if not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
+        raise InvalidConfigError(f"SOONG_ARTIFACTS_URL: {prefix!r} is not a prefix of letters, digits, _ . = - and /")
+    return Bucket(parts.netloc, prefix)
+
+
+def _open_client() -> Any:
+    from botocore.config import Config
+    from botocore.session import get_session
+
+    config = Config(
+        connect_timeout=5,
+        read_timeout=30,
+        retries={"mode": "standard", "max_attempts": 4},
+        max_pool_connections=32,
+        # Stores that are not Amazon's do not all know checksums in trailers.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return get_session().create_client("s3", config=config)
+
+
+@dataclass(slots=True)
+class S3Artifacts:
+    """Objects ``<prefix>ab/cdef…`` of one bucket. An object is complete or absent.
+
+    Calls of the client block and may come from any thread.
+    """
+
+    bucket: Bucket
+    open_client: Callable[[], Any] = _open_client
+    _client: Any = None
+    _opening: threading.Lock = field(default_factory=threading.Lock)
+
+    async def put(self, data: bytes, media_type: str = "application/octet-stream", name: str = "") -> ArtifactRef:
+        """Store the bytes. Raises: UsageError when they are too many, UnavailableError, InvalidConfigError."""
+        if len(data) > MAX_ARTIFACT_BYTES:
+            raise UsageError(f"an artifact of {len(data)} bytes is too large, expected at most {MAX_ARTIFACT_BYTES}")
+        digest = hashlib.sha256(data).hexdigest()
+        await asyncio.to_thread(self._write, digest, data)
+        return ArtifactRef(digest=digest, size_bytes=len(data), media_type=media_type, name=name)
+
+    async def get(self, digest: str) -> bytes:
+        """Return the bytes of that SHA-256.
+
+        Raises:
+            NotFoundError: they are not stored.
+            ForgedError: other bytes are in their place.
+            UnavailableError: the store does not answer, or denies the read.
+        """
+        return await asyncio.to_thread(self._read, digest)
+
+    def stored(self) -> Iterator[StoredArtifact]:
+        """Yield each artifact; another object below the prefix is not one. Raises: UnavailableError."""
+        prefix = self.bucket.prefix
+        pages = self._call("list", lambda client: client.get_paginator("list_objects_v2"))
+        listed = iter(pages.paginate(Bucket=self.bucket.name, Prefix=prefix))
+        while (page := self._call("list", lambda _client: next(listed, None))) is not None:
+            for entry in page.get("Contents", ()):
+                head, slash, tail = entry["Key"][len(prefix) :].partition("/")
+                if slash and len(head) == 2 and _DIGEST.match(head + tail):
+                    yield StoredArtifact(head + tail, entry["Size"], entry["LastModified"].timestamp())
+
+    def remove(self, digest: str, *, unused_since_s: float) -> int | None:
+        """Remove an artifact unless it was written since that moment; return the bytes freed, None when it stays.
+
+        A mark is put first, and the object is looked at after it. A writer that comes before the mark has changed the
+        object's time by then; one that comes later finds the mark, waits for its end, and writes again.
+
+        Raises: UnavailableError.
+        """
+        mark = self._mark_of(digest)
+        self._call("put", lambda client: client.put_object(Bucket=self.bucket.name, Key=mark, Body=b""))
+        try:
+            head = self._head(self._key_of(digest))
+            if head is None or head["LastModified"].timestamp() >= unused_since_s:
+                return None
+            self._delete(self._key_of(digest))
+            return int(head["ContentLength"])
+        finally:
+            self._delete(mark)
+
+    def probe(self) -> None:
+        """Ask for an artifact that nobody has. Raises: UnavailableError, the store cannot be used."""
+        with suppress(NotFoundError, _DeniedError):  # without the right to list, S3 denies what is absent
+            self._read("0" * 64)
+
+    def _write(self, digest: str, data: bytes) -> None:
+        self._put(digest, data)
+        until_s = time.monotonic() + REMOVAL_S
+        is_removed = False
+        while self._is_marked(digest) and time.monotonic() < until_s:
+            is_removed = True
+            time.sleep(_LOOK_S)
+        if is_removed:
+            self._put(digest, data)
+
+    def _put(self, digest: str, data: bytes) -> None:
+        """Write the object, also where it is: its time says that it is used. The server compares the checksum."""
+        checksum = base64.b64encode(bytes.fromhex(digest)).decode()
+        key = self._key_of(digest)
+        self._call(
+            "put",
+            lambda client: client.put_object(
+                Bucket=self.bucket.name, Key=key, Body=data, ChecksumSHA256=checksum, ContentType="binary/octet-stream"
+            ),
+        )
+
+    def _read(self, digest: str) -> bytes:
+        key = self._key_of(digest)
+
+        def read(client: Any) -> bytes:
+            with client.get_object(Bucket=self.bucket.name, Key=key)["Body"] as body:
+                return bytes(body.read(MAX_ARTIFACT_BYTES + 1))
+
+        try:
+            data = self._call("get", read)
+        except _AbsentError:
+            raise NotFoundError("artifact", digest) from None
+        found = hashlib.sha256(data).hexdigest()
+        if found != digest:
+            raise ForgedError(
+                f"the artifact {digest} holds other bytes (SHA-256 {found}); it was changed after it was stored",
+                what="exchanged_artifact",
+            )
+        return data
+
+    def _is_marked(self, digest: str) -> bool:
+        """Say whether somebody removes it now. Without the right to list, S3 denies what is absent."""
+        try:
+            head = self._head(self._mark_of(digest))
+        except _DeniedError:
+            return False
+        return head is not None
+
+    def _head(self, key: str) -> Any:
+        try:
+            return self._call("head", lambda client: client.head_object(Bucket=self.bucket.name, Key=key))
+        except _AbsentError:
+            return None
+
+    def _delete(self, key: str) -> None:
+        self._call("delete", lambda client: client.delete_object(Bucket=self.bucket.name, Key=key))
+
+    def _key_of(self, digest: str) -> str:
+        if not _DIGEST.match(digest):
+            raise NotFoundError("artifact", digest)
+        return f"{self.bucket.prefix}{digest[:2]}/{digest[2:]}"
+
+    def _mark_of(self, digest: str) -> str:
+        return f"{self.bucket.prefix}{REMOVING}/{digest}"
+
+    def _call(self, what: str, call: Callable[[Any], T]) -> T:
+        """Call the store. Raises: UnavailableError, of which _AbsentError and _DeniedError are kinds."""
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+        client = self._opened()
+        try:
+            return call(client)
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            kind = _AbsentError if code in _ABSENT else _DeniedError if code in _DENIED else UnavailableError
+            raise kind(f"the artifact store {self.bucket.name!r} answered {code!r} to {what}") from error
+        except (BotoCoreError, HTTPClientError, OSError) as error:
+            problem = f"the artifact store {self.bucket.name!r} cannot be used ({type(error).__name__})"
+            raise UnavailableError(f"{problem}; look at the AWS_* variables") from error
+
+    def _opened(self) -> Any:
+        with self._opening:
+            if self._client is None:
+                self._client = self.open_client()
+            return self._client
+
+
+class _AbsentError(UnavailableError):
+    """There is no such object."""
+
+
+class _DeniedError(UnavailableError):
+    """The credentials have no right to it; without the right to list, S3 says so of absent objects too."""
+
+
+def require_client() -> None:
+    """Raise InvalidConfigError unless botocore is installed."""
+    try:
+        import botocore.session  # noqa: F401  # looked for
+    except ImportError as error:
+        raise InvalidConfigError(
+            f"SOONG_ARTIFACTS_URL names a bucket, and botocore is not installed; pip install '{DISTRIBUTION}[s3]'"
+        ) from error

@@ -98,6 +98,9 @@ class NotificationSender:
         """Send what is due to one channel: messages that were tried before, then new ones."""
         config, now_us = self.config.channels[name], self.clock.now_us()
         waiting = await self.outbox.waiting(name, limit=PAGE)
+        # A former owner may not know yet: what it sent would be recorded by nobody, and sent again each time.
+        if not waiting or not await self.outbox.is_acting(CONSUMER, self.owner_id()):
+            return
         if is_gone:
             outcome = MessageOutcome(NoticeState.GONE, 0, error="the receiver takes no more messages")
             await self._settle(waiting, outcome, is_counted=False)

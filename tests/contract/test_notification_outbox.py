@@ -61,6 +61,8 @@ async def test_only_the_owner_that_acts_groups_and_settles(scene: ContractHarnes
     await scene.store.sessions.release_owner(scene.own.owner_id)
     await scene.store.feed.take_over(CONSUMER, "own_2", now_us=scene.now_us)
 
+    assert not await scene.store.outbox.is_acting(CONSUMER, scene.own.owner_id)
+    assert await scene.store.outbox.is_acting(CONSUMER, "own_2")
     assert not await scene.store.outbox.group(CONSUMER, scene.own.owner_id, "msg_1", ["a"])
     assert not await settle(scene, ["a"], NoticeState.SENT)
     assert await scene.store.outbox.group(CONSUMER, "own_2", "msg_1", ["a"])

@@ -21,7 +21,7 @@ from soong.shared.permissions.request import PermissionRequest
 from soong.shared.permissions.signing import prove
 from soong.shared.sandbox.redact import Redactor
 from tests.contract.scene import ContractHarness
-from tests.model.builders import make_answer, make_request
+from tests.model.builders import make_answer, make_owner, make_request
 
 pytestmark = pytest.mark.spec("OPS-11.e")
 
@@ -304,6 +304,22 @@ async def test_a_receiver_that_is_gone_gets_nothing_until_a_person_says_so(site:
     await site.look()
 
     assert await site.states() == ["sent", "sent"]
+
+
+async def test_a_former_owner_that_does_not_know_it_sends_nothing(site: Site) -> None:
+    await ask(site.scene, await site.scene.start("a"))
+    site.channel.answer = Delivery("down")
+    await site.look()
+    await site.look(61)
+    await site.scene.store.sessions.register_owner(make_owner("own_2"))
+    await site.scene.store.sessions.release_owner(site.scene.own.owner_id)
+    await site.scene.store.feed.take_over("notifications", "own_2", now_us=site.scene.now_us)
+    site.scene.clock.advance(timedelta(hours=1))
+
+    await site.sender.look()
+
+    assert site.follower.is_acting
+    assert len(site.channel.messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,10 @@ class NotificationOutbox(Protocol):
         """Return what waits for a channel, the earliest due first."""
         ...
 
+    async def is_acting(self, consumer: str, owner_id: str) -> bool:
+        """Say whether the owner acts for the consumer: what it sends otherwise is recorded by nobody."""
+        ...
+
     async def group(self, consumer: str, owner_id: str, message_id: str, ids: Sequence[str]) -> bool:
         """Make these notices, which are in no message yet, one message; False: nothing was changed.
 

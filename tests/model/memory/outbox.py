@@ -30,6 +30,10 @@ class MemoryNotificationOutbox:
         return sorted(waiting, key=lambda notice: (notice.due_us, notice.id))[:limit]
 
     @transaction
+    def is_acting(self, consumer: str, owner_id: str) -> bool:
+        return self._acts(consumer, owner_id)
+
+    @transaction
     def group(self, consumer: str, owner_id: str, message_id: str, ids: Sequence[str]) -> bool:
         notices = [self.rows.notices.get(id_) for id_ in ids]
         if not self._acts(consumer, owner_id) or not all(

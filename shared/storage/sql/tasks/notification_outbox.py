@@ -29,6 +29,10 @@ ADD: Final = Insert(
     },
     then="ON CONFLICT (id) DO NOTHING",
 )
+IS_ACTING: Final = Statement(
+    "is acting: whether an owner acts for a consumer",
+    "SELECT name FROM event_consumers WHERE name = :name AND owner_id = :owner_id",
+)
 ACTS: Final = Statement(
     "acts: whether an owner acts for a consumer; held, so that no other takes over meanwhile",
     "SELECT name FROM event_consumers WHERE name = :name AND owner_id = :owner_id /*pg FOR UPDATE */",
@@ -112,6 +116,9 @@ class SqlNotificationOutbox:
         return await self._database.read(
             lambda tx: [_notice(row) for row in tx.rows(WAITING, channel=channel, limit=limit)]
         )
+
+    async def is_acting(self, consumer: str, owner_id: str) -> bool:
+        return await self._database.read(lambda tx: bool(tx.rows(IS_ACTING, name=consumer, owner_id=owner_id)))
 
     async def group(self, consumer: str, owner_id: str, message_id: str, ids: Sequence[str]) -> bool:
         wanted = sorted(set(ids))

@@ -70,6 +70,9 @@ class AcpAgent:
     """The ``_meta`` of a new session."""
     state: tuple[str, ...] = ()
     """Folders where it keeps its sessions and its sign-in: writable in a sandbox. ``~/`` is the user's home."""
+    settings: tuple[str, ...] = ()
+    """What in those folders says what the agent starts and lets itself do, by relative names. A sandbox shows it
+    read-only: otherwise it would run outside of the sandbox when its user starts the agent next."""
     has_network: bool = True
     offers_files: bool = True
     """Whether it is offered to read and write files by us; otherwise it asks, and does it itself."""
@@ -90,7 +93,8 @@ _ASKED: Final = (
 """The tools of Claude Code, all of which are to ask. By itself it starts in a mode that decides alone, reads the
 allow-lists and hooks of the user and of the project, and asks for neither reads nor harmless commands."""
 
-_GEMINI_POLICY: Final = Path(__file__).with_name("gemini_policy.toml")
+_GEMINI_POLICY: Final = Path(__file__).resolve().with_name("gemini_policy.toml")
+"""Gemini CLI passes over a policy that it cannot read: the name is one that a sandbox shows."""
 
 _BUILT_IN: Final = (
     AcpAgent(
@@ -99,6 +103,7 @@ _BUILT_IN: Final = (
         mode="default",
         session={"claudeCode": {"options": {"settingSources": [], "settings": {"permissions": {"ask": list(_ASKED)}}}}},
         state=("~/.claude",),
+        settings=("settings.json", "CLAUDE.md", "agents", "commands", "hooks", "plugins", "skills"),
         hint="npm install -g @agentclientprotocol/claude-agent-acp",
     ),
     AcpAgent(
@@ -108,6 +113,7 @@ _BUILT_IN: Final = (
         arguments=("-c", 'approval_policy="on-request"', "-c", 'sandbox_mode="read-only"'),
         mode="read-only",
         state=("~/.codex",),
+        settings=("config.toml", "AGENTS.md", "hooks.json", "prompts", "rules", "skills"),
         hint="npm install -g @zed-industries/codex-acp",
     ),
     AcpAgent(
@@ -117,6 +123,7 @@ _BUILT_IN: Final = (
         readable=(_GEMINI_POLICY,),
         mode="default",
         state=("~/.gemini",),
+        settings=("settings.json", "GEMINI.md", "commands", "extensions", "hooks", "policies", "trustedFolders.json"),
         offers_files=False,  # 0.61.0 does not understand the answer that a file is not there, and makes no new one
         hint="npm install -g @google/gemini-cli",
     ),
@@ -173,6 +180,7 @@ def _with(agent: AcpAgent, said: AcpAgentConfig) -> AcpAgent:
         mode=agent.mode if said.mode is None else said.mode,
         session=agent.session if said.session is None else said.session,
         state=agent.state if said.state is None else said.state,
+        settings=agent.settings if said.settings is None else said.settings,
         has_network=said.network,
         offers_files=agent.offers_files if said.files is None else said.files,
         silence_s=said.silence_s,

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 _STRICT: Final = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 Text = Annotated[str, Field(min_length=1)]
+_NAME: Final = r"\.?[^./][^/]*"
+Inside = Annotated[str, Field(pattern=f"^{_NAME}(/{_NAME})*$")]
 AcpName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 
 
@@ -32,6 +34,11 @@ class AcpAgentConfig(BaseModel):
     )
     state: tuple[Text, ...] | None = Field(
         default=None, strict=False, description="Folders of its own that it may write in a sandbox; `~/` is the home."
+    )
+    settings: tuple[Inside, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Files and folders in those that a sandbox shows read-only, by names relative to them.",
     )
     network: bool = Field(
         default=True, description="Whether it has the network in a sandbox; most agents reach their model by it."

@@ -69,6 +69,21 @@ async def test_what_it_does_without_asking_is_bounded_by_the_sandbox(tmp_path: P
         assert seen == {str(key): "ENOENT", str(database): "ENOENT", "connect": "ECONNREFUSED"}
 
 
+async def test_an_agent_does_not_change_what_its_user_starts_with_it_next(tmp_path: Path, port: int) -> None:
+    bubblewrap()
+    async with sandboxed(tmp_path, "required", more='settings = ["settings.json", "hooks", "rules"]\n') as acp:
+        own = {name: acp.state / name for name in ("settings.json", "hooks/evil", "rules/evil", "sessions")}
+        (acp.state / "rules").mkdir()
+        (acp.state / "rules" / "evil").write_text("its user's")
+
+        seen = tried(await acp.ended(("try", [], [str(path) for path in own.values()], port), ("report",)))
+
+    del seen["connect"]
+    assert seen == {str(path): "done" if name == "sessions" else "EROFS" for name, path in own.items()}
+    assert own["settings.json"].read_text() == "{}\n"
+    assert own["rules/evil"].read_text() == "its user's"
+
+
 async def test_a_run_that_only_reads_has_a_project_that_its_agent_cannot_change(tmp_path: Path, port: int) -> None:
     bubblewrap()
     async with sandboxed(tmp_path, "required", more="") as acp:

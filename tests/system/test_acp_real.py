@@ -158,7 +158,47 @@ def test_claude_code_in_a_sandbox_goes_on_after_its_worker_was_killed_and_writes
         up.communicate(timeout=60)
 
 
-RUN, EDIT = "acp.claude-code.run", "acp.claude-code.edit"
+@pytest.mark.spec("ACP-01.c", "DAG-09")
+def test_what_claude_code_had_begun_when_its_worker_was_killed_is_unknown_and_not_done_twice(
+    cli: CliHarness, tmp_path: Path
+) -> None:
+    log, folder = cli.folder / "log.txt", tmp_path / "claude"
+    append = call("Bash", command=f"echo once >> {log}; sleep 300", description="append")
+    fixtures = [
+        said("APPEND-NOW", 0, **append),
+        *(
+            {"match": {"userMessage": "The connection to you was interrupted", **more}, "response": response}
+            for more, response in (({"hasToolResult": False}, append), ({}, {"content": "It was refused."}))
+        ),
+        {"match": {}, "response": {"content": "ok"}},
+    ]
+    plan = "title: t\nsteps:\n  - {id: it, agent: 'acp:claude-code', instructions: APPEND-NOW}\n"
+    with aimock(aimock_program(), tmp_path, fixtures) as address:
+        configure(cli, address, folder)
+        up = cli.start("up")
+        until((cli.home / "service.json").exists, "the service is up", cli.logs)
+        cli.run("run", cli.plan(plan), "--approvals", "inbox", "--detach")
+        until(lambda: EXECUTE in asked_now(cli, answers=RUN), "the command is asked", cli.logs, limit_s=200)
+        asked_now(cli, answers=EXECUTE)
+        until(log.exists, "the command has begun", cli.logs, limit_s=120)
+
+        worker_of(cli).kill()
+
+        until(lambda: EXECUTE in asked_now(cli, answers=RUN), "it is asked again", cli.logs, limit_s=200)
+        until(lambda: not answer(cli, f"it {EXECUTE}"), "no more is asked", cli.logs)
+        until(lambda: cli.step_statuses()["it"] in {"completed", "failed"}, "it has ended", cli.logs, limit_s=200)
+        assert log.read_text() == "once\n"
+        (ended,) = cli.json("tasks", "show", cli.task_id())["steps"]
+        assert (ended["status"], ended["outcome"]) == ("completed", "partial")
+        assert [one["tool"] for one in ended["unknown_effects"]] == [EXECUTE]
+        assert [one["tool"] for one in ended["denials"]] == [EXECUTE]
+        assert "These may or may not have happened" in json.dumps(requests_of(address)[-1])
+        assert not agents_of(folder)
+        up.terminate()
+        up.communicate(timeout=60)
+
+
+RUN, EDIT, EXECUTE = (f"acp.claude-code.{kind}" for kind in ("run", "edit", "execute"))
 
 
 def asked_now(cli: CliHarness, answers: str) -> list[str]:

@@ -48,7 +48,11 @@ def gemini(cli: CliHarness, address: str, home: Path) -> None:
 
 
 def configure(cli: CliHarness, name: str, command: list[str], variables: dict[str, str]) -> None:
-    lines = ["[tools]", "dangerous = true", f"[acp.agents.{name}]", f"command = {command!r}"]
+    """Write the configuration of the home. The agent runs in a sandbox in which it sees its own state."""
+    state = f"{variables['HOME']}/.{name}"
+    shown = [str(acp_modules()), str(Path(acp_node()).parents[1])]
+    lines = ["[commands]", "sandbox = 'required'", f"sandbox_read = {shown!r}", "[tools]", "dangerous = true"]
+    lines += [f"[acp.agents.{name}]", f"command = {command!r}", f"state = {[state]!r}"]
     lines += [f"[acp.agents.{name}.variables]", *(f"{key} = {value!r}" for key, value in variables.items())]
     (cli.home / "config.toml").write_text("\n".join(lines))
 

@@ -20,7 +20,8 @@ def program_access(agent: AcpAgent, tools: Collection[str], run_dirs: RunDirs) -
     can_write = not {WRITE_FILE, RUN_COMMAND}.isdisjoint(tools)
     access = access_of(run_dirs, can_write=can_write, has_network=agent.has_network)
     writable = tuple(dict.fromkeys((*access.writable, *state_of(agent))))
-    return replace(access, writable=writable, readable=(*access.readable, *map(_real, agent.readable)))
+    readable = (*access.readable, *map(_real, agent.readable), *settings_of(agent))
+    return replace(access, writable=writable, readable=readable)
 
 
 def state_of(agent: AcpAgent) -> Iterator[Path]:
@@ -29,11 +30,27 @@ def state_of(agent: AcpAgent) -> Iterator[Path]:
         yield _real(Path(place).expanduser())
 
 
-def make_state(agent: AcpAgent) -> None:
-    """Make the folders of an agent's state that are not there yet: what it writes elsewhere ends with the sandbox."""
+def settings_of(agent: AcpAgent) -> Iterator[Path]:
+    """Yield what in its state says what the agent starts and lets itself do."""
     for folder in state_of(agent):
-        if not folder.exists():
-            folder.mkdir(mode=0o700, parents=True)
+        yield from (folder / name for name in agent.settings)
+
+
+def make_state(agent: AcpAgent) -> None:
+    """Make what is not there yet of an agent's state: what it writes elsewhere ends with the sandbox.
+
+    Its settings are made empty: what is there can be shown read-only, what is not could be made by its program.
+    """
+    for folder in state_of(agent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for place in settings_of(agent):
+        if os.path.lexists(place):
+            continue
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if place.suffix:
+            place.write_text("{}\n" if place.suffix == ".json" else "", encoding="utf-8")
+        else:
+            place.mkdir(mode=0o700)
 
 
 def _real(place: Path) -> Path:

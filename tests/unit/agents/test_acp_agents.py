@@ -44,7 +44,8 @@ def test_what_makes_an_agent_ask_follows_a_command_of_the_configuration_too(tmp_
     policy = Path(started.argv[3])
     rules = tomllib.loads(policy.read_text())["rule"]
     assert (rules[0]["toolName"], rules[0]["decision"]) == ("*", "ask_user")
-    assert policy.resolve() in started.access.readable
+    assert policy in started.access.readable, "the very name that it gets: a sandbox shows nothing else"
+    assert policy == policy.resolve()
     assert not agent.offers_files
     assert acp_agents(parse_config("[acp.agents.gemini]\nfiles = true\n"))["gemini"].offers_files
 

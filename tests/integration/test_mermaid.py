@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from soong.orchestrator.cli.plan_modules import PlanModules
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.plan.graph import mermaid
@@ -52,9 +53,11 @@ def drawings(home: Path) -> Iterator[tuple[str, str]]:
     for document in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
         blocks = re.findall(r"```mermaid\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
         yield from ((f"{document.relative_to(ROOT)} {place}", block) for place, block in enumerate(blocks))
-    known = Catalogue.of(Settings(agent_home=home)).known()
+    settings = Settings(agent_home=home)
+    catalogue = Catalogue.of(settings)
     for plan in sorted(ROOT.glob("examples/*.yaml")):
-        yield plan.name, mermaid(load_plan(plan, known))
+        names = PlanModules(settings, catalogue, plan, is_imported=False).names()
+        yield plan.name, mermaid(load_plan(plan, names))
     for title in HOSTILE:  # spelled as names, which come back a line each
         yield f"title {title!a}", mermaid(parse_plan(json.dumps(hostile_plan(title)), "p.json"))
     yield "broken", "flowchart TD\n a --> --> b"

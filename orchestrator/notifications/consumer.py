@@ -27,7 +27,10 @@ log = get_logger(__name__)
 
 CONSUMER: Final = "notifications"
 MAX_LINEAGE: Final = 8
+CLOCK_SKEW: Final = timedelta(minutes=10)
+"""How far the clock of an event's writer may be ahead; what is dated later is left out."""
 _MICRO: Final = 1_000_000
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 @dataclass(slots=True)
@@ -44,11 +47,12 @@ class NotificationConsumer:
 
     async def take(self, parts: Sequence[FeedPart]) -> Taken:
         notices: list[Notice] = []
-        oldest_us = self.clock.now_us() - CATCH_UP // timedelta(microseconds=1)
+        now_us = self.clock.now_us()
+        oldest_us, newest_us = now_us - CATCH_UP // _MICROSECOND, now_us + CLOCK_SKEW // _MICROSECOND
         for part in parts:
             for event in part.events:
                 what = occurrence_of(part.run, event)
-                if what is not None and event.time_us >= oldest_us:
+                if what is not None and oldest_us <= event.time_us <= newest_us:
                     notices += await self._notices(part.run, what)
         if notices:
             await self.outbox.add(notices)

@@ -21,6 +21,7 @@ from soong.shared.permissions.request import PermissionRequest
 from soong.shared.sandbox.redact import Redactor
 
 MAX_SUMMARY: Final = 200
+HOUR_US: Final = 3_600_000_000
 LIMIT_REACHED: Final = frozenset({EndReason.COST_LIMIT.value, EndReason.TOKEN_LIMIT.value})
 _ENDS: Final[Mapping[str, str]] = {
     EventType.TASK_COMPLETED: "completed",
@@ -33,7 +34,8 @@ _ENDS: Final[Mapping[str, str]] = {
 class Occurrence:
     """Something that a channel may be notified of. ``names`` are the events it counts as, the most telling first.
 
-    ``key`` is the same whenever the same events are read again.
+    ``key`` is the same whenever the same events are read again. However often a worker repeats an event of its own,
+    there are few keys: one per question, run, or task and time.
     """
 
     names: Sequence[EventName]
@@ -98,7 +100,8 @@ def notice_id(channel: str, what: Occurrence) -> str:
 
 def _question(_run: FeedRun, event: Event) -> Occurrence | None:
     request_id = word(event.data, "request_id")
-    return Occurrence(("question",), _key(event), event.time_us, request_id=request_id) if request_id else None
+    key = f"question/{request_id}"
+    return Occurrence(("question",), key, event.time_us, request_id=request_id) if request_id else None
 
 
 def _task_ended(run: FeedRun, event: Event) -> Occurrence | None:
@@ -106,7 +109,8 @@ def _task_ended(run: FeedRun, event: Event) -> Occurrence | None:
     if not run.is_root or run.planner_run_id:
         return None
     names: tuple[EventName, ...] = ("failure", "end") if event.type == EventType.TASK_FAILED else ("end",)
-    return Occurrence(names, _key(event), event.time_us, outcome=_ENDS[event.type], reason=word(event.data, "reason"))
+    key = f"end/{run.identity.task_id}/{event.seq}"
+    return Occurrence(names, key, event.time_us, outcome=_ENDS[event.type], reason=word(event.data, "reason"))
 
 
 def _warned(run: FeedRun, event: Event) -> Occurrence:
@@ -119,17 +123,13 @@ def _run_failed(_run: FeedRun, event: Event) -> Occurrence | None:
     reason = word(event.data, "end_reason")
     if reason not in LIMIT_REACHED:
         return None
-    return Occurrence(("budget",), _key(event), event.time_us, outcome="reached", reason=reason)
+    return Occurrence(("budget",), f"limit/{event.run_id}", event.time_us, outcome="reached", reason=reason)
 
 
 def _lost(run: FeedRun, event: Event) -> Occurrence:
-    """Of one task once, however many steps of it the worker held: their leases end in one transaction."""
-    key = f"lost/{run.identity.task_id}/{event.time_us}"
+    """Of one task once per hour, however many steps of it were lost."""
+    key = f"lost/{run.identity.task_id}/{event.time_us // HOUR_US}"
     return Occurrence(("worker_lost",), key, event.time_us, "lost", word(event.data, "reason"))
-
-
-def _key(event: Event) -> str:
-    return f"{event.run_id}/{event.seq}"
 
 
 _READERS: Final[Mapping[str, Callable[[FeedRun, Event], Occurrence | None]]] = {

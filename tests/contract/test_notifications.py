@@ -1,6 +1,7 @@
 """From the logs of runs to messages, over each store: what is sent, when, how often, and what is not."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -11,11 +12,17 @@ import pytest
 from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.consumer import NotificationConsumer
+from soong.orchestrator.notifications.facts import facts_of, occurrence_of
 from soong.orchestrator.notifications.message import Message
 from soong.orchestrator.notifications.sender import BACKOFF_S, NotificationSender
 from soong.shared.core.config import parse_config
+from soong.shared.core.identity import Role, RunIdentity
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.notification_config import NotificationsConfig
-from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.events import Event, EventType, NewEvent
+from soong.shared.engine.tasks.event_feed import FeedRun
+from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.notification_outbox import Notice
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.permissions.signing import prove
@@ -162,6 +169,42 @@ async def test_a_question_that_its_run_does_not_prove_or_that_is_none_is_not_sen
     (message,) = await site.look(61)
 
     assert [notice.request_id for notice in message.notices] == [theirs.id]
+
+
+async def test_a_worker_that_repeats_its_events_makes_no_more_notices(site: Site) -> None:
+    claim = await site.scene.start("a")
+    request = await ask(site.scene, claim)
+    now_us = site.scene.now_us
+    own: tuple[tuple[EventType, JsonObject], ...] = (
+        (EventType.PERMISSION_REQUESTED, {"request_id": request.id}),
+        (EventType.BUDGET_WARNED, {"share": 0.9}),
+        (EventType.RUN_FAILED, {"end_reason": "cost_limit"}),
+        (EventType.STEP_LEASE_EXPIRED, {"reason": "made up"}),
+    )
+    repeated = [NewEvent(type_, data, now_us + number) for number in range(20) for type_, data in own]
+    later = [NewEvent(EventType.STEP_LEASE_EXPIRED, {}, now_us + hour * 3_600_000_000) for hour in range(1, 50)]
+    for events in (repeated, later):
+        await site.scene.store.runs.append(claim.identity.run_id, claim.fence, events=events, now_us=now_us)
+
+    await site.look()
+
+    assert len(await site.states()) == 4
+
+
+@pytest.mark.parametrize("value", [None, -1, True, 10**15, "\ud800\x00", "x" * 9999, [], {"a": {}}, 1.5])
+@pytest.mark.parametrize("time_us", [0, 1, 2**53 - 1])
+def test_no_event_that_a_worker_writes_ends_the_following(value: Json, time_us: int) -> None:
+    names = ("request_id", "reason", "end_reason", "task", "step", "share")
+    identity = RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "reviewer", task_id="task_1")
+    for is_root in (True, False):
+        run = FeedRun(identity, 1, "", 0, str(value), TaskKind.PLAN, is_root=is_root)
+        for type_ in (*EventType, "unheard_of"):
+            what = occurrence_of(run, Event("run_1", 1, type_, time_us, dict.fromkeys(names, value)))
+            if what is not None:
+                facts = facts_of(run, what, Redactor())
+                message = Message("m", [Notice("n", "c", what.names[0], "s", "", time_us, 0, facts)])
+                assert len("".join([message.title, *message.lines])) < 2000
+                assert json.dumps(message.as_json()).isascii()
 
 
 async def test_only_the_log_of_a_root_run_ends_a_task(site: Site) -> None:

@@ -70,7 +70,7 @@ class Mailbox:
     def login(self, server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any) -> AuthResult:
         assert isinstance(data, LoginPassword)
         self.logins.append((data.login, data.password))
-        return AuthResult(success=data.password == b"right password")
+        return AuthResult(success=data.password == b"right password", handled=False)
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +179,7 @@ async def test_a_wrong_password_is_a_result_that_does_not_show_it(
 
     delivery = await EmailChannel("team", mail_config(port)).send(MESSAGE)
 
-    assert delivery.error.startswith("the mail server ")
-    assert "wrong password" not in delivery.error
+    assert delivery.error == "the mail server answered 535 (SMTPAuthenticationError)"
     assert mailbox.mails == []
 
 

@@ -123,4 +123,10 @@ mode = "auto"                  # or "strict": every call that does more than rea
 
 # [agents]
 # project_models = ["anthropic:*"]     # models that agents of a project may choose
+
+# [notifications.desktop.screen]       # also webhook, email, ntfy, slack: docs/notifications.md
+
+# [[notifications.rules]]
+# channel = "screen"
+# events = ["question", "failure", "end"]
 """

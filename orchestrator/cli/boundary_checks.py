@@ -62,7 +62,7 @@ async def check_configuration(settings: Settings) -> Finding:
         return Finding("configuration", Level.OK, f"{settings.home} is written by {user}, as whom workers run too")
     says = f"{user} can write {writable[0]}" + (f" (and {len(writable) - 1} more)" if writable[1:] else "")
     try:
-        role = await _standing(settings)
+        role = await standing_here(settings)
     except SoongError as error:
         hint = "see the check of the database"
         return Finding("configuration", Level.WARN, f"{says}; whether a worker runs here is unknown: {error}", hint)
@@ -81,7 +81,7 @@ async def check_boundary(settings: Settings) -> Finding:
         says = f"none: embedded, everything runs as user {os.geteuid()}; consent is the only defence"
         return Finding("boundary", Level.OK, says)
     try:
-        role = await _standing(settings)
+        role = await standing_here(settings)
     except SoongError as error:
         return Finding("boundary", Level.WARN, f"unknown: {error}", "see the check of the database")
     if role is None:
@@ -128,7 +128,8 @@ def _configuration(settings: Settings) -> Iterator[Path]:
         yield from (Path(word) for word in hook.command if word.startswith("/") and Path(word).is_file())
 
 
-async def _standing(settings: Settings) -> DatabaseRights | None:
+async def standing_here(settings: Settings) -> DatabaseRights | None:
+    """Return the rights of this process in the database; None where a database has no roles. Raises: SoongError."""
     from soong.orchestrator.client.bootstrap import standing_of
 
     return await asyncio.to_thread(standing_of, settings)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from soong.orchestrator.cli.boundary_checks import standing_here
 from soong.orchestrator.cli.finding import Finding, Level
 from soong.orchestrator.cli.ids import has_no_rows
 from soong.shared.core.config import load_config
@@ -23,6 +24,9 @@ async def check_notifications(settings: Settings) -> Finding:
     except InvalidConfigError:
         return Finding(_CHECK, Level.OK, "not looked at: the configuration is wrong")
     try:
+        role = None if has_no_rows(settings) else await standing_here(settings)
+        if role is not None and not role.decides:
+            return Finding(_CHECK, Level.OK, f"not looked at: {role.role} reads none; an orchestrator's role does")
         unsent = await _unsent(settings)
     except SoongError:
         unsent = ()  # the check of the database reports that

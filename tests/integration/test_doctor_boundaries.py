@@ -11,6 +11,7 @@ from sqlalchemy import make_url
 
 from soong.orchestrator.cli.boundary_checks import check_boundary, check_configuration, check_data, may_write
 from soong.orchestrator.cli.finding import Level
+from soong.orchestrator.cli.notification_check import check_notifications
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.permissions.signing import Signer
 from tests.integration.roles import RoleUrls, with_roles
@@ -191,3 +192,13 @@ async def test_each_form_of_deployment_says_which_boundary_holds(home: Path, url
     assert (orchestrator.level, "soong_orchestrator decides" in orchestrator.says) == (Level.OK, True)
     assert (owner.level, "soong_owner owns the tables" in owner.says) == (Level.WARN, True)
     assert (nowhere.level, nowhere.says.partition(":")[0]) == (Level.WARN, "unknown")
+
+
+# -- notifications
+@pytest.mark.spec("OPS-07")
+async def test_notifications_are_not_looked_at_by_a_role_that_may_not_read_them(home: Path, urls: RoleUrls) -> None:
+    worker = await check_notifications(settings_of(home, urls.worker))
+    orchestrator = await check_notifications(settings_of(home, urls.orchestrator))
+
+    assert (worker.level, "soong_worker reads none" in worker.says) == (Level.OK, True)
+    assert (orchestrator.level, orchestrator.says) == (Level.OK, "no rule asks for any")

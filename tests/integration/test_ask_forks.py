@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from soong.orchestrator.acp.conversation import Conversation
+from soong.orchestrator.acp.conversation import SessionConversation
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.owner.agent_runtime import owner_agents
 from soong.orchestrator.owner.asks import AskRunner
@@ -70,9 +70,9 @@ class Owner:
     async def run_of(self, task: Task) -> Run:
         return await self.store.runs.run(task.root_run_id)
 
-    def conversation(self, session: Session, principal: str = "local") -> Conversation:
+    def conversation(self, session: Session, principal: str = "local") -> SessionConversation:
         client: Any = SimpleNamespace(store=self.store, settings=SimpleNamespace(principal=principal))
-        return Conversation(client, session.id)
+        return SessionConversation(client, session.id)
 
 
 @pytest.fixture

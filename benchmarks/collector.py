@@ -3,7 +3,6 @@
 It prints its port, and then a line with the number of spans each time that a trace is complete.
 """
 
-import sys
 import time
 
 from tests.otlp_receiver import otlp_receiver
@@ -25,4 +24,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

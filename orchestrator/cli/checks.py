@@ -23,6 +23,7 @@ from soong.orchestrator.cli.ids import has_no_rows
 from soong.orchestrator.cli.notification_check import check_notifications
 from soong.orchestrator.cli.sandbox_check import check_sandbox
 from soong.orchestrator.cli.server_checks import check_servers
+from soong.orchestrator.cli.telemetry_check import check_telemetry
 from soong.orchestrator.cli.work_checks import check_steps, check_workers
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, SOCKET_PATH_LIMIT, runtime_folder_problem
 from soong.orchestrator.embedded.redis import OLDEST, find_redis
@@ -66,6 +67,7 @@ async def run_checks(settings: Settings) -> list[Finding]:
         check_agent_files,
         check_servers,
         check_notifications,
+        check_telemetry,
         check_modules,
         check_clock,
         check_answers,

@@ -11,6 +11,8 @@ from typing import Final
 
 CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+DEFAULT_ENDPOINT: Final = "http://localhost:4318"
 PROTOCOL: Final = "http/protobuf"
 _TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRUE: Final = frozenset({"true", "1", "span_only", "span_and_event"})
@@ -18,18 +20,13 @@ _TRUE: Final = frozenset({"true", "1", "span_only", "span_and_event"})
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings:
-    """What is sent. ``problem`` says why nothing is although something should be."""
+    """What is sent, and to which ``endpoint``. ``problem`` says why nothing is although something should be."""
 
     traces: bool = False
-    metrics: bool = False
+    endpoint: str = ""
     captures_content: bool = False
     interval_s: float = 5.0
-    metrics_interval_s: float = 60.0
     problem: str = ""
-
-    @property
-    def is_on(self) -> bool:
-        return self.traces or self.metrics
 
 
 def load_telemetry() -> TelemetrySettings:
@@ -37,13 +34,11 @@ def load_telemetry() -> TelemetrySettings:
     if _value("OTEL_SDK_DISABLED").lower() == "true":
         return TelemetrySettings()
     try:
-        traces, metrics = _is_on("TRACES"), _is_on("METRICS")
         return TelemetrySettings(
-            traces=traces,
-            metrics=metrics,
+            traces=_sends_traces(),
+            endpoint=_value(TRACES_ENDPOINT) or _value(ENDPOINT) or DEFAULT_ENDPOINT,
             captures_content=_value(CONTENT).lower() in _TRUE,
             interval_s=_seconds("OTEL_BSP_SCHEDULE_DELAY", 5000),
-            metrics_interval_s=_seconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000),
         )
     except ValueError as error:
         return TelemetrySettings(problem=str(error))
@@ -59,15 +54,14 @@ def well_formed(traceparent: str) -> str:
     return traceparent if _TRACE_PARENT.fullmatch(traceparent) else ""
 
 
-def _is_on(signal: str) -> bool:
-    """Say whether a signal is sent: its exporter is named, or an endpoint is."""
-    exporter = _value(f"OTEL_{signal}_EXPORTER")
-    endpoint = _value(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or _value(ENDPOINT)
-    if exporter == "none" or (not exporter and not endpoint):
+def _sends_traces() -> bool:
+    """Say whether an exporter of traces is named, or an endpoint is. Raises: ValueError."""
+    exporter = _value("OTEL_TRACES_EXPORTER")
+    if exporter == "none" or not (exporter or _value(TRACES_ENDPOINT) or _value(ENDPOINT)):
         return False
     if exporter not in {"", "otlp"}:
-        raise ValueError(f"OTEL_{signal}_EXPORTER={exporter!r} is not one that Soong has; expected otlp or none")
-    protocol = _value(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or _value("OTEL_EXPORTER_OTLP_PROTOCOL") or PROTOCOL
+        raise ValueError(f"OTEL_TRACES_EXPORTER={exporter!r} is not one that Soong has; expected otlp or none")
+    protocol = _value("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or _value("OTEL_EXPORTER_OTLP_PROTOCOL") or PROTOCOL
     if protocol != PROTOCOL:
         raise ValueError(
             f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r} is not one that Soong has; expected {PROTOCOL}, "

@@ -123,4 +123,4 @@ def test_a_variable_that_cannot_be_followed_says_why(
     settings = load_telemetry()
 
     assert words in settings.problem
-    assert not settings.is_on
+    assert not settings.traces

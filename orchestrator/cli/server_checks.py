@@ -34,7 +34,9 @@ async def check_servers(settings: Settings) -> Finding:
     count = sum(len(tools.tools_of(name).definitions) for name in names)
     excluded = sum(len(tools.tools_of(name).excluded) for name in names)
     left = f", {excluded} left out (soong mcp show NAME says why)" if excluded else ""
-    return Finding(_CHECK, Level.OK, f"{', '.join(names)}: {count} tools{left}")
+    logins = {name: login_state(tools.servers, name) for name in names}
+    shown = [f"{name} ({state})" if (state := logins[name]) not in ("", "none") else name for name in names]
+    return Finding(_CHECK, Level.OK, f"{', '.join(shown)}: {count} tools{left}")
 
 
 def _problem(tools: McpTools, name: str, env: dict[str, str]) -> str:

@@ -13,6 +13,7 @@ from soong.shared.tools.definition import Progress, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.toolsets.mcp.connection import ServerConnection, ServerUnavailableError
 from soong.shared.toolsets.mcp.elicitation import CallElicitations, current
+from soong.shared.toolsets.mcp.logins import refusals
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.results import ResultReader, without_secrets
 
@@ -62,14 +63,15 @@ async def with_server(
         async with servers.connected(server_id, context.run_dirs.project) as connection:
             asking = CallElicitations(server_id, connection.config, context)
             connection.calls.add(asking)
+            refused: list[str] = []
             try:
-                with current(asking):
+                with current(asking), refusals(refused):
                     return await use(connection)
             except (ToolError, ServerUnavailableError):
                 raise
             except Exception as error:
-                if connection.login_problem:
-                    raise ToolError(ErrorType.SERVER_UNAVAILABLE, connection.login_problem) from error
+                if refused:
+                    raise ToolError(ErrorType.SERVER_UNAVAILABLE, refused[-1]) from error
                 raise _failure(error, connection, asking.declined) from error
             finally:
                 connection.calls.discard(asking)

@@ -157,7 +157,7 @@ class ServerConnection:
             if not opened.done():
                 opened.set_exception(self._unavailable(error))
             else:
-                log.info("mcp_server_ended", server=self.server_id, error=words_of(error)[:300])
+                log.info("mcp_server_ended", server=self.server_id, error=words_of(_innermost(error))[:300])
         finally:
             self._over.set()
             self._client = None
@@ -178,12 +178,24 @@ class ServerConnection:
                         each.cancel()
                 if self._stale.is_set() and not self._over.is_set():
                     self._stale.clear()
-                    async with asyncio.timeout(self.config.start_timeout_s):
-                        await self._look(client)
+                    await self._look_again(client)
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await watching
+
+    async def _look_again(self, client: "Client") -> None:
+        """Take what is offered now; a server that refuses to say, such as one whose login has ended, answers calls."""
+        from mcp.shared.exceptions import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        try:
+            async with asyncio.timeout(self.config.start_timeout_s):
+                await self._look(client)
+        except MCPError as error:
+            if error.error.code == CONNECTION_CLOSED:
+                raise
+            log.info("mcp_tools_not_listed", server=self.server_id, error=words_of(error)[:300])
 
     async def _watch(self, client: "Client") -> None:
         """Hear of changes on the stateless wire, where a server tells only who listens."""

@@ -25,7 +25,7 @@ from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.sandbox.terminal_text import inert_text
-from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin
+from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin, note_refusal
 from soong.shared.toolsets.mcp.references import resolved
 
 log = get_logger(__name__)
@@ -38,10 +38,6 @@ RESOURCE_REVISION: Final = "2025-06-18"
 """Since this revision a token is asked for one resource (RFC 8707)."""
 BASIC: Final = "client_secret_basic"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-
-
-class LoginRequiredError(SoongError):
-    """A server wants a login that there is not."""
 
 
 class LoginRefusedError(SoongError):
@@ -67,7 +63,7 @@ class LoginAuth(httpx2.Auth):
         return tuple(str(tokens[name]) for name in ("access_token", "refresh_token") if tokens.get(name))
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """See :class:`httpx2.Auth`. Raises: LoginRequiredError."""
+        """See :class:`httpx2.Auth`. A request that the server refuses fails alone: others use the connection too."""
         if _origin(request.url) != _origin(httpx2.URL(self._config.url)):
             yield request  # a token goes to the server that it was issued for, and nowhere else
             return
@@ -83,13 +79,15 @@ class LoginAuth(httpx2.Auth):
                 response = yield request
         self.problem = self._refusal(response, login)
         if self.problem:
-            raise LoginRequiredError(self.problem)
+            note_refusal(self.problem)
 
     def _refusal(self, response: httpx2.Response, login: ServerLogin | None) -> str:
         """Say what a person has to do; empty when the server has taken the request."""
         command = f"soong mcp login {self._server_id}"
         if response.status_code == httpx2.codes.UNAUTHORIZED:
             state = "wants a login" if login is None else "does not take the login that is stored"
+            if self._config.headers:
+                state += ", or does not take the headers of its section"
             return f"the MCP server {self._server_id!r} {state}; run `{command}`"
         if response.status_code == httpx2.codes.FORBIDDEN:
             if extract_field_from_www_auth(response, "error") != "insufficient_scope":

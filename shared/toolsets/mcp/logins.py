@@ -9,10 +9,11 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from soong.shared.core.log import get_logger
 
@@ -20,6 +21,26 @@ log = get_logger(__name__)
 
 FOLDER: Final = ("mcp", "logins")
 MAX_BYTES: Final = 256 * 1024
+
+
+_refused: ContextVar[list[str] | None] = ContextVar("mcp_refusals", default=None)
+
+
+@contextmanager
+def refusals(found: list[str]) -> Iterator[None]:
+    """Collect the reasons for which a server takes no request of what runs within: what a person has to do."""
+    token = _refused.set(found)
+    try:
+        yield
+    finally:
+        _refused.reset(token)
+
+
+def note_refusal(problem: str) -> None:
+    """Add a reason to those of the call whose request it is; the SDK sends a request in the context of its call."""
+    found = _refused.get()
+    if found is not None:
+        found.append(problem)
 
 
 class ServerLogin(BaseModel):
@@ -34,8 +55,8 @@ class ServerLogin(BaseModel):
     v: Literal[1] = 1
     server: str
     url: str
-    client: dict[str, Any]
-    tokens: dict[str, Any]
+    client: dict[str, Any] = Field(repr=False)
+    tokens: dict[str, Any] = Field(repr=False)
     metadata: dict[str, Any] | None = None
     resource: dict[str, Any] | None = None
     expires_us: int | None = None

@@ -1,5 +1,6 @@
 """An MCP server behind the SDK's own authorization server, in a thread: what it issues and takes is seen by tests."""
 
+import asyncio
 import secrets
 import socket
 import threading
@@ -118,7 +119,7 @@ def login_site() -> Iterator[LoginSite]:
         listener.listen()  # a request that comes before the server has begun waits for it
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         issuer = Issuer()
-        app = _server(url, issuer).streamable_http_app()
+        app = _Guard(_server(url, issuer).streamable_http_app())
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -127,6 +128,22 @@ def login_site() -> Iterator[LoginSite]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """Refuses calls of the tool ``admin``, which takes a right that no token has (RFC 6750, 3.1)."""
+
+    app: Any
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if (b"mcp-name", b"admin") not in scope.get("headers", ()):
+            await self.app(scope, receive, send)
+            return
+        challenge = b'Bearer error="insufficient_scope", scope="files:write"'
+        headers = [(b"www-authenticate", challenge), (b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _server(url: str, issuer: Issuer) -> MCPServer:
@@ -144,5 +161,17 @@ def _server(url: str, issuer: Issuer) -> MCPServer:
         """Repeat the token by which the caller came."""
         headers = ctx.headers or {}
         return f"you came with {headers.get('authorization', 'nothing')}"
+
+    @server.tool()
+    def admin() -> str:
+        """Do what nobody may."""
+        return "done"
+
+    @server.tool()
+    async def wait(ctx: Context) -> str:
+        """Say that it has begun, and end a moment later."""
+        await ctx.report_progress(1, 2, "begun")
+        await asyncio.sleep(1)
+        return "waited"
 
     return server

@@ -11,15 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from soong.orchestrator.cli import mcp
+from soong.orchestrator.cli.server_checks import check_servers
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config
 from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import load_settings
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.toolsets.mcp.login_auth import LoginAuth, LoginRefusedError
 from soong.shared.toolsets.mcp.login_flow import LoopbackReceiver, PastedReceiver, log_in
 from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin
 from tests.integration.mcp.login_site import LoginSite, login_site
-from tests.integration.mcp.scene import McpScene, mcp_scene
+from tests.integration.mcp.scene import McpScene, mcp_scene, until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120), pytest.mark.spec("MCP-01.e")]
 
@@ -103,7 +105,7 @@ async def test_a_login_is_readable_by_its_user_alone_and_belongs_to_one_address(
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     assert folder.read("t", site.url) == login
     assert folder.read("t", site.url.replace("127.0.0.1", "localhost")) is None
-    assert login.access_token not in repr(folder)
+    assert login.access_token not in repr(login)
 
 
 async def test_a_token_that_ends_is_renewed_once_however_many_use_it(site: LoginSite, tmp_path: Path) -> None:
@@ -134,6 +136,20 @@ async def test_a_login_that_was_taken_back_ends_and_a_person_is_told_what_to_run
     assert problem(ended) == "the MCP server 't' does not take the login that is stored; run `soong mcp login t`"
     assert kept is not None
     assert kept.state(SystemClock().now_us()) == "login ended"
+
+
+async def test_a_call_that_needs_more_rights_fails_alone_and_names_them(site: LoginSite, tmp_path: Path) -> None:
+    await logged_in(site, tmp_path / "home")
+    async with scene_of(site, tmp_path) as scene:
+        other = asyncio.create_task(scene.call("mcp.t.wait"))
+        await until(lambda: bool(scene.progress))
+        refused = await scene.call("mcp.t.admin")
+
+        assert problem(refused) == (
+            "the MCP server 't' wants the rights 'files:write'; run `soong mcp login t --scope 'files:write'`"
+        )
+        assert (await other).data == {"result": "waited"}
+        assert (await scene.call("mcp.t.repeat")).ok
 
 
 async def test_a_login_is_sent_to_no_other_origin(site: LoginSite, tmp_path: Path) -> None:
@@ -208,12 +224,14 @@ async def test_the_commands_show_a_login_and_take_it_back(
         return CliRunner().invoke(mcp.app, list(words)).output
 
     listed = await asyncio.to_thread(said, "list")
+    checked = await check_servers(load_settings())
     out = await asyncio.to_thread(said, "logout", "t")
     again = await asyncio.to_thread(said, "logout", "t")
     after = await asyncio.to_thread(said, "list")
     program = await asyncio.to_thread(CliRunner().invoke, mcp.app, ["login", "p"])
 
     assert "logged in" in listed
+    assert "t (logged in): 3 tools" in checked.says
     assert out == "logged out at t\n"
     assert len(site.issuer.revoked) == 1
     assert again == "there is no login at t\n"

@@ -21,7 +21,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.engine.runs.events import Event, EventType, NewEvent
 from soong.shared.engine.tasks.event_feed import FeedRun
-from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.kinds import FailurePolicy, TaskKind
 from soong.shared.engine.tasks.notification_outbox import Notice
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.request import PermissionRequest
@@ -223,6 +223,32 @@ async def test_only_the_log_of_a_root_run_ends_a_task(site: Site) -> None:
     assert message.title.startswith("Task completed: ")
     assert message.type == "soong.end"
     assert message.link == f"https://soong.example.org/#/tasks/{task_id}"
+
+
+@pytest.mark.spec("OPS-11.a")
+async def test_a_failed_task_is_one_failure_although_it_is_an_end_too(site: Site) -> None:
+    task_id = await site.scene.task("a")
+    claim = await site.scene.claim_one()
+    await site.scene.store.runs.append(
+        claim.identity.run_id,
+        claim.fence,
+        events=[NewEvent(EventType.BUDGET_WARNED, {"share": 0.85}, site.scene.now_us)],
+        now_us=site.scene.now_us,
+    )
+    await site.scene.fail(claim)
+    await site.scene.store.tasks.settle_failure(
+        site.scene.own, claim.step_key, FailurePolicy.FAIL_TASK, now_us=site.scene.now_us
+    )
+    await site.scene.finish(task_id)
+    await site.look()
+
+    (message,) = await site.look(61)
+
+    assert message.title == "1 budget, 1 failure"
+    assert {notice.event: notice.facts["outcome"] for notice in message.notices} == {
+        "budget": "nearly used up",
+        "failure": "failed",
+    }
 
 
 async def test_a_lost_worker_is_one_notice_per_task(site: Site) -> None:

@@ -14,6 +14,8 @@ import soong.worker
 from soong.orchestrator.client.workers import list_workers
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.tasks.event_feed import Totals
+from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.sql.engine.engine import parse_url
@@ -38,6 +40,7 @@ from tests.integration.roles import (
 )
 from tests.integration.roles import WORKER as WORKER_ROLE
 from tests.integration.sql_stores import begin, claim_one, connected
+from tests.model.builders import make_owner
 from tests.servers import PostgresServer
 from tests.system.deployment import Deployment, end
 
@@ -245,6 +248,29 @@ async def test_an_orchestrator_changes_nothing_that_was_said(at_work: RoleUrls) 
         for statement in statements:
             with pytest.raises(DENIED):
                 orchestrator.execute(statement.encode())
+
+
+@pytest.mark.spec("OPS-11.c", "OPS-12")
+async def test_an_orchestrator_keeps_the_outbox_of_notifications_under_its_role(urls: RoleUrls) -> None:
+    store = await open_store(urls.orchestrator)
+    try:
+        owner = make_owner()
+        await store.sessions.register_owner(owner)
+        await store.feed.take_over("notifications", owner.id, now_us=1)
+        await store.outbox.add([Notice("n1", "ops", "end", "sess_1", "", 1, 1)])
+        failed, sent = MessageOutcome(NoticeState.DEAD, 1), MessageOutcome(NoticeState.SENT, 1)
+        totals: Totals = {("notifications", ("ops", "sent")): 1}
+
+        assert await store.outbox.group("notifications", owner.id, "msg_1", ["n1"])
+        for outcome in (failed, sent):
+            assert await store.outbox.record_outcome(
+                "notifications", owner.id, ["n1"], outcome, now_us=2, totals=totals
+            )
+            await store.outbox.retry(now_us=3)
+
+        assert await store.outbox.prune(9) == 1
+    finally:
+        await store.close()
 
 
 @pytest.mark.spec("PER-12")

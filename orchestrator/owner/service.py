@@ -356,6 +356,8 @@ class Orchestrator:
             wanted |= await self._within(self._busy(), set())
             for task_id in await self._within(store.tasks.unrecorded(self.owner_id), ()):
                 await self._safely(self.parts.recorder.write(task_id))
+        # Also when nobody asks: an exchanged signing key is told before it is needed.
+        await self._safely(self.parts.broker.review(()))
         await self._safely(self.reconcile(wanted, is_sweep=True))
 
     async def _busy(self) -> set[str]:

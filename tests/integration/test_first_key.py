@@ -10,7 +10,10 @@ from sqlalchemy import make_url
 from soong.orchestrator.approvals.deployment_key import open_key
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.permissions.signing import Signer
 from soong.shared.storage.sql.store import open_store
+from tests.contract.databases import sqlite_copy
+from tests.system.deployment import Deployment
 
 LIMIT_S = 20.0
 
@@ -49,6 +52,23 @@ async def test_owners_that_start_at_once_publish_one_key(postgres_url: str, tmp_
     finally:
         for store in stores:
             await store.close()
+
+
+@pytest.mark.spec("PER-12", "OPS-12")
+async def test_an_owner_tells_that_its_key_file_was_exchanged_before_anybody_asks(
+    sqlite_template: Path, redis_url: str, tmp_path: Path
+) -> None:
+    async with Deployment(sqlite_copy(sqlite_template, tmp_path), redis_url, tmp_path / "home") as service:
+        theirs = Signer.generate()
+        theirs.save(service.settings.key_file)
+
+        async def is_told() -> bool:
+            return bool(await service.store.audit.audit_entries(kinds=["security"]))
+
+        await service.until(is_told)
+        told = await service.store.audit.audit_entries(kinds=["security"])
+
+    assert [(entry.data["what"], entry.data["key"]) for entry in told] == [("unpublished_key", theirs.key_id)]
 
 
 async def until_done_or_waiting(task: "asyncio.Task[object]", url: str) -> None:

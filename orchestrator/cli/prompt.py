@@ -49,6 +49,11 @@ NARROW: Final = 60
 """Below this width names are above their values."""
 
 BORDER: Final = 4
+_SERVERS_LABELS: Final = {
+    Choice.ALLOW_ONCE: "accept (the words after it are the answer)",
+    Choice.DENY: "decline (a reason may follow)",
+}
+"""What the answers to a question of an MCP server are called."""
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 HELP: Final = """\
   1 a once      allow this call, once
@@ -241,7 +246,8 @@ def question(request: PermissionRequest, preview: Sequence[Text]) -> RenderableT
     if preview:
         parts += [Text(), *preview]
     style = "red" if request.is_dangerous or request.risk in ("execute", "critical") else "yellow"
-    title = Text(f" {visible(request.tool, limit=80)} asks for permission ", style=f"bold {style}")
+    what = "asks you" if request.takes_words else "asks for permission"
+    title = Text(f" {visible(request.tool, limit=80)} {what} ", style=f"bold {style}")
     return Panel(Group(*parts), title=title, title_align="left", border_style=style)
 
 
@@ -287,7 +293,8 @@ def choices(request: PermissionRequest, others: int = 0, columns: int = 80) -> T
     for choice in offered_choices(may_grant=request.offers_session):
         key, *_ = choice.traits.words
         scope = f": {visible(request.scope)}" if choice.is_grant else ""  # all of it, or it would not be offered
-        first, *more = folded(f"[{key}] {choice.traits.label}{scope}", columns - len(GOES_ON))
+        label = _SERVERS_LABELS.get(choice, "") if request.takes_words else ""
+        first, *more = folded(f"[{key}] {label or choice.traits.label}{scope}", columns - len(GOES_ON))
         lines += [f"  {first}", *(f"    {GOES_ON}{piece}" for line in more for piece in folded(line, columns - 8))]
     keys = ["f full", *(["l list", "n next"] if others else []), "? help"]
     return Text("\n".join([*lines, f"  {'  '.join(keys)}"]), style="bold")

@@ -111,6 +111,11 @@ class PermissionRequest:
     proof: str = field(default="", repr=False)
 
     @property
+    def takes_words(self) -> bool:
+        """Say whether the reason of a yes is an answer: the question is one that an MCP server asks (MCP-01.d)."""
+        return self.tool.startswith("mcp.") and self.tool.endswith(".elicitation/create")
+
+    @property
     def offers_session(self) -> bool:
         """Say whether allow_for_session may be answered (PER-08)."""
         return bool(self.scope)

@@ -2,6 +2,7 @@
 
 import asyncio
 import stat
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from soong.shared.toolsets.mcp.login_flow import LoopbackReceiver, PastedReceive
 from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin
 from tests.integration.mcp.login_site import LoginSite, login_site
 from tests.integration.mcp.scene import McpScene, mcp_scene, until
+from tests.unit.cli.calling import soong
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120), pytest.mark.spec("MCP-01.e")]
 
@@ -211,6 +213,34 @@ async def test_a_login_without_a_browser_here_takes_the_pasted_address(site: Log
     assert login.access_token.startswith("at-")
     assert "code_challenge_method=S256" in shown[0]
     assert "resource=http" in shown[0]
+
+
+BROWSER = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1]).read()"
+
+
+async def test_the_command_logs_in_by_the_browser_and_asks_the_server_what_it_offers(
+    site: LoginSite, tmp_path: Path
+) -> None:
+    home = tmp_path / "soong"
+    home.mkdir()
+    (home / "config.toml").write_text(config_of(site))
+    browser = tmp_path / "browser.py"
+    browser.write_text(BROWSER)
+
+    refused = await asyncio.to_thread(soong, "mcp", "login", "t", "--no-browser", home=tmp_path)
+    done = await asyncio.to_thread(
+        soong, "mcp", "login", "t", home=tmp_path, BROWSER=f"{sys.executable} -P {browser} %s"
+    )
+
+    assert refused.returncode != 0
+    assert "open this page, log in, and allow the access" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert (done.returncode, done.stderr.count("waiting for the browser")) == (0, 1), done.stderr
+    assert done.stdout == "logged in at t\nt: 3 tools, protocol 2026-07-28\n"
+    login = LoginFolder(home).read("t", site.url)
+    assert login is not None
+    assert login.access_token not in done.stdout + done.stderr
+    assert site.issuer.access[login.access_token].resource == site.url
 
 
 async def test_the_commands_show_a_login_and_take_it_back(

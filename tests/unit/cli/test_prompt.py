@@ -397,3 +397,16 @@ def test_no_colour_is_written_where_none_is_wanted(monkeypatch: pytest.MonkeyPat
 
 def _never() -> ReadLine:
     return lambda _show_mark: asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.spec("MCP-01.d", "PER-13")
+def test_a_question_of_an_mcp_server_says_what_its_answers_do() -> None:
+    request = make_request(tool="mcp.shop.elicitation/create", scope="", preview="| Which size?")
+
+    offered = choices(request).plain
+    answer = read_decision("1 size=7 colour=red", request)
+
+    assert "[1] accept (the words after it are the answer)" in offered
+    assert "[3] decline" in offered
+    assert "session" not in offered
+    assert answer == PermissionDecision(Choice.ALLOW_ONCE, "size=7 colour=red")

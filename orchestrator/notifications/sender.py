@@ -5,12 +5,12 @@ in between leaves a message that waits, and its successor sends it again under t
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from random import SystemRandom
-from typing import Final
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from soong.orchestrator.notifications.channels.channel import Channel, Delivery
@@ -57,44 +57,57 @@ class NotificationSender:
     is_acting: Callable[[], bool]
     redactor: Redactor
     random: Callable[[], float] = field(default_factory=lambda: SystemRandom().random)
-    _look: "asyncio.Task[None] | None" = None
+    _serving: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By channel: one that is slow holds up no other."""
     _pruned_us: int = 0
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Look again and again; what is being sent when this is cancelled is left to :meth:`finish`."""
         while True:
             if self.is_acting():
-                self._look = asyncio.get_running_loop().create_task(self._look_safely())
-                # A cancellation does not separate what was sent from the row that records it.
-                await asyncio.shield(self._look)
+                await self._safely(self._start())
             await asyncio.sleep(INTERVAL_S)
+
+    async def _start(self) -> None:
+        """Begin to serve each channel that is not being served."""
+        gone = set(await self.outbox.gone_channels())
+        for name in self.channels:
+            if name not in self._serving or self._serving[name].done():
+                work = self._safely(self._serve(name, is_last=False, is_gone=name in gone))
+                self._serving[name] = asyncio.get_running_loop().create_task(work)
+        await self._prune()
 
     async def finish(self, within_s: float) -> None:
         """Send within this time what waits only for others to be sent with; a successor sends the rest."""
+        under_way = {name: task for name, task in self._serving.items() if not task.done()}
         try:
             async with asyncio.timeout(within_s):
-                if self._look is not None:
-                    await asyncio.wait([self._look])
+                if under_way:
+                    await asyncio.wait(under_way.values(), timeout=within_s / 2)
                 if self.is_acting():
                     await self.look(is_last=True)
         except (TimeoutError, UnavailableError) as error:
             log.info("notifications_unfinished", error=str(error))
+        for task in under_way.values():
+            task.cancel()
+        await asyncio.gather(*under_way.values(), return_exceptions=True)
 
     async def look(self, *, is_last: bool = False) -> None:
-        """Send what is due. Raises: UnavailableError."""
+        """Send what is due, once, to channels that are not being served. Raises: UnavailableError."""
         gone = set(await self.outbox.gone_channels())
-        await asyncio.gather(*(self._serve(name, is_last, name in gone) for name in self.channels))
+        free = [name for name in self.channels if name not in self._serving or self._serving[name].done()]
+        await asyncio.gather(*(self._serve(name, is_last=is_last, is_gone=name in gone) for name in free))
         await self._prune()
 
-    async def _look_safely(self) -> None:
+    async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await self.look()
+            await work
         except UnavailableError as error:
             log.warning("notifications_wait", error=str(error))
         except Exception:  # what one row holds must not end the loop for all
             log.exception("notifications_failed")
 
-    async def _serve(self, name: str, is_last: bool, is_gone: bool) -> None:
+    async def _serve(self, name: str, *, is_last: bool, is_gone: bool) -> None:
         """Send what is due to one channel: messages that were tried before, then new ones."""
         config, now_us = self.config.channels[name], self.clock.now_us()
         waiting = await self.outbox.waiting(name, limit=PAGE)
@@ -109,8 +122,8 @@ class NotificationSender:
         tried = sorted((one for one in free if one.message_id and one.due_us <= now_us), key=lambda one: one.message_id)
         for message_id, notices in groupby(tried, key=lambda notice: notice.message_id):
             message = Message(message_id, sorted(notices, key=_place), self.config.console)
-            if not await self._is_settled_otherwise(message):
-                await self._attempt(name, message)
+            if not await self._is_settled_otherwise(message) and not await self._attempt(name, message):
+                return  # it is down: the others keep their turn
         await self._send_new(name, [notice for notice in free if not notice.message_id], is_last)
 
     async def _send_new(self, name: str, fresh: Sequence[Notice], is_last: bool) -> None:
@@ -129,12 +142,14 @@ class NotificationSender:
         if await self.outbox.group(CONSUMER, self.owner_id(), message.id, [one.id for one in together]):
             await self._attempt(name, message)
 
-    async def _attempt(self, name: str, message: Message) -> None:
+    async def _attempt(self, name: str, message: Message) -> bool:
+        """Send a message and record the outcome; return whether it was taken."""
         delivery = await self._delivered(name, message)
         attempts = message.notices[0].attempts + 1
         outcome = self._outcome(delivery, attempts)
         log.info("notification", channel=name, message=message.id, state=outcome.state.value, attempts=attempts)
         await self._settle(message.notices, outcome)
+        return delivery.is_sent
 
     async def _delivered(self, name: str, message: Message) -> Delivery:
         try:

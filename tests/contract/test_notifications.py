@@ -68,6 +68,18 @@ class RecordingChannel:
 
 
 @dataclass
+class HangingChannel:
+    """A channel whose receiver accepts and never answers."""
+
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def send(self, message: Message) -> Delivery:
+        self.began.set()
+        await asyncio.Event().wait()
+        return Delivery()
+
+
+@dataclass
 class Site:
     """One orchestrator that notifies, as often as the test lets it look."""
 
@@ -373,6 +385,32 @@ async def test_a_receiver_that_is_gone_gets_nothing_until_a_person_says_so(site:
     await site.look()
 
     assert await site.states() == ["sent", "sent"]
+
+
+async def test_a_receiver_that_hangs_holds_up_no_other_channel_and_no_end(scene: ContractHarness) -> None:
+    other = '[notifications.webhook.other]\nurl = "http://h"\nsecret = "env:S"\ngroup_s = 0\n'
+    rule = '[[notifications.rules]]\nchannel = "other"\nevents = ["question", "end"]\n'
+    site = Site(scene, parse_config(CONFIG.format(channel="", rule="") + other + rule).notifications)
+    hangs, quick = HangingChannel(), RecordingChannel()
+    site.sender.channels = {"ops": hangs, "other": quick}
+    await ask(scene, await scene.start("a"))
+    await site.follower.look()
+    scene.clock.advance(timedelta(seconds=61))
+    running = asyncio.get_running_loop().create_task(site.sender.run())
+    async with asyncio.timeout(30):
+        await hangs.began.wait()
+        while not quick.messages:  # noqa: ASYNC110  # a channel has no event
+            await asyncio.sleep(0.01)
+    running.cancel()
+    task_id = await scene.task("b")
+    await scene.complete(await scene.claim_one())
+    await scene.finish(task_id)
+    await site.follower.look()
+
+    await site.sender.finish(0.5)
+
+    assert [message.type for message in quick.messages] == ["soong.question", "soong.end"]
+    assert (await site.states()).count("waiting") == 2
 
 
 async def test_a_former_owner_that_does_not_know_it_sends_nothing(site: Site) -> None:

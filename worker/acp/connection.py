@@ -59,6 +59,9 @@ class AgentProgram:
         except PathRefusedError as error:
             hint = agent.hint or "name its program in [acp.agents] of config.toml"
             raise InvalidConfigError(f"the agent 'acp:{agent.name}' cannot be started here: {error}; {hint}") from error
+        for file in agent.readable:
+            if not file.is_file():  # the agent may pass over it without a word, and ask for less
+                raise InvalidConfigError(f"the agent 'acp:{agent.name}' cannot be started here: {file} is not a file")
         access = program_access(agent, tools, run_dirs)
         argv = (str(program), *agent.command[1:], *agent.arguments)
         return cls(argv, env, run_dirs.run_dir / "workspace", access)

@@ -1,6 +1,7 @@
 """Which programs are agents, and under which names (ACP-01)."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,9 @@ def test_what_makes_an_agent_ask_follows_a_command_of_the_configuration_too(tmp_
     assert (rules[0]["toolName"], rules[0]["decision"]) == ("*", "ask_user")
     assert policy in started.access.readable, "the very name that it gets: a sandbox shows nothing else"
     assert policy == policy.resolve()
+    gone = replace(agent, readable=(tmp_path / "gone.toml",))
+    with pytest.raises(InvalidConfigError, match=r"gone\.toml is not a file"):
+        AgentProgram.of(gone, run_dirs, [])
     assert not agent.offers_files
     assert acp_agents(parse_config("[acp.agents.gemini]\nfiles = true\n"))["gemini"].offers_files
 

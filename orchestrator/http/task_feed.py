@@ -68,7 +68,7 @@ class TaskFeed:
     _task: Task | None = None
     _steps: dict[str, _Known] = field(default_factory=dict)
     _head: dict[str, Json] = field(default_factory=dict)
-    _frames: dict[int, str] = field(default_factory=dict)
+    _frames: dict[int, bytes] = field(default_factory=dict)
     """The change since each version that some reader has, as it is sent: made once for all who are there."""
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -86,7 +86,7 @@ class TaskFeed:
         finally:
             self._wake()
 
-    async def frames(self) -> AsyncGenerator[str]:
+    async def frames(self) -> AsyncGenerator[bytes]:
         """Yield the task as it is, then every change, then the end."""
         seen = 0
         while True:
@@ -101,7 +101,7 @@ class TaskFeed:
             text, seen = self._since(seen), self.version
             yield text
 
-    def _since(self, version: int) -> str:
+    def _since(self, version: int) -> bytes:
         if version not in self._frames:
             changed: list[Json] = [one.shown() for one in self._steps.values() if one.version > version]
             name = "change" if version else "task"
@@ -155,7 +155,7 @@ class TaskFeeds:
     _open: dict[str, tuple[TaskFeed, Callable[[], None]]] = field(default_factory=dict)
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def frames(self, task_id: str) -> AsyncGenerator[str]:
+    async def frames(self, task_id: str) -> AsyncGenerator[bytes]:
         """Yield the frames of a task. Raises: NotFoundError."""
         task = await self.store.tasks.task(task_id)
         feed, stop = self._feed(task_id, task.session_id)

@@ -10,6 +10,7 @@
 - ``early-reads``: reads that start while a model's answer arrives (:mod:`benchmarks.early_reads`);
 - ``start``: commands from cold and beside a service, and a service that does nothing (:mod:`benchmarks.start`);
 - ``telemetry``: a service that sends traces beside one that does not (:mod:`benchmarks.telemetry`);
+- ``watchers``: two hundred people who follow one task over HTTP (:mod:`benchmarks.watchers`);
 - ``agents``: agents on a slow model server: makespan, memory, turns (:mod:`benchmarks.agents`).
 
 A part is one line of ``PARTS`` below: a function from these options to its figures and to the promises that they break.
@@ -26,7 +27,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks import against_celery, agents, consent, early_reads, history, scale, start, telemetry, tool_call
+from benchmarks import (
+    against_celery,
+    agents,
+    consent,
+    early_reads,
+    history,
+    scale,
+    start,
+    telemetry,
+    tool_call,
+    watchers,
+)
 from benchmarks.report import Finding, table, write
 from tests.servers import ServerStartError
 
@@ -68,6 +80,10 @@ def _telemetry(options: argparse.Namespace) -> Finding:
     return telemetry.run(options.stores, options.rounds, options.width)
 
 
+def _watchers(options: argparse.Namespace) -> Finding:
+    return watchers.run(options.rounds)
+
+
 def _start(options: argparse.Namespace) -> Finding:
     return start.run(options.rounds)
 
@@ -82,6 +98,7 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Finding]]] = {
     start.PART: _start,
     telemetry.NAME: _telemetry,
     agents.NAME: _agents,
+    watchers.NAME: _watchers,
 }
 
 

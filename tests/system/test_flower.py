@@ -23,8 +23,10 @@ from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.wire.jobs import queue_key, queue_of
 from soong.shared.permissions.request import Choice
+from tests.extra import console_folder
 from tests.model.builders import make_answer
 from tests.scripted import call, calls
+from tests.system.browser_scene import drive
 from tests.system.deployment import Deployment, end
 
 pytestmark = pytest.mark.timeout(120)
@@ -236,6 +238,30 @@ async def test_a_run_that_waits_for_a_person_is_shown_as_waiting_also_while_it_i
     assert page["exception"] in {None, ""}
     assert page["name"] == f"{AGENT}:asks"
     assert "plan='Ask' step='asks' title='ask'" in page["args"]
+
+
+@pytest.mark.spec("OPS-02.a", "OPS-08.a")
+async def test_a_person_sees_in_flower_which_runs_wait_and_which_ran_into_a_limit(
+    service: Deployment, flower: Flower, tmp_path: Path
+) -> None:
+    folder = console_folder()
+    await service.start_workers(1, SOONG_MAX_TURNS="3")
+    project = tmp_path / "project"
+    project.mkdir()
+    task = await service.submit(TROUBLED, project=project, approval_mode=ApprovalMode.INBOX)
+
+    async def has_failed() -> bool:
+        return (await service.steps(task))["turns"].status is StepStatus.FAILED
+
+    await service.until(has_failed)
+    user, _, password = AUTH.partition(":")
+    words = (f"http://127.0.0.1:{flower.port}", user, password, os.environ.get("CONSOLE_PICTURES") or str(tmp_path))
+    found = await asyncio.to_thread(lambda: drive("flower.mjs", *words, folder=folder))
+
+    states = {name: row for row in found["rows"] for name in ("asks", "errs", "turns") if f"{AGENT}:{name}" in row}
+    assert "AGENT-APPROVAL-WAITING" in states["asks"]
+    assert "FAILURE" in states["turns"]
+    await service.command(task, "cancel")
 
 
 @pytest.mark.spec("OPS-02.a")

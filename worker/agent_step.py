@@ -90,6 +90,8 @@ class AgentStepRunner:
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         """Run the agent of a claimed step from its last state to its end."""
         self.inbox.worker_id = self.incarnation.worker_id
+        if claim.is_resumed and self.config.mcp.servers:
+            await self._withdraw_cut_off(claim)
         log = self._runtime.call_log(claim, interruption)
         parking = self._parking(claim, log, interruption)
         if is_acp(claim):
@@ -103,6 +105,13 @@ class AgentStepRunner:
         with self.lot.entered(parking):
             end = await self._runtime.run(agent, WatchedCalls(agent.executor, parking), sleep=self.lent.sleep)
         return step_end(claim, end, await log.take())
+
+    async def _withdraw_cut_off(self, claim: Claim) -> None:
+        """Close what servers asked in calls of a former life of the run: nobody waits for the answers."""
+        run_id, now_us = claim.identity.run_id, self.clock.now_us()
+        reason = "the call that asked was cut off"
+        for request_id in await self.store.consent.withdraw_cut_off(run_id, claim.fence, reason=reason, now_us=now_us):
+            await self.notifier.permission_raised(request_id, claim.identity.session_id)
 
     async def _run_acp(
         self, claim: Claim, bound: BoundStep, limit: TimeLimit, log: RunCallLog, parking: RunParking

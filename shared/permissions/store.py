@@ -151,6 +151,13 @@ class ConsentStore(Protocol):
         """
         ...
 
+    async def withdraw_cut_off(self, run_id: str, fence: int, *, reason: str, now_us: int) -> Sequence[str]:
+        """Close the pending requests that calls of a former life of the run raised while they ran; return their ids.
+
+        Nobody waits for them: such a call is made again, and asks again, or is over. Raises: LeaseLostError.
+        """
+        ...
+
     async def expire_decision(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
         """Close the decided request of a call whose decision has expired unused, with permission_expired.
 

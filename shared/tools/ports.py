@@ -6,13 +6,16 @@ persist (:class:`CallLog`). The order is fixed (EXE-01).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition, Traits
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
+
+ASK_MARK: Final = ".ask-"
+"""In the id under which a call that is under way asks: what follows it is of the question."""
 
 
 def effect_id_of(run_id: str, tool_call_id: str) -> str:

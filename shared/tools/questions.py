@@ -19,7 +19,7 @@ from soong.shared.tools.definition import (
     Traits,
 )
 from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, HookServices, derived_fields
-from soong.shared.tools.ports import Gate, GateCall, effect_id_of
+from soong.shared.tools.ports import ASK_MARK, Gate, GateCall, effect_id_of
 from soong.shared.tools.result import JsonBlock, ToolResult
 from soong.shared.tools.time_limit import TimeLimit
 
@@ -94,7 +94,7 @@ class CallQuestioner:
             identity=context.identity,
             fence=context.fence,
             # The same when the call is made again after a crash: it finds the question that was asked before.
-            tool_call_id=f"{context.tool_call_id}.ask-{input_digest[:_DIGEST_CHARS]}-{number}",
+            tool_call_id=f"{context.tool_call_id}{ASK_MARK}{input_digest[:_DIGEST_CHARS]}-{number}",
             definition=ToolDefinition(
                 name=question.name,
                 description="",

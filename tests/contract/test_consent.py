@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from soong.shared.core.errors import AlreadyDecidedError, ConflictError, NotFoundError
+from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotFoundError
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
@@ -231,6 +231,26 @@ async def test_answer_to_a_closed_question_learns_how_it_was_closed(
 
 
 @pytest.mark.spec("PER-15")
+@pytest.mark.spec("MCP-01.d", "PER-15")
+async def test_what_calls_of_a_former_life_asked_while_they_ran_is_withdrawn_and_nothing_else(
+    scene: ContractHarness,
+) -> None:
+    first = await scene.start("a")
+    before_a_call, within = await ask(scene, first, "call_1"), await ask(scene, first, "call_2.ask-0123456789ab-1")
+    claim = await scene.lost_fence(first)
+    run_id = claim.identity.run_id
+
+    with pytest.raises(LeaseLostError):
+        await scene.store.consent.withdraw_cut_off(run_id, first.fence, reason="x", now_us=scene.now_us)
+    closed = await scene.store.consent.withdraw_cut_off(run_id, claim.fence, reason="cut off", now_us=scene.now_us)
+
+    assert list(closed) == [within.id]
+    assert (await scene.store.consent.request(within.id))[1] is RequestState.WITHDRAWN
+    assert (await scene.store.consent.request(before_a_call.id))[1] is RequestState.PENDING
+    assert (await scene.event_types(run_id)).count("permission_withdrawn") == 1
+    assert not await scene.store.consent.withdraw_cut_off(run_id, claim.fence, reason="x", now_us=scene.now_us)
+
+
 async def test_answer_to_a_withdrawn_question_is_refused(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     request = await ask(scene, claim)

@@ -18,6 +18,7 @@ from soong.shared.permissions.audit_log.notes import (
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
+from soong.shared.tools.ports import ASK_MARK
 from tests.model.memory.auditing import add_notes, add_reports
 from tests.model.memory.keys import check_signs
 from tests.model.memory.logs import held_run, note_run, write_events
@@ -199,6 +200,17 @@ class MemoryConsent:
                 data = {"request_id": request.id, "tool_call_id": tool_call_id, "reason": reason}
                 add_reports(self.rows, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data, now_us)])
                 withdraw(self.rows, request, reason, now_us)
+
+    @transaction
+    def withdraw_cut_off(self, run_id: str, fence: int, *, reason: str, now_us: int) -> Sequence[str]:
+        run = held_run(self.rows, run_id, fence)
+        pending = self._pending(run.identity.session_id)
+        found = [one for one in pending if one.identity.run_id == run_id and ASK_MARK in one.tool_call_id]
+        for request in found:
+            data = {"request_id": request.id, "tool_call_id": request.tool_call_id, "reason": reason}
+            add_reports(self.rows, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data, now_us)])
+            withdraw(self.rows, request, reason, now_us)
+        return [request.id for request in found]
 
     @transaction
     def expire_decision(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:

@@ -45,6 +45,7 @@ from soong.shared.storage.sql.engine.tables import answers, decisions, permissio
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.people.keys import ENDED, check_signs
 from soong.shared.storage.sql.tasks.runs import append_held
+from soong.shared.tools.ports import ASK_MARK
 
 RAISE: Final = Statement(
     "raise: a question of a run that is held, of a call that has none",
@@ -104,6 +105,21 @@ HELD_OF_CALL: Final = Statement(
     """
     SELECT id FROM permission_requests
     WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state = 'pending' /*pg FOR UPDATE */
+    """,
+)
+HELD_CUT_OFF: Final = Statement(
+    "held cut off: the pending questions that calls of a run raised while they ran, held before the run is",
+    """
+    SELECT id FROM permission_requests
+    WHERE run_id = :run_id AND state = 'pending' AND tool_call_id LIKE :asked ORDER BY id /*pg FOR UPDATE */
+    """,
+)
+WITHDRAW_CUT_OFF: Final = Statement(
+    "withdraw cut off: these",
+    """
+    UPDATE permission_requests SET state = 'withdrawn'
+    WHERE run_id = :run_id AND state = 'pending' AND tool_call_id LIKE :asked
+    RETURNING id, run_id, tool_call_id
     """,
 )
 EXPIRE_DECISION: Final = Statement(
@@ -238,12 +254,20 @@ class SqlConsent:
             tx.rows(HELD_OF_CALL, run_id=run_id, tool_call_id=tool_call_id)
             append_held(tx, run_id, fence, (), (), now_us)
             rows = tx.rows(WITHDRAW, run_id=run_id, tool_call_id=tool_call_id)
-            _note_withdrawn(tx, rows, reason, now_us)
-            for request_id, *_ in rows:
-                data = {"request_id": request_id, "tool_call_id": tool_call_id, "reason": reason}
-                report(tx, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data)], now_us)
+            _note_closed(tx, rows, reason, now_us)
 
         await self._database.write(write)
+
+    async def withdraw_cut_off(self, run_id: str, fence: int, *, reason: str, now_us: int) -> Sequence[str]:
+        def write(tx: Transaction) -> list[str]:
+            named = {"run_id": run_id, "asked": f"%{ASK_MARK}%"}
+            tx.rows(HELD_CUT_OFF, **named)
+            append_held(tx, run_id, fence, (), (), now_us)
+            rows = sorted(tx.rows(WITHDRAW_CUT_OFF, **named))
+            _note_closed(tx, rows, reason, now_us)
+            return [request_id for request_id, *_ in rows]
+
+        return await self._database.write(write)
 
     async def expire_decision(self, run_id: str, tool_call_id: str, fence: int, *, now_us: int) -> bool:
         def write(tx: Transaction) -> bool:
@@ -375,6 +399,14 @@ def _decide(
         trail.add(tx, head, of_decision(decision, events), now_us)
         run_log.flush(tx)
     return DecisionReceipt(was_parked, worker_id)
+
+
+def _note_closed(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:
+    """Note questions that their asker has withdrawn, in its log and for those who follow it."""
+    _note_withdrawn(tx, rows, reason, now_us)
+    for request_id, run_id, tool_call_id in rows:
+        data = {"request_id": request_id, "tool_call_id": tool_call_id, "reason": reason}
+        report(tx, run_id, [NewEvent(EventType.PERMISSION_WITHDRAWN, data)], now_us)
 
 
 def _note_withdrawn(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:

@@ -191,10 +191,12 @@ def follow_up(
     clock: Clock,
     budget: Sequence[str] = (),
     settings: JsonObject = NO_SETTINGS,
+    task_id: str = "",
 ) -> Submission:
     """Bind another goal for the conversation of ``former``, the root run of a completed ask in the session.
 
-    ``agent`` and ``model`` are those of the former run where they are empty. The rules are the session's.
+    ``agent`` and ``model`` are those of the former run where they are empty; ``task_id`` is a new one by default. The
+    rules are the session's.
 
     Raises:
         UsageError: the goal is empty, or the former run did not complete.
@@ -210,7 +212,7 @@ def follow_up(
     check_name(name)
     catalogue = catalogue.at(Path(session.project))
     definition = _definition(catalogue, agent or former.identity.definition).with_settings(settings)
-    task = _ask(goal, session, definition, name, catalogue, clock.now_us(), follows=former.id)
+    task = _ask(goal, session, definition, name, catalogue, clock.now_us(), task_id=task_id, follows=former.id)
     return Submission(session, task, parse_budget(*budget))
 
 
@@ -252,6 +254,11 @@ def _definition(catalogue: Catalogue, agent: str) -> AgentDefinition:
     return known.get(agent)
 
 
+def title_of(goal: str) -> str:
+    """Return the title of an ask: its goal in one line."""
+    return " ".join(goal.split())
+
+
 def _check_goal(goal: str) -> None:
     require_text("the goal", goal)
     if not goal.strip():
@@ -273,7 +280,7 @@ def _ask(
     made = new_ask(
         StepSpec(id="ask", kind=StepKind.AGENT, instructions=goal),
         session,
-        title=" ".join(goal.split()),
+        title=title_of(goal),
         role=role,
         definition=definition.id,
         model=model,

@@ -101,6 +101,17 @@ class AskBody(Body):
     budget: str = BUDGET
 
 
+class FollowUpBody(Body):
+    """Another goal for a session's conversation; its folder, rules and budget are the session's."""
+
+    goal: str = Field(min_length=1, max_length=100_000, description="What the agent is to achieve.")
+    agent: str = Field(default="", max_length=200, description="Another definition than that of the last ask.")
+    model: str = Field(default="", max_length=200, description="Another model than that of the last ask.")
+    settings: dict[str, JsonValue] = Field(
+        default_factory=dict, max_length=MAX_SETTINGS, description=f"How its model is asked: {SETTING_NAMES}."
+    )
+
+
 class StepGrantBody(Body):
     """The yes to what a preview showed of one step."""
 
@@ -183,7 +194,7 @@ def previewed(body: PreviewBody, catalogue: Catalogue, settings: Settings) -> Pr
     return _look(_checked(body, catalogue, settings), body, settings)
 
 
-def ids_of(key: str, principal: str, body: SubmissionBody | AskBody) -> Ids:
+def ids_of(key: str, principal: str, body: SubmissionBody | AskBody | FollowUpBody) -> Ids:
     """Return the ids of what a principal submits with an ``Idempotency-Key``.
 
     The task's is of the key alone and the session's of the body too: a task that is in another session than this

@@ -11,15 +11,17 @@ from starlette.responses import Response
 
 from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
-from soong.orchestrator.client.submission import Ids, Submission
+from soong.orchestrator.client.submission import Ids, Submission, follow_up, title_of
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
-from soong.orchestrator.http.parameters import Cursor, InSession, Limit, TaskId
+from soong.orchestrator.http.events import TASKS_TOLD
+from soong.orchestrator.http.parameters import Cursor, InSession, Limit, SessionId, TaskId
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import Page, PlanSchema, PreviewSchema, Submitted, TaskDetail, page_of, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
 from soong.orchestrator.http.submissions import (
     AskBody,
+    FollowUpBody,
     PlanBody,
     PreviewBody,
     SubmissionBody,
@@ -34,8 +36,11 @@ from soong.orchestrator.schemas.session import SessionSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskResult, TaskSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.telemetry import well_formed
+from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.growth import planned_task
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.plan.graph import mermaid
+from soong.shared.engine.tasks.plan.model_settings import read_settings
 from soong.shared.engine.tasks.plan.picture import svg
 from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.service import TaskService
@@ -160,6 +165,55 @@ async def submit_ask(
         return await _submitted(api, ids, status=200)
     ready = prepared_ask(body, catalogue, settings, clock=api.client.clock, principal=caller.principal, ids=ids)
     return await _written(api, ready, traceparent, is_named=ids is not None)
+
+
+@router.post(
+    "/v1/sessions/{session_id}/asks",
+    status_code=201,
+    response_model=Submitted,
+    responses={200: {"model": Submitted, "description": "It was submitted before, with this `Idempotency-Key`."}},
+)
+async def submit_follow_up(
+    request: Request,
+    session_id: SessionId,
+    body: FollowUpBody,
+    idempotency_key: IdempotencyKey = "",
+    traceparent: TraceParent = "",
+    caller: Caller = RUNNER,
+) -> Response:
+    """Give the agent of a session's last ask another goal: it knows the conversation so far.
+
+    The last ask has to be completed. With an `Idempotency-Key` the request can be repeated when its response was lost.
+    """
+    api = api_of(request)
+    store = api.client.store
+    session = await store.sessions.session(session_id)
+    check_own(caller, session)
+    task_id = ids_of(idempotency_key, caller.principal, body).task if idempotency_key else ""
+    if task_id and await _stands(store, Ids(session_id, task_id)):
+        if (await store.tasks.task(task_id)).title != title_of(body.goal):
+            raise _reused()
+        return await _submitted(api, Ids(session_id, task_id), status=200)
+    ready = follow_up(
+        body.goal,
+        session,
+        await _last_root(store, session_id),
+        agent=body.agent,
+        model=body.model,
+        catalogue=await api.catalogue(),
+        clock=api.client.clock,
+        settings=read_settings(body.settings),
+        task_id=task_id,
+    )
+    return await _written(api, ready, traceparent, is_named=bool(task_id))
+
+
+async def _last_root(store: Store, session_id: str) -> Run:
+    """Return the root run of the newest ask of a session. Raises: NotFoundError."""
+    for task in await store.tasks.list_tasks(session_id=session_id, limit=TASKS_TOLD):
+        if task.kind is TaskKind.ASK:
+            return await store.runs.run(task.root_run_id)
+    raise NotFoundError("session with an ask", session_id)
 
 
 async def _written(api: Api, ready: Submission, traceparent: str, *, is_named: bool) -> Response:

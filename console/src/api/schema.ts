@@ -479,6 +479,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/sessions/{session_id}/asks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Submit Follow Up
+         * @description Give the agent of a session's last ask another goal: it knows the conversation so far.
+         *
+         *     The last ask has to be completed. With an `Idempotency-Key` the request can be repeated when its response was lost.
+         */
+        post: operations["submit_follow_up"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/sessions/{session_id}/close": {
         parameters: {
             query?: never;
@@ -1514,6 +1536,36 @@ export interface components {
             id: string;
             /** Title */
             title: string;
+        };
+        /**
+         * FollowUpBody
+         * @description Another goal for a session's conversation; its folder, rules and budget are the session's.
+         */
+        FollowUpBody: {
+            /**
+             * Agent
+             * @description Another definition than that of the last ask.
+             * @default
+             */
+            agent: string;
+            /**
+             * Goal
+             * @description What the agent is to achieve.
+             */
+            goal: string;
+            /**
+             * Model
+             * @description Another model than that of the last ask.
+             * @default
+             */
+            model: string;
+            /**
+             * Settings
+             * @description How its model is asked: temperature, max_tokens, thinking, timeout_s, parallel_calls, cache.
+             */
+            settings?: {
+                [key: string]: components["schemas"]["JsonValue"];
+            };
         };
         /**
          * FullInput
@@ -3531,6 +3583,56 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["SessionDetail"];
+                };
+            };
+            /** @description A problem (RFC 9457). */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    submit_follow_up: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A name of the caller's own for this submission, such as a UUID. */
+                "Idempotency-Key"?: string;
+                /** @description The parent of the task's trace, as W3C Trace Context has it; a malformed one is ignored. */
+                traceparent?: string;
+            };
+            path: {
+                /** @description `sess_…` */
+                session_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["FollowUpBody"];
+            };
+        };
+        responses: {
+            /** @description It was submitted before, with this `Idempotency-Key`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Submitted"];
+                };
+            };
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Submitted"];
                 };
             };
             /** @description A problem (RFC 9457). */

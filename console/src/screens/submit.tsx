@@ -81,6 +81,36 @@ function GoalForm() {
   );
 }
 
+/** Another goal for the agent that answered: it knows the conversation so far. */
+export function FollowUpForm({ session }: { session: string }) {
+  const [goal, setGoal] = useState("");
+  const { failure, isSending, send, change } = useSubmission(`/v1/sessions/${session}/asks`);
+  return (
+    <form
+      className="form"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send({ goal });
+      }}
+    >
+      <label>
+        Another goal for this agent
+        <textarea
+          required
+          rows={3}
+          value={goal}
+          onChange={(event) => {
+            change();
+            setGoal(event.target.value);
+          }}
+        />
+      </label>
+      <ErrorNote error={failure} />
+      <button disabled={isSending}>Continue</button>
+    </form>
+  );
+}
+
 function PlanForm() {
   const [plan, setPlan] = useState("");
   const [checked, setChecked] = useState<Plan | null>(null);

@@ -12,6 +12,7 @@ import { useTask } from "../parts/task-data";
 import { Json, visible } from "../parts/text";
 import { Ago, Duration } from "../parts/time";
 import { linkTo, useRoute } from "../route";
+import { FollowUpForm } from "./submit";
 
 const Graph = lazy(() => import("../parts/graph").then(({ Graph }) => ({ default: Graph })));
 
@@ -178,6 +179,7 @@ function Steps({ steps, selected, onSelect }: { steps: readonly LiveStep[]; sele
 }
 
 function Result({ id, status }: { id: string; status: string }) {
+  const mayRun = useMay("run");
   const { data, error, isPending } = useFetched<TaskResult>(`/v1/tasks/${id}/result`, { version: status });
   if (isPending) return <Loading />;
   if (!data) return <ErrorNote error={error} />;
@@ -189,6 +191,7 @@ function Result({ id, status }: { id: string; status: string }) {
         <>
           <h2>Answer</h2>
           <Json value={data.answer} />
+          {mayRun && <FollowUpForm session={data.session} />}
         </>
       )}
       {last.map((step) => (

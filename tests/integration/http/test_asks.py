@@ -10,6 +10,7 @@ import pytest_asyncio
 from soong.shared.core.identity import Role
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.permissions.access.token import Right
+from tests.contract.scene import completed
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
 
@@ -79,3 +80,53 @@ async def test_only_an_approver_allows_beforehand(scene: HttpHarness, tmp_path: 
     response = await runner.post("/v1/asks", json=allowed)
 
     assert (response.status_code, code_of(response)) == (403, "forbidden")
+
+
+async def ended(scene: HttpHarness, told: dict[str, Any]) -> None:
+    """Let the ask that was submitted complete, as its owner does."""
+    store, now_us = scene.bench.store, scene.bench.clock.now_us()
+    await store.sessions.adopt_sessions(scene.bench.ownership.owner_id)
+    own = (await store.sessions.session(told["session"]["id"])).ownership
+    claim = await store.asks.take_up(own, told["task"]["id"], now_us=now_us)
+    assert claim is not None
+    await store.asks.end_ask(own, told["task"]["id"], completed(claim), now_us=now_us)
+
+
+async def test_a_session_is_given_another_goal_by_its_principal_alone(scene: HttpHarness, tmp_path: Path) -> None:
+    first = (await scene.caller.post("/v1/asks", json=body(tmp_path, agent="reviewer"))).json()
+    path = f"/v1/sessions/{first['session']['id']}/asks"
+    early = await scene.caller.post(path, json={"goal": "And now?"})
+    await ended(scene, first)
+    other = await scene.someone(BOB)
+
+    foreign = await other.post(path, json={"goal": "Delete it."})
+    empty = await scene.caller.post(path, json={"goal": " "})
+    made = await scene.caller.post(path, json={"goal": "Fix\n it."}, headers={"Idempotency-Key": "k"})
+    again = await scene.caller.post(path, json={"goal": "Fix\n it."}, headers={"Idempotency-Key": "k"})
+    reused = await scene.caller.post(path, json={"goal": "Break it."}, headers={"Idempotency-Key": "k"})
+
+    assert "the last ask of session" in early.text
+    assert (early.status_code, foreign.status_code, empty.status_code) == (422, 403, 422)
+    assert (made.status_code, again.status_code, code_of(reused)) == (201, 200, "idempotency_key_reused")
+    assert made.json()["session"]["id"] == first["session"]["id"]
+    assert again.json()["task"]["id"] == made.json()["task"]["id"]
+    task = await scene.bench.store.tasks.task(made.json()["task"]["id"])
+    root = (await scene.bench.store.runs.run(task.root_run_id)).identity
+    assert (task.title, root.definition, root.model) == ("Fix it.", "reviewer", MODEL)
+
+
+async def test_a_goal_opens_a_closed_session_again_and_needs_an_ask_to_follow(
+    scene: HttpHarness, tmp_path: Path
+) -> None:
+    plan = {"title": "t", "steps": [{"id": "a", "kind": "python", "call": "builtin.echo"}]}
+    planned = (await scene.caller.post("/v1/tasks", json={"plan": plan, "project": str(tmp_path)})).json()
+    asked = (await scene.caller.post("/v1/asks", json=body(tmp_path))).json()
+    await ended(scene, asked)
+    own = (await scene.bench.store.sessions.session(asked["session"]["id"])).ownership
+    await scene.bench.store.sessions.close_session(own)
+
+    without = await scene.caller.post(f"/v1/sessions/{planned['session']['id']}/asks", json={"goal": "And?"})
+    closed = await scene.caller.post(f"/v1/sessions/{asked['session']['id']}/asks", json={"goal": "And?"})
+
+    assert (without.status_code, code_of(without)) == (404, "not_found")
+    assert (closed.status_code, closed.json()["session"]["is_closed"]) == (201, False)

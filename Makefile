@@ -28,11 +28,12 @@ env: $(STAMP) ## Make .venv from the locked requirements
 $(STAMP): requirements/dev.lock requirements/uv.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Soong needs Python 3.11 or newer; say make PYTHON=/path/to/python3.11")'
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@# With --no-deps: all is in the lock, and pip would resolve the extras of what is in it again.
 	@echo "installing the locked requirements into $(VENV), which takes about a minute …"
 	@if $(BIN)/python -P -m pip install --quiet --require-hashes -r requirements/uv.lock \
 	    && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.lock; then :; else \
 	  echo "uv cannot be used here; falling back to pip"; \
-	  $(BIN)/python -P -m pip install --quiet --require-hashes -r requirements/dev.lock; fi
+	  $(BIN)/python -P -m pip install --quiet --no-deps --require-hashes -r requirements/dev.lock; fi
 	@$(BIN)/python -P -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -95,13 +95,17 @@ class ApprovalsQuery:
         return respond({"items": items, "next": last}, headers=headers)
 
     async def _poll(self) -> None:
-        self._found = await self.api.client.store.consent.questions(
-            session_id=self.session_id, include_closed=self._is_all, beyond=self.cursor, limit=self.limit
-        )
+        wanted = (self.session_id, self._is_all, self.cursor, self.limit)
+        self._found = await self.api.reads.read(("questions", *wanted), self._read)
         self._told = [one for one in self._found if self._is_all or one.answer is None]
         if self.is_attending:
             asking = {one.request.identity.session_id for one in self._found if one.is_pending}
             await self._stay({self.session_id} if self.session_id else asking)
+
+    async def _read(self) -> Sequence[Question]:
+        return await self.api.client.store.consent.questions(
+            session_id=self.session_id, include_closed=self._is_all, beyond=self.cursor, limit=self.limit
+        )
 
     async def _stay(self, session_ids: Collection[str]) -> None:
         """Attend the sessions that wait for a responder and that the caller may answer."""

@@ -16,6 +16,7 @@ from soong.orchestrator.http.edge import CALLER, RequestLimiter
 from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.responder_leases import ResponderLeases
+from soong.orchestrator.http.shared_reads import SharedReads
 from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.orchestrator.http.task_feed import TaskFeeds
 from soong.shared.engine.sessions.session import Session
@@ -52,6 +53,7 @@ class Api:
     subscriptions: SubscriptionPool = field(init=False)
     feeds: TaskFeeds = field(init=False)
     attending: ResponderLeases = field(init=False)
+    reads: SharedReads = field(default_factory=SharedReads)
     requests: RequestLimiter = field(init=False)
     streams: RequestLimiter = field(init=False)
     large_plans: asyncio.Semaphore = field(init=False)

@@ -24,6 +24,8 @@ from soong.shared.engine.wire.answers import AnswerDelta
 POLL_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.2
 TASKS_TOLD: Final = 100
+PIECE: Final = 64 * 1024
+"""Bytes handed to a connection at once: it copies what it cannot send yet, for each reader of a frame of megabytes."""
 
 
 async def run_frames(events: AsyncIterator[Event | AnswerDelta]) -> AsyncGenerator[bytes]:
@@ -114,7 +116,8 @@ class SseStream:
             text, self._coming = self._coming.result(), None
             if text is None:
                 return
-            yield text
+            for at in range(0, len(text), PIECE):
+                yield text[at : at + PIECE]
 
     async def close(self) -> None:
         running = [task for task in (self._coming, self._stopping) if task is not None]

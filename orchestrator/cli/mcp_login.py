@@ -41,7 +41,7 @@ def login(
     if not config.url:
         raise UsageError(f"{name} is a program and not a server over HTTP; it gets secrets by `env` in config.toml")
     if not config.takes_login:
-        raise UsageError(f"{name} gets a header Authorization by config.toml; remove it there to log in instead")
+        raise UsageError(f"config.toml sets the header Authorization of {name}; remove it there to log in instead")
     wanted = " ".join(filter(None, (scope, config.oauth.scope if config.oauth is not None else "")))
     try:
         made = asyncio.run(_logged_in(name, config, wanted, is_headless=is_headless))
@@ -99,7 +99,7 @@ async def _pasted() -> str:
 
 
 async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
-    """Revoke the tokens of a login (RFC 7009); say whether the authorization server has taken that."""
+    """Revoke the tokens of a login (RFC 7009); say whether the authorization server accepted that."""
     import httpx2
 
     from soong.shared.core.errors import SoongError

@@ -32,7 +32,7 @@ def list_command(
     is_all: bool = typer.Option(False, "--all", help=f"Sent and dropped ones too, of the last {SHOWN} events."),
     is_json: bool = _JSON,
 ) -> None:
-    """List messages that wait for another attempt, or that were given up."""
+    """List messages that wait or were given up."""
     messages = asyncio.run(_messages(load_settings(), is_all=is_all))
     if is_json:
         emit({"messages": [_as_json(notices) for notices in messages]})
@@ -65,7 +65,7 @@ def try_command(
     if error:
         say(f"{channel}: {error}")
         raise typer.Exit(1)
-    say(f"{channel}: it was taken")
+    say(f"{channel}: the receiver accepted the message")
 
 
 @app.command()

@@ -1,1 +1,1 @@
-"""Following the event logs of all runs, for those who tell of them outside: telemetry, notifications."""
+"""Follows the event logs of all runs for a consumer: telemetry, metrics, notifications."""

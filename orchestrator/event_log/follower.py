@@ -28,7 +28,7 @@ LONGEST_PAUSE_S: Final = 60.0
 
 
 class UndeliveredError(SoongError):
-    """A receiver took nothing: the same is sent again."""
+    """A receiver accepted nothing: the same is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EventConsumer(Protocol):
 
 @dataclass(slots=True)
 class EventFollower:
-    """Runs a consumer from :meth:`run` until that is cancelled; :meth:`finish` then tells what is left."""
+    """Runs a consumer from :meth:`run` until that is cancelled; :meth:`finish` then takes what is left."""
 
     feed: EventFeed
     consumer: EventConsumer
@@ -77,14 +77,14 @@ class EventFollower:
             await asyncio.sleep(pause_s)
 
     async def finish(self, within_s: float) -> None:
-        """Send what is left within this time; a successor sends the rest."""
+        """Take what is left within this time; a successor takes the rest."""
         try:
             async with asyncio.timeout(within_s):
                 if self._page is not None:
                     await asyncio.wait([self._page])
                 await self.look()
         except (TimeoutError, UndeliveredError, UnavailableError) as error:
-            log.info("telling_unfinished", consumer=self.consumer.name, error=str(error))
+            log.info("following_unfinished", consumer=self.consumer.name, error=str(error))
 
     async def look(self) -> None:
         """Take what is new. Raises: UndeliveredError, UnavailableError."""
@@ -125,12 +125,12 @@ class EventFollower:
             self._failures += 1
             pause_s = min(self.interval_s * float(2 ** min(self._failures, 10)), max(LONGEST_PAUSE_S, self.interval_s))
             if self._failures == 1:
-                log.warning("telling_failed", consumer=self.consumer.name, error=str(error))
+                log.warning("following_failed", consumer=self.consumer.name, error=str(error))
             return pause_s
         except Exception:  # what one log holds must not end the loop for all
-            log.exception("telling_failed", consumer=self.consumer.name)
+            log.exception("following_failed", consumer=self.consumer.name)
             return LONGEST_PAUSE_S
         if self._failures:
-            log.warning("telling_goes_on", consumer=self.consumer.name, after_failures=self._failures)
+            log.warning("following_continues", consumer=self.consumer.name, after_failures=self._failures)
         self._failures = 0
         return self.interval_s

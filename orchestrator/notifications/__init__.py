@@ -1,1 +1,1 @@
-"""Notifications outside of what happens in runs: who is notified of what, and how it gets there."""
+"""Notifications to people of what happens in runs: who is notified of what, by which channel."""

@@ -1,7 +1,7 @@
 """From an event of a run to what a message may show of it. Never an input of a call, an output, or an answer.
 
-Who acts and in which task is read from rows. What a worker wrote itself (its events) decides nothing but whether a
-message is worth sending: a question is read from its own row, and sent only while that row waits for an answer.
+Who acts and in which task is read from rows. An event that a worker wrote itself can only cause a message: a question
+is read from its own row and sent only while that row waits for an answer; budgets and lost workers have few keys.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Occurrence:
 
 
 def occurrence_of(run: FeedRun, event: Event) -> Occurrence | None:
-    """Return what an event is for those outside; None: nothing."""
+    """Return what a channel may be notified of by an event; None: nothing."""
     read = _READERS.get(event.type)
     return read(run, event) if read is not None else None
 
@@ -114,7 +114,7 @@ def _task_ended(run: FeedRun, event: Event) -> Occurrence | None:
 
 
 def _warned(run: FeedRun, event: Event) -> Occurrence:
-    """Of one task once a day: each of its runs notices by itself."""
+    """Return one occurrence per task and day: each of its runs writes this event by itself."""
     key = f"budget/{run.identity.task_id}/{utc_date(event.time_us)}"
     return Occurrence(("budget",), key, event.time_us, outcome="nearly used up")
 
@@ -127,7 +127,7 @@ def _run_failed(_run: FeedRun, event: Event) -> Occurrence | None:
 
 
 def _lost(run: FeedRun, event: Event) -> Occurrence:
-    """Of one task once per hour, however many steps of it were lost."""
+    """Return one occurrence per task and hour, however many steps of it were lost."""
     key = f"lost/{run.identity.task_id}/{event.time_us // HOUR_US}"
     return Occurrence(("worker_lost",), key, event.time_us, "lost", word(event.data, "reason"))
 

@@ -45,7 +45,7 @@ def channels_of(config: NotificationsConfig, clock: Clock, *, is_local: bool) ->
 
 
 async def try_channel(config: NotificationsConfig, name: str, clock: Clock, *, is_local: bool) -> Delivery:
-    """Send one message that is about nothing. Raises: InvalidConfigError, a secret cannot be read."""
+    """Send one test message. Raises: InvalidConfigError, a secret cannot be read."""
     now_us = clock.now_us()
     notice = Notice(new_id("msg"), name, "test", "", "", now_us, now_us)
     message = Message(notice.id, [notice], config.console)
@@ -61,7 +61,7 @@ def open_notifications(
     *,
     is_local: bool,
 ) -> Notifications:
-    """Return what sends notifications; nothing where no rule asks for any."""
+    """Return what sends notifications; nothing if there is no rule."""
     if not config.rules:
         return Notifications()
     consumer = NotificationConsumer(config, store.outbox, store.consent, store.runs, clock, redactor)

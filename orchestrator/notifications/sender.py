@@ -62,7 +62,7 @@ class NotificationSender:
     _pruned_us: int = 0
 
     async def run(self) -> None:
-        """Look again and again; what is being sent when this is cancelled is left to :meth:`finish`."""
+        """Look repeatedly; what is being sent when this is cancelled is left to :meth:`finish`."""
         while True:
             if self.is_acting():
                 await self._safely(self._start())
@@ -143,7 +143,7 @@ class NotificationSender:
             await self._attempt(name, message)
 
     async def _attempt(self, name: str, message: Message) -> bool:
-        """Send a message and record the outcome; return whether it was taken."""
+        """Send a message and record the outcome; return whether it was accepted."""
         delivery = await self._delivered(name, message)
         attempts = message.notices[0].attempts + 1
         outcome = self._outcome(delivery, attempts)
@@ -187,7 +187,7 @@ class NotificationSender:
         )
 
     async def _is_settled_otherwise(self, message: Message) -> bool:
-        """Drop a message that failed before if all that it asks has been answered since; its content never changes."""
+        """Drop a message that failed before if it is only questions, all answered since; its content never changes."""
         if len(await self._closed(message.notices)) < len(message.notices):
             return False
         await self._settle(message.notices, MessageOutcome(NoticeState.DROPPED, message.notices[0].attempts))

@@ -53,7 +53,7 @@ def _tag(value: str) -> str:
 
 def _secret_reference(value: str) -> str:
     if value and not WHOLE_REFERENCE.fullmatch(value):
-        raise ValueError("is a secret in plain sight; write it as env:NAME or file:PATH")
+        raise ValueError("is a secret in plain text; expected a reference, env:NAME or file:PATH")
     return value
 
 

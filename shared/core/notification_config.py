@@ -104,7 +104,7 @@ ClockTime: TypeAlias = Annotated[str, AfterValidator(_clock_time)]
 
 
 class QuietHours(ConfigSection):
-    """A time of day in which nothing but some events is sent; the rest waits for its end."""
+    """A time of day in which only some events are sent; the rest waits until it ends."""
 
     start: ClockTime = Field(description="When it begins, such as `22:00`.")
     end: ClockTime = Field(description="When it ends; before `start` it is on the next day.")
@@ -118,7 +118,7 @@ class QuietHours(ConfigSection):
     @model_validator(mode="after")
     def _is_a_span(self) -> Self:
         if self.start == self.end:
-            raise ValueError("start and end are the same; for a receiver of nothing leave its rules out")
+            raise ValueError("start and end are the same; to send nothing to a receiver, remove its rules")
         return self
 
     def covers(self, local: time) -> bool:
@@ -138,7 +138,7 @@ class ChannelConfig(ConfigSection):
         "in this time is not sent.",
     )
     max_per_hour: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=60, description="Messages in one hour; what is beyond waits, and becomes one message."
+        default=60, description="Messages in one hour; additional events wait and are then sent together."
     )
 
     @property
@@ -245,7 +245,7 @@ class NotificationsConfig(ConfigSection):
         for rule in self.rules:
             if rule.channel not in names:
                 known = ", ".join(sorted(names)) or "none yet; add one, such as [notifications.webhook.ops]"
-                raise ValueError(f"a rule names the channel {rule.channel!r}, which is not there; known: {known}")
+                raise ValueError(f"a rule names the channel {rule.channel!r}, which is not defined; known: {known}")
         return self
 
     @property

@@ -60,11 +60,11 @@ def _sends_traces() -> bool:
     if exporter == "none" or not (exporter or _value(TRACES_ENDPOINT) or _value(ENDPOINT)):
         return False
     if exporter not in {"", "otlp"}:
-        raise ValueError(f"OTEL_TRACES_EXPORTER={exporter!r} is not one that Soong has; expected otlp or none")
+        raise ValueError(f"OTEL_TRACES_EXPORTER={exporter!r} is not supported; expected otlp or none")
     protocol = _value("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or _value("OTEL_EXPORTER_OTLP_PROTOCOL") or PROTOCOL
     if protocol != PROTOCOL:
         raise ValueError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r} is not one that Soong has; expected {PROTOCOL}, "
+            f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r} is not supported; expected {PROTOCOL}, "
             "which collectors take on port 4318"
         )
     return True

@@ -8,10 +8,10 @@ from soong.orchestrator.notifications.message import Message
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The result of an attempt. ``error`` is one sentence without secrets, empty where it was taken.
+    """The result of an attempt. ``error`` is one sentence without secrets, empty when it was accepted.
 
-    ``is_gone``: the receiver wants nothing any more. ``retry_after_s`` is how long it asked to be left alone.
-    ``is_partial``: some of several addresses took it, so it is not sent again.
+    ``is_gone``: the receiver wants nothing any more. ``retry_after_s`` is how long it asked to wait.
+    ``is_partial``: some of several addresses accepted it, so it is not sent again.
     """
 
     error: str = ""

@@ -1,4 +1,4 @@
-"""The desktop of this machine: notify-send on Linux, osascript on macOS. Only a service of this machine has one."""
+"""The desktop of this machine: notify-send on Linux, osascript on macOS. Only an embedded service uses it."""
 
 import asyncio
 import html

@@ -50,7 +50,7 @@ def signed_headers(message_id: str, timestamp_s: int, body: bytes, keys: Sequenc
 
 
 def keys_of(secret: str, place: str) -> list[bytes]:
-    """Return the keys of a secret, which may be several with blanks between them.
+    """Return the keys of a secret, which may be several, separated by spaces.
 
     Raises: InvalidConfigError, which shows nothing of it.
     """

@@ -103,7 +103,7 @@ class NotificationOutbox(Protocol):
         ...
 
     async def notices(self, *, include_ended: bool, limit: int) -> Sequence[Notice]:
-        """Return the newest notices, oldest of them first: those not sent, or with those that ended well, too."""
+        """Return the newest notices, the oldest first: those that wait or were given up; with ``include_ended`` all."""
         ...
 
     async def retry(self, *, message_id: str = "", channel: str = "", now_us: int) -> int:

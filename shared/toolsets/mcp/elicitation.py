@@ -40,7 +40,7 @@ Action = Literal["accept", "decline", "cancel"]
 
 @dataclass(slots=True, eq=False)
 class CallElicitations:
-    """The questions of a server during one call. ``declined`` are those that a person did not accept, in its words."""
+    """The questions of a server during one call. ``declined`` are the messages of those that no person accepted."""
 
     server_id: str
     config: McpServerConfig
@@ -200,7 +200,7 @@ def _page(url: str) -> tuple[str, str]:
         parts = urlsplit(url)
         host = normal_host(parts.hostname or "")
     except (HostRefusedError, ValueError) as error:
-        raise FormRefusedError(f"the page that it wants to be opened has no sound address: {error}") from error
+        raise FormRefusedError(f"the page that it wants to be opened has no valid address: {error}") from error
     is_local = host in ("127.0.0.1", "localhost", "::1")
     if (
         shown != url

@@ -147,7 +147,7 @@ class ElicitationForm:
             try:
                 value = parse_strict(words)
             except InvalidJsonError as error:
-                raise FormAnswerError(f"it begins like a JSON object and is none: {error}") from error
+                raise FormAnswerError(f"it begins like a JSON object but is not valid JSON: {error}") from error
             assert isinstance(value, Mapping)
             if unknown := sorted(set(value) - set(names)):
                 raise FormAnswerError(f"the form has no field {unknown[0]!r}")

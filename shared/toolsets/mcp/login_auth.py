@@ -197,7 +197,7 @@ def expiry_of(tokens: OAuthToken, clock: Clock) -> int | None:
 
 
 def check_safe(url: httpx2.URL, server_url: str) -> None:
-    """Hold an address that gets secrets to https; on the loopback only for a server that is there too.
+    """Refuse an address that may not get secrets: not https, or on the loopback for a server that is elsewhere.
 
     Raises:
         LoginRefusedError: names the host.

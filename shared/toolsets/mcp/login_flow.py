@@ -97,7 +97,7 @@ class LoopbackReceiver:
             async with asyncio.timeout(WAIT_S):
                 return await asyncio.shield(self._came)
         except TimeoutError as error:
-            raise LoginRefusedError(f"nobody came back from the login within {WAIT_S:g} s") from error
+            raise LoginRefusedError(f"the browser did not return from the login within {WAIT_S:g} s") from error
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         status, text = "404 Not Found", "There is nothing here."

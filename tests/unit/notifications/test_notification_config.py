@@ -26,7 +26,7 @@ def test_a_channel_and_a_rule_are_read_and_the_secret_is_known_as_one() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (RULE, "a rule names the channel 'ops', which is not there; known: none yet; add one"),
+        (RULE, "a rule names the channel 'ops', which is not defined; known: none yet; add one"),
         (HOOK.replace("ops", "OPS"), "is not a name of a channel"),
         (HOOK.replace("env:OPS_SECRET", "whsec_plain"), "notifications.webhook.ops.secret: .*given by reference"),
         (HOOK.replace("https://", "ftp://"), "notifications.webhook.ops.url: .*is not an http or https URL"),

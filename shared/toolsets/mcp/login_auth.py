@@ -197,7 +197,7 @@ def expiry_of(tokens: OAuthToken, clock: Clock) -> int | None:
 
 
 def check_safe(url: httpx2.URL, server_url: str) -> None:
-    """Refuse an address that may not get secrets: not https, or on the loopback for a server that is elsewhere.
+    """Refuse to send secrets to an address that is not https, unless it and the server are on the loopback.
 
     Raises:
         LoginRefusedError: names the host.

@@ -44,6 +44,7 @@ async def test_without_a_budget_nothing_is_charged(scene: ContractHarness) -> No
     assert await state(scene, scope) == BudgetState(scope, Budget(None, 50_000), Charge(), Charge())
 
 
+@pytest.mark.spec("DIS-11.a")
 async def test_a_request_is_charged_with_its_estimate_and_then_with_what_it_used(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     scope = await limit(scene, claim, cents=5, tokens=100_000)
@@ -83,6 +84,7 @@ async def test_a_budget_that_is_used_up_permits_no_request(
     assert (await state(scene, scope)).used == Charge(2000, 20_000)
 
 
+@pytest.mark.spec("DIS-11.b")
 async def test_a_budget_of_zero_permits_nothing_and_none_permits_everything(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     scope = await limit(scene, claim, cents=0)
@@ -106,6 +108,7 @@ async def test_money_without_a_price_is_refused_and_tokens_are_not(scene: Contra
         await reserve(scene, claim, 2, Charge(10, None))
 
 
+@pytest.mark.spec("DIS-11.a")
 async def test_the_day_is_one_for_all_sessions(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     await scene.store.budgets.set_budget(DAY, Budget(None, 10_000))

@@ -57,7 +57,7 @@ def lines(path: Path) -> list[dict[str, Json]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.spec("EVT-03")
+@pytest.mark.spec("EVT-03.a")
 async def test_a_run_that_called_tools_gets_its_folder(tmp_path: Path) -> None:
     store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
     ref = await artifacts.put(b"# Report", name="report.md")

@@ -43,6 +43,7 @@ def cli() -> Iterator[CliHarness]:
         yield one
 
 
+@pytest.mark.spec("PER-13.d")
 def test_a_person_submits_watches_and_answers_in_a_browser(cli: CliHarness, tmp_path: Path) -> None:
     folder = console_folder()
     pictures = Path(os.environ.get("CONSOLE_PICTURES") or tmp_path)

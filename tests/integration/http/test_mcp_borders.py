@@ -17,7 +17,7 @@ from tests.integration.http.conftest import OpenScene
 from tests.integration.http.mcp_clients import done, mcp_client
 from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("MCP-02", "OPS-04", "PER-13.h")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("MCP-02", "OPS-04.e", "PER-13.h")]
 
 INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",

@@ -19,21 +19,23 @@ from starlette.requests import Request
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.preview import preview_of
 from soong.orchestrator.client.submission import Ids, Submission, ask_submission, submission
-from soong.orchestrator.http.context import api_of
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.context import api_of, check_own
 from soong.orchestrator.http.problems import MAX_ERRORS, MAX_PLACE_CHARS, ProblemCode, ProblemError, plan_errors
 from soong.orchestrator.http.strict import Body
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, digest
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.model_settings import SETTING_NAMES, read_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan, plan_from_json
+from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.consent import Preview, StepGrant
 from soong.shared.permissions.policy import Policy
-from soong.shared.permissions.rules import parse_allow
+from soong.shared.permissions.rules import Effect, parse_allow
 from soong.shared.permissions.scope import is_within
 
 MAX_STEP_GRANTS = 1_000
@@ -276,6 +278,19 @@ def prepared_ask(
         budget=(body.budget,),
         settings=read_settings(body.settings),
     )
+
+
+def check_follow_up(caller: Caller, session: Session, catalogue: Catalogue, settings: Settings) -> None:
+    """Refuse a goal that its submitter could not give in a new session: elsewhere, or with more allowed beforehand.
+
+    Raises: ProblemError (not_yours, forbidden).
+    """
+    check_own(caller, session)
+    _project(session.project, settings.http_projects)
+    given, new = Policy.from_json(session.policy), _policy(catalogue, settings)
+    allowed = {rule for rule in given.rules if rule.effect is Effect.ALLOW and not rule.step}
+    if not allowed <= set(new.rules) or replace(given, rules=()) != replace(new, rules=()):
+        caller.require(Right.APPROVE)
 
 
 def _rule_errors(rules: Sequence[str], catalogue: Catalogue) -> list[Json]:

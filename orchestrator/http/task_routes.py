@@ -25,6 +25,7 @@ from soong.orchestrator.http.submissions import (
     PlanBody,
     PreviewBody,
     SubmissionBody,
+    check_follow_up,
     ids_of,
     prepared,
     prepared_ask,
@@ -186,9 +187,9 @@ async def submit_follow_up(
     The last ask has to be completed. With an `Idempotency-Key` the request can be repeated when its response was lost.
     """
     api = api_of(request)
-    store = api.client.store
+    store, catalogue = api.client.store, await api.catalogue()
     session = await store.sessions.session(session_id)
-    check_own(caller, session)
+    check_follow_up(caller, session, catalogue, api.client.settings)
     task_id = ids_of(idempotency_key, caller.principal, body).task if idempotency_key else ""
     if task_id and await _stands(store, Ids(session_id, task_id)):
         if (await store.tasks.task(task_id)).title != title_of(body.goal):
@@ -200,7 +201,7 @@ async def submit_follow_up(
         await _last_root(store, session_id),
         agent=body.agent,
         model=body.model,
-        catalogue=await api.catalogue(),
+        catalogue=catalogue,
         clock=api.client.clock,
         settings=read_settings(body.settings),
         task_id=task_id,

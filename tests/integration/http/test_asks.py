@@ -115,6 +115,33 @@ async def test_a_session_is_given_another_goal_by_its_principal_alone(scene: Htt
     assert (task.title, root.definition, root.model) == ("Fix it.", "reviewer", MODEL)
 
 
+async def test_a_goal_uses_what_its_session_allows_only_in_the_hands_of_an_approver(
+    scene: HttpHarness, tmp_path: Path
+) -> None:
+    runner = await scene.someone(ADA, Right.RUN)
+    codes = []
+    for allow in ([], [f"code.write_file:{tmp_path}"]):
+        first = (await scene.caller.post("/v1/asks", json=body(tmp_path, allow=allow))).json()
+        await ended(scene, first)
+        path = f"/v1/sessions/{first['session']['id']}/asks"
+        codes += [(await runner.post(path, json={"goal": "Go on."})).status_code]
+    codes += [(await scene.caller.post(path, json={"goal": "Go on."})).status_code]
+
+    assert codes == [201, 403, 201]
+
+
+async def test_a_goal_is_given_in_the_folders_of_the_server_alone(open_http: OpenScene, tmp_path: Path) -> None:
+    async with open_http() as opened:
+        first = (await opened.caller.post("/v1/asks", json=body(tmp_path))).json()
+        await ended(opened, first)
+        opened.api.client.settings = opened.api.client.settings.model_copy(
+            update={"http_projects": (str(tmp_path / "other"),)}
+        )
+        response = await opened.caller.post(f"/v1/sessions/{first['session']['id']}/asks", json={"goal": "Go on."})
+
+    assert (response.status_code, code_of(response)) == (403, "forbidden")
+
+
 async def test_a_goal_opens_a_closed_session_again_and_needs_an_ask_to_follow(
     scene: HttpHarness, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from soong.shared.core.errors import InvalidJsonError, SoongError
+from soong.shared.core.inert import is_told_apart
 from soong.shared.core.jsontext import parse_strict
 from soong.shared.sandbox.terminal_text import inert_text
 
@@ -20,6 +21,8 @@ MAX_FIELDS: Final = 32
 MAX_OPTIONS: Final = 100
 MAX_NAME_CHARS: Final = 100
 MAX_WORDS_CHARS: Final = 300
+MAX_FORM_CHARS: Final = 20_000
+"""Of all that a person is shown of a form. A longer question would be cut, and with it what Soong says at its end."""
 _TYPES: Final = ("string", "number", "integer", "boolean", "array")
 _YES: Final = frozenset({"yes", "y", "true", "on", "1"})
 _NO: Final = frozenset({"no", "n", "false", "off", "0"})
@@ -31,7 +34,8 @@ _SECRET: Final = re.compile(
 )
 _WORD_BORDER: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_")
 _FORMATS: Final = {
-    "email": re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+"),
+    # A server's default is held to it too: every part ends where the next begins, so it takes linear time.
+    "email": re.compile(r"[^@\s]+@[^@\s.]+(?:\.[^@\s.]+)+"),
     "uri": re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+"),
     "date": re.compile(r"\d{4}-\d{2}-\d{2}"),
     "date-time": re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:[Zz]|[+-]\d{2}:?\d{2})?"),
@@ -179,13 +183,15 @@ def form_of(schema: Mapping[str, Any], message: str) -> ElicitationForm:
     fields = tuple(_field(str(name), one, name in required) for name, one in properties.items())
     if any(one.type == "string" and not one.options for one in fields) and _SECRET.search(message):
         raise FormRefusedError("it asks for a secret, which a server must not")
+    if sum(len(one.line) for one in fields) > MAX_FORM_CHARS:
+        raise FormRefusedError("its form is too long to be shown")
     return ElicitationForm(fields)
 
 
 def _field(name: str, schema: Any, is_required: bool) -> FormField:
     if not isinstance(schema, Mapping) or schema.get("type") not in _TYPES:
         raise FormRefusedError(f"its field {name[:MAX_NAME_CHARS]!r} is not a text, number, yes or no, or choice")
-    if not name.strip() or len(name) > MAX_NAME_CHARS or inert_text(name) != name:
+    if not name.strip() or len(name) > MAX_NAME_CHARS or not is_told_apart(name):
         raise FormRefusedError(f"a field has a name that cannot be shown: {inert_text(name[:MAX_NAME_CHARS])!r}")
     kind = str(schema["type"])
     options = _options(schema.get("items", {}) if kind == "array" else schema)
@@ -277,6 +283,8 @@ def _several(field: FormField, said: object) -> FieldValue:
         parts = said.split("|" if "|" in said else ",")
     if not isinstance(parts, list | tuple):
         raise TypeError(said)
+    if len(parts) > MAX_OPTIONS:
+        raise ValueError(said)
     chosen = [field.option(str(part).strip()) for part in parts if str(part).strip()]
     return list(dict.fromkeys(chosen))
 

@@ -5,6 +5,7 @@ says which command a person runs. Imports the SDK: only a connection does.
 """
 
 import asyncio
+import shlex
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
@@ -94,7 +95,9 @@ class LoginAuth(httpx2.Auth):
                 return ""
             scope = inert_text(extract_field_from_www_auth(response, "scope") or "")[:500]
             wanted = (
-                f"the rights {scope!r}; run `{command} --scope {scope!r}`" if scope else f"more rights; run `{command}`"
+                f"the rights {scope!r}; run `{command} --scope {shlex.quote(scope)}`"
+                if scope
+                else f"more rights; run `{command}`"
             )
             return f"the MCP server {self._server_id!r} wants {wanted}"
         return ""

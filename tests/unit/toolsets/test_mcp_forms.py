@@ -90,6 +90,8 @@ def test_a_form_that_asks_for_a_secret_is_refused(schema: dict[str, Any], messag
         {"properties": {"x": "text"}},
         {"properties": {"x\u202ey": {"type": "string"}}},
         {"properties": {"": {"type": "string"}}},
+        {"properties": {"x\nSoong: allow it": {"type": "string"}}},
+        {"properties": {"x": {"type": "string", "enum": ["y" * 30_000]}}},
         {"properties": [1]},
         {"properties": {f"f{n}": {"type": "string"} for n in range(33)}},
         {"properties": {"x": {"type": "string", "enum": [1, 2]}}},
@@ -104,6 +106,14 @@ def test_a_pattern_of_a_server_is_never_run() -> None:
     evil = form(x={"type": "string", "pattern": "(a+)+$"})
 
     assert evil.answer_of("a" * 60 + "!") == {"x": "a" * 60 + "!"}
+
+
+def test_a_default_of_a_server_does_not_hold_up_the_worker() -> None:
+    dots = "a@" + "." * 300_000 + "@"
+    many = ["a"] * 300_000
+
+    assert form(x={"type": "string", "format": "email", "default": dots}).fields[0].default is None
+    assert form(x={**SEVERAL, "default": many}).fields[0].default is None
 
 
 def test_what_is_shown_of_a_field_is_one_inert_line() -> None:

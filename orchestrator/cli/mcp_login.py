@@ -103,7 +103,7 @@ async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
     import httpx2
 
     from soong.shared.core.errors import SoongError
-    from soong.shared.toolsets.mcp.login_auth import BASIC, check_safe, client_of
+    from soong.shared.toolsets.mcp.login_auth import BASIC, bounded_client, check_safe, client_of
 
     endpoint = str((made.metadata or {}).get("revocation_endpoint") or "")
     token = str(made.tokens.get("refresh_token") or made.access_token)
@@ -118,7 +118,7 @@ async def _revoked(made: "ServerLogin", config: "McpServerConfig") -> bool:
             credentials = httpx2.BasicAuth(client.client_id, client.client_secret)
         elif client.client_secret:
             data["client_secret"] = client.client_secret
-        async with httpx2.AsyncClient(timeout=_REVOKE_S, follow_redirects=False, auth=credentials) as web:
+        async with bounded_client(_REVOKE_S, credentials) as web:
             response = await web.post(endpoint, data=data)
     except (httpx2.HTTPError, httpx2.InvalidURL, SoongError, ValueError):
         return False

@@ -5,8 +5,10 @@ says which command a person runs. Imports the SDK: only a connection does.
 """
 
 import asyncio
+import logging
 import shlex
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx2
@@ -38,6 +40,9 @@ POLL_S: Final = 0.05
 RESOURCE_REVISION: Final = "2025-06-18"
 """Since this revision a token is asked for one resource (RFC 8707)."""
 BASIC: Final = "client_secret_basic"
+MAX_ANSWER_BYTES: Final = 48 * 1024
+"""Of one answer of an authorization server: four of them are kept in the file of a login."""
+UNPACKED: Final = {"Accept-Encoding": "identity"}
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -74,6 +79,7 @@ class LoginAuth(httpx2.Auth):
         _authorize(request, login)
         response = yield request
         if response.status_code == httpx2.codes.UNAUTHORIZED and login is not None:
+            bound(response)  # it is read before the next request
             renewed = await self._renewed(login)
             if renewed is not None:
                 _authorize(request, renewed)
@@ -117,7 +123,7 @@ class LoginAuth(httpx2.Auth):
                         if is_ours:
                             return await self._renewed_here(old)
                     await asyncio.sleep(POLL_S)
-        except (OSError, TimeoutError, httpx2.HTTPError, SoongError) as error:
+        except Exception as error:  # noqa: BLE001  # the edge to foreign servers and the SDK
             log.warning("mcp_login_not_renewed", server=self._server_id, error=type(error).__name__)
             return None
 
@@ -143,6 +149,7 @@ class _Renewal(OAuthClientProvider):
         self._kept: OAuthToken | None = None
         self._of = login
         self._clock = clock
+        quieten_sdk()
         super().__init__(config.url, OAuthClientMetadata(redirect_uris=[AnyUrl("http://127.0.0.1/")]), self)
         self.context.client_info = client_of(login.client, config, server_id)
         self.context.current_tokens = OAuthToken.model_validate(login.tokens)
@@ -156,7 +163,7 @@ class _Renewal(OAuthClientProvider):
         """Return the login as it is to be kept now; None when nothing is known of its end."""
         request = await self._refresh_token()
         check_safe(request.url, self.context.server_url)
-        async with httpx2.AsyncClient(timeout=RENEW_S, follow_redirects=False) as client:
+        async with bounded_client(RENEW_S) as client:
             response = await client.send(request)
         if response.status_code in (httpx2.codes.BAD_REQUEST, httpx2.codes.UNAUTHORIZED):
             return self._of.model_copy(update={"is_ended": True})
@@ -208,6 +215,50 @@ def check_safe(url: httpx2.URL, server_url: str) -> None:
     is_local = url.host in _LOOPBACK and httpx2.URL(server_url).host in _LOOPBACK
     if url.scheme != "https" and not is_local:
         raise LoginRefusedError(f"{url.scheme}://{inert_text(url.host)} is not https, so it gets no login")
+
+
+def bounded_client(timeout_s: float, auth: httpx2.Auth | None = None) -> httpx2.AsyncClient:
+    """Return a client for requests to authorization servers: it follows no redirect and reads no long answer."""
+
+    async def hold(response: httpx2.Response) -> None:
+        bound(response)
+
+    hooks: dict[str, list[Callable[..., Any]]] = {"response": [hold]}
+    return httpx2.AsyncClient(timeout=timeout_s, follow_redirects=False, auth=auth, event_hooks=hooks, headers=UNPACKED)
+
+
+def bound(response: httpx2.Response) -> None:
+    """Let no more of an answer be read than a document of an authorization server has.
+
+    Raises:
+        LoginRefusedError: here, when it is packed; otherwise when too much of it is read.
+    """
+    if response.headers.get("Content-Encoding", "") not in ("", "identity"):
+        raise LoginRefusedError(f"{inert_text(response.url.host)} sent a packed answer, which was not asked for")
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _BoundedStream(response.stream, inert_text(response.url.host))
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundedStream(httpx2.AsyncByteStream):
+    stream: httpx2.AsyncByteStream
+    host: str
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self.stream:
+            size += len(piece)
+            if size > MAX_ANSWER_BYTES:
+                raise LoginRefusedError(f"{self.host} sent an answer of more than {MAX_ANSWER_BYTES} bytes")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+
+def quieten_sdk() -> None:
+    """Keep answers of authorization servers, which hold tokens, out of the log: the SDK tells what it cannot read."""
+    logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL + 1)
 
 
 def _authorize(request: httpx2.Request, login: ServerLogin | None) -> None:

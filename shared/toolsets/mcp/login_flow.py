@@ -28,7 +28,9 @@ from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.toolsets.mcp.login_auth import (
     RESOURCE_REVISION,
+    UNPACKED,
     LoginRefusedError,
+    bound,
     check_safe,
     client_of,
     expiry_of,
@@ -188,11 +190,11 @@ async def log_in(
     """
     flow = _Flow(server_id, config, receiver, show, scope)
     logging.getLogger("mcp.client").setLevel(logging.CRITICAL + 1)  # it logs answers of authorization servers
-    headers = resolved(config.headers, f"config.toml: mcp.servers.{server_id}.headers")
+    headers = {**UNPACKED, **resolved(config.headers, f"config.toml: mcp.servers.{server_id}.headers")}
     mode = "legacy" if config.protocol == "handshake" else "auto"
     try:
         check_safe(httpx2.URL(config.url), config.url)
-        hooks: dict[str, list[Callable[..., Any]]] = {"request": [flow.check]}
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [flow.check], "response": [flow.hold]}
         async with (
             httpx2.AsyncClient(headers=headers, auth=flow, event_hooks=hooks, timeout=config.start_timeout_s) as web,
             Client(streamable_http_client(config.url, http_client=web), mode=mode, cache=None) as client,
@@ -256,6 +258,16 @@ class _Flow(OAuthClientProvider):
         """Hold every request of the flow to where secrets may go."""
         try:
             check_safe(request.url, self._config.url)
+        except LoginRefusedError as error:
+            self.problem = self.problem or error
+            raise
+
+    async def hold(self, response: httpx2.Response) -> None:
+        """Bound every answer of the flow; those of the MCP server itself are the SDK's to read."""
+        if response.request.url == httpx2.URL(self._config.url) and response.status_code != httpx2.codes.UNAUTHORIZED:
+            return
+        try:
+            bound(response)
         except LoginRefusedError as error:
             self.problem = self.problem or error
             raise

@@ -151,7 +151,8 @@ async def http_transport(
 
     timeout = httpx2.Timeout(HTTP_TIMEOUT_S, read=read_timeout_s)
     async with (
-        httpx2.AsyncClient(headers=dict(headers), timeout=timeout, auth=auth) as client,
+        # What is packed has a length that its sender chooses after it was bounded.
+        httpx2.AsyncClient(headers={"Accept-Encoding": "identity", **headers}, timeout=timeout, auth=auth) as client,
         streamable_http_client(url, http_client=client) as streams,
     ):
         yield streams

@@ -1,6 +1,7 @@
 """Logins at an MCP server over HTTP, against the authorization server of the SDK."""
 
 import asyncio
+import shlex
 import stat
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -148,7 +149,7 @@ async def test_a_call_that_needs_more_rights_fails_alone_and_names_them(site: Lo
         refused = await scene.call("mcp.t.admin")
 
         assert problem(refused) == (
-            "the MCP server 't' wants the rights 'files:write'; run `soong mcp login t --scope 'files:write'`"
+            "the MCP server 't' wants the rights 'files:write'; run `soong mcp login t --scope files:write`"
         )
         assert (await other).data == {"result": "waited"}
         assert (await scene.call("mcp.t.repeat")).ok
@@ -289,3 +290,65 @@ async def test_a_remote_server_cannot_send_a_login_to_this_machine() -> None:
 
 async def _nothing() -> str:
     return ""
+
+
+class HostileIssuer:
+    """Refuses every request to the MCP server, and answers the renewal of a token with ``said``, once or for ever."""
+
+    def __init__(self, said: bytes, *, is_endless: bool = False) -> None:
+        self.said, self.is_endless, self.sent = said, is_endless, 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        is_renewal = head.startswith(b"POST /token")
+        status = b"200 OK" if is_renewal else b"401 Unauthorized"
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
+        try:
+            while is_renewal:
+                writer.write(self.said)
+                await writer.drain()
+                self.sent += len(self.said)
+                if not self.is_endless or self.sent > 2**26:
+                    break
+        except ConnectionError:
+            pass
+        writer.close()
+
+
+@pytest.mark.parametrize("is_endless", [True, False])
+async def test_a_worker_reads_and_logs_little_of_what_an_authorization_server_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_endless: bool
+) -> None:
+    issuer = HostileIssuer(b" " * 65536 if is_endless else b'{"accessToken": "at-SECRET"}', is_endless=is_endless)
+    server = await asyncio.start_server(issuer.serve, "127.0.0.1")
+    base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    login = ServerLogin(
+        server="t",
+        url=f"{base}/mcp",
+        client={"client_id": "c", "redirect_uris": ["http://127.0.0.1/"], "token_endpoint_auth_method": "none"},
+        tokens={"access_token": "at-old", "refresh_token": "rt-old"},
+    )
+    LoginFolder(tmp_path).write(login)
+    config = parse_config(f'[mcp.servers.t]\nurl = "{base}/mcp"').mcp.servers["t"]
+    auth = LoginAuth("t", config, LoginFolder(tmp_path), SystemClock())
+    async with server, httpx2.AsyncClient(auth=auth) as client:
+        response = await client.post(f"{base}/mcp", json={})
+
+    assert response.status_code == 401
+    assert auth.problem.endswith("run `soong mcp login t`")
+    assert issuer.sent < 2**25
+    assert "at-SECRET" not in caplog.text
+
+
+async def test_rights_that_a_server_names_are_words_for_a_shell(tmp_path: Path) -> None:
+    evil = "a'$(id)"
+    config = parse_config('[mcp.servers.t]\nurl = "https://t.example/mcp"').mcp.servers["t"]
+    auth = LoginAuth("t", config, LoginFolder(tmp_path), SystemClock())
+    challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{evil}"'}
+    transport = httpx2.MockTransport(lambda _request: httpx2.Response(403, headers=challenge))
+    async with httpx2.AsyncClient(auth=auth, transport=transport) as client:
+        await client.get(config.url)
+
+    command = auth.problem.split("`")[1]
+    assert shlex.split(command)[-1] == evil
+    assert f"--scope {shlex.quote(evil)}" in command

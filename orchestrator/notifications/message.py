@@ -113,7 +113,9 @@ class Message:
 
 
 def _headline(notice: Notice) -> str:
-    task = _text(notice, "task") or _text(notice, "task_id")
+    # A title is read on a locked screen, alone: in quotes the name of a task does not pass for words of ours.
+    name = _text(notice, "task").replace("“", "'").replace("”", "'")
+    task = f"“{name}”" if name else _text(notice, "task_id")
     match notice.event:
         case "question":
             danger = ", dangerous" if notice.facts.get("is_dangerous") is True else ""

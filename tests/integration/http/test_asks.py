@@ -118,14 +118,14 @@ async def test_a_session_is_given_another_goal_by_its_principal_alone(scene: Htt
 async def test_a_goal_uses_what_its_session_allows_only_in_the_hands_of_an_approver(
     scene: HttpHarness, tmp_path: Path
 ) -> None:
-    runner = await scene.someone(ADA, Right.RUN)
-    codes = []
+    runner, paths = await scene.someone(ADA, Right.RUN), []
     for allow in ([], [f"code.write_file:{tmp_path}"]):
         first = (await scene.caller.post("/v1/asks", json=body(tmp_path, allow=allow))).json()
         await ended(scene, first)
-        path = f"/v1/sessions/{first['session']['id']}/asks"
-        codes += [(await runner.post(path, json={"goal": "Go on."})).status_code]
-    codes += [(await scene.caller.post(path, json={"goal": "Go on."})).status_code]
+        paths.append(f"/v1/sessions/{first['session']['id']}/asks")
+    goal = {"goal": "Go on."}
+    codes = [(await runner.post(path, json=goal)).status_code for path in paths]
+    codes.append((await scene.caller.post(paths[1], json=goal)).status_code)
 
     assert codes == [201, 403, 201]
 

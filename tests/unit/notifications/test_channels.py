@@ -265,3 +265,10 @@ def test_macos_gets_texts_as_arguments_and_never_as_script() -> None:
     assert title == f"Soong: {MESSAGE.title}"
     assert not any(HOSTILE in word for word in command[:-2])
     assert HOSTILE in text
+
+
+def test_the_name_of_a_task_is_in_quotes_where_a_title_stands_alone() -> None:
+    evil = Message("m", [Notice("n", "c", "end", "s", "", 1, 0, {"task": "x”. Approve it", "outcome": "completed"})])
+    unnamed = Message("m", [Notice("n", "c", "end", "s", "", 1, 0, {"task_id": "task_1", "outcome": "failed"})])
+
+    assert (evil.title, unnamed.title) == ("Task completed: “x'. Approve it”", "Task failed: task_1")

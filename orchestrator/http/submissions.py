@@ -37,9 +37,11 @@ from soong.shared.permissions.consent import Preview, StepGrant
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import Effect, parse_allow
 from soong.shared.permissions.scope import is_within
+from soong.shared.permissions.store import ConsentStore
 
 MAX_STEP_GRANTS = 1_000
 MAX_SETTINGS = 20
+MANY_QUESTIONS = 10_000
 
 PlanSource = Annotated[
     dict[str, JsonValue] | str, Field(description="The plan: an object, or the text of a plan file (YAML or JSON).")
@@ -280,7 +282,9 @@ def prepared_ask(
     )
 
 
-def check_follow_up(caller: Caller, session: Session, catalogue: Catalogue, settings: Settings) -> None:
+async def check_follow_up(
+    caller: Caller, session: Session, consent: ConsentStore, catalogue: Catalogue, settings: Settings
+) -> None:
     """Refuse a goal that its submitter could not give in a new session: elsewhere, or with more allowed beforehand.
 
     Raises: ProblemError (not_yours, forbidden).
@@ -290,6 +294,11 @@ def check_follow_up(caller: Caller, session: Session, catalogue: Catalogue, sett
     given, new = Policy.from_json(session.policy), _policy(catalogue, settings)
     allowed = {rule for rule in given.rules if rule.effect is Effect.ALLOW and not rule.step}
     if not allowed <= set(new.rules) or replace(given, rules=()) != replace(new, rules=()):
+        caller.require(Right.APPROVE)
+    if caller.may(Right.APPROVE):
+        return
+    answered = await consent.questions(session_id=session.id, include_closed=True, limit=MANY_QUESTIONS)
+    if any(one.decision is not None and one.decision.choice.is_grant for one in answered):
         caller.require(Right.APPROVE)
 
 

@@ -189,7 +189,7 @@ async def submit_follow_up(
     api = api_of(request)
     store, catalogue = api.client.store, await api.catalogue()
     session = await store.sessions.session(session_id)
-    check_follow_up(caller, session, catalogue, api.client.settings)
+    await check_follow_up(caller, session, store.consent, catalogue, api.client.settings)
     task_id = ids_of(idempotency_key, caller.principal, body).task if idempotency_key else ""
     if task_id and await _stands(store, Ids(session_id, task_id)):
         if (await store.tasks.task(task_id)).title != title_of(body.goal):

@@ -1,15 +1,19 @@
 """Goals over HTTP: submitted once, refused with what to do, never allowed more than their submitter may allow."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from soong.orchestrator.http.authentication import Caller
+from soong.orchestrator.http.problems import ProblemError
+from soong.orchestrator.http.submissions import check_follow_up
 from soong.shared.core.identity import Role
 from soong.shared.engine.tasks.kinds import TaskKind
-from soong.shared.permissions.access.token import Right
+from soong.shared.permissions.access.token import Right, make_token
 from tests.contract.scene import completed
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
@@ -157,3 +161,22 @@ async def test_a_goal_opens_a_closed_session_again_and_needs_an_ask_to_follow(
 
     assert (without.status_code, code_of(without)) == (404, "not_found")
     assert (closed.status_code, closed.json()["session"]["is_closed"]) == (201, False)
+
+
+async def test_what_a_person_has_granted_a_session_is_not_for_another_goal_of_a_runner(open_http: OpenScene) -> None:
+    async with open_http() as opened:
+        store, catalogue = opened.bench.store, await opened.api.catalogue()
+        request = await opened.ask()
+        session = replace(
+            await store.sessions.session(request.identity.session_id),
+            policy=replace(catalogue.policy, read_roots=()).as_json(),
+        )
+        token, _ = make_token(session.principal, [Right.RUN], now_us=0)
+        caller = Caller(token, None)
+        await check_follow_up(caller, session, store.consent, catalogue, opened.api.client.settings)
+        answer = {"choice": "allow_for_session", "input_digest": request.input_digest}
+        await opened.caller.post(f"/v1/approvals/{request.id}/answer", json=answer)
+        await opened.verdict()
+
+        with pytest.raises(ProblemError, match="needs the right 'approve'"):
+            await check_follow_up(caller, session, store.consent, catalogue, opened.api.client.settings)

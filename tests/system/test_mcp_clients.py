@@ -268,6 +268,8 @@ def test_the_inspector_submits_waits_answers_and_reads(service: CliHarness, tmp_
 
     tools = inspector.called("tools/list", "--strict")["tools"]
     task = inspector.tool("submit_plan", **given)["structuredContent"]["task"]
+    # Parked, as the page shows it: a look comes earlier or later.
+    until(lambda: service.step_statuses().get("write") == "blocked", "the question is parked", service.logs)
     waited = inspector.tool("wait_for_task", task=task)["structuredContent"]
     (question,) = inspector.tool("list_approvals")["structuredContent"]["items"]
     answer = {"choice": "allow_once", "input_digest": question["input_digest"]}

@@ -20,7 +20,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.log import get_logger
-from soong.shared.core.notification_config import ChannelConfig, NotificationsConfig
+from soong.shared.core.notification_config import EVENTS, ChannelConfig, EventName, NotificationsConfig
 from soong.shared.engine.tasks.event_feed import Totals
 from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState, NotificationOutbox
 from soong.shared.permissions.store import ConsentStore
@@ -110,7 +110,9 @@ class NotificationSender:
     async def _serve(self, name: str, *, is_last: bool, is_gone: bool) -> None:
         """Send what is due to one channel: messages that were tried before, then new ones."""
         config, now_us = self.config.channels[name], self.clock.now_us()
-        waiting = await self.outbox.waiting(name, limit=PAGE)
+        # What quiet hours hold back is not read: however much there is of it, what may pass is not behind it.
+        events = EVENTS if is_gone else passing_now(config, now_us)
+        waiting = await self.outbox.waiting(name, events=events, limit=PAGE) if events else ()
         # A former owner may not know yet: what it sent would be recorded by nobody, and sent again each time.
         if not waiting or not await self.outbox.is_acting(CONSUMER, self.owner_id()):
             return
@@ -118,13 +120,14 @@ class NotificationSender:
             outcome = MessageOutcome(NoticeState.GONE, 0, error="the receiver takes no more messages")
             await self._settle(waiting, outcome, is_counted=False)
             return
-        free = [notice for notice in waiting if not is_held(config, notice, now_us)]
-        tried = sorted((one for one in free if one.message_id and one.due_us <= now_us), key=lambda one: one.message_id)
+        tried = sorted(
+            (one for one in waiting if one.message_id and one.due_us <= now_us), key=lambda one: one.message_id
+        )
         for message_id, notices in groupby(tried, key=lambda notice: notice.message_id):
             message = Message(message_id, sorted(notices, key=_place), self.config.console)
             if not await self._is_settled_otherwise(message) and not await self._attempt(name, message):
                 return  # it is down: the others keep their turn
-        await self._send_new(name, [notice for notice in free if not notice.message_id], is_last)
+        await self._send_new(name, [notice for notice in waiting if not notice.message_id], is_last)
 
     async def _send_new(self, name: str, fresh: Sequence[Notice], is_last: bool) -> None:
         now_us = self.clock.now_us()
@@ -212,13 +215,13 @@ class NotificationSender:
             await self.outbox.prune(now_us - KEPT // timedelta(microseconds=1))
 
 
-def is_held(config: ChannelConfig, notice: Notice, now_us: int) -> bool:
-    """Say whether quiet hours hold a notice back now."""
+def passing_now(config: ChannelConfig, now_us: int) -> Sequence[EventName]:
+    """Return the kinds of events that quiet hours do not hold back now."""
     quiet = config.quiet_hours
-    if quiet is None or notice.event in quiet.passing:
-        return False
+    if quiet is None:
+        return EVENTS
     local = datetime.fromtimestamp(now_us / _MICRO, UTC).astimezone(ZoneInfo(quiet.zone))
-    return quiet.covers(local.time())
+    return quiet.passing if quiet.covers(local.time()) else EVENTS
 
 
 def _place(notice: Notice) -> tuple[int, str]:

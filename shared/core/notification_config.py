@@ -7,7 +7,7 @@ an orchestrator resolves when it sends. Delivery is :mod:`soong.orchestrator.not
 import re
 from collections.abc import Iterator, Mapping
 from datetime import time
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias, get_args
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
@@ -17,6 +17,7 @@ from soong.shared.core.config_section import ConfigSection, Text
 from soong.shared.core.mcp_config import WHOLE_REFERENCE
 
 EventName: TypeAlias = Literal["question", "failure", "budget", "end", "worker_lost"]
+EVENTS: Final[tuple[EventName, ...]] = get_args(EventName)
 RiskName: TypeAlias = Literal["read", "write", "execute", "critical"]
 
 CHANNEL_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)

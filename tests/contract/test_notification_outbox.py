@@ -2,6 +2,7 @@
 
 import pytest
 
+from soong.shared.core.notification_config import EVENTS
 from soong.shared.engine.sessions.session import Owner
 from soong.shared.engine.tasks.event_feed import Totals
 from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState
@@ -38,10 +39,10 @@ async def test_a_notice_comes_back_as_it_was_written_and_is_written_once(scene: 
     await opened(scene, make_notice("late", due_us=20), make_notice())
     await scene.store.outbox.add([make_notice(due_us=999)])
 
-    found = await scene.store.outbox.waiting("ops", limit=10)
+    found = await scene.store.outbox.waiting("ops", events=EVENTS, limit=10)
 
     assert found == [make_notice(), make_notice("late", due_us=20)]
-    assert [one.id for one in await scene.store.outbox.waiting("ops", limit=1)] == ["n1"]
+    assert [one.id for one in await scene.store.outbox.waiting("ops", events=EVENTS, limit=1)] == ["n1"]
 
 
 async def test_notices_become_one_message_once(scene: ContractHarness) -> None:
@@ -51,7 +52,7 @@ async def test_notices_become_one_message_once(scene: ContractHarness) -> None:
     assert await outbox.group(CONSUMER, owner_id, "msg_1", ["a", "b"])
     assert not await outbox.group(CONSUMER, owner_id, "msg_2", ["b", "c"])
 
-    found = {one.id: one.message_id for one in await outbox.waiting("ops", limit=10)}
+    found = {one.id: one.message_id for one in await outbox.waiting("ops", events=EVENTS, limit=10)}
     assert found == {"a": "msg_1", "b": "msg_1", "c": ""}
 
 
@@ -74,7 +75,7 @@ async def test_an_outcome_is_counted_with_its_row(scene: ContractHarness) -> Non
     await scene.store.outbox.group(CONSUMER, scene.own.owner_id, "msg_1", ["a", "b"])
 
     assert await settle(scene, ["a", "b"], NoticeState.WAITING, 77)
-    (first, _) = await scene.store.outbox.waiting("ops", limit=10)
+    (first, _) = await scene.store.outbox.waiting("ops", events=EVENTS, limit=10)
     assert await settle(scene, ["a", "b"], NoticeState.SENT, at_us=100)
 
     assert (first.attempts, first.due_us, first.error, first.ended_us) == (1, 77, "busy", 0)
@@ -94,7 +95,11 @@ async def test_a_receiver_that_is_back_gets_the_rest_at_once(scene: ContractHarn
 
     await settle(scene, ["new"], NoticeState.SENT)
 
-    due = {one.id: one.due_us for name in ("ops", "other") for one in await scene.store.outbox.waiting(name, limit=9)}
+    due = {
+        one.id: one.due_us
+        for name in ("ops", "other")
+        for one in await scene.store.outbox.waiting(name, events=EVENTS, limit=9)
+    }
     assert due == {"tried": scene.now_us, "elsewhere": scene.later_us}
 
 
@@ -110,8 +115,8 @@ async def test_what_was_given_up_waits_again_when_a_person_says_so(scene: Contra
     assert await scene.store.outbox.retry(message_id="msg_1", now_us=6) == 1
     assert await scene.store.outbox.retry(now_us=7) == 0
     assert await scene.store.outbox.gone_channels() == []
-    (dead,) = await scene.store.outbox.waiting("ops", limit=10)
-    (gone,) = await scene.store.outbox.waiting("left", limit=10)
+    (dead,) = await scene.store.outbox.waiting("ops", events=EVENTS, limit=10)
+    (gone,) = await scene.store.outbox.waiting("left", events=EVENTS, limit=10)
     assert [(one.id, one.due_us, one.attempts) for one in (gone, dead)] == [("gone", 5, 0), ("dead", 6, 0)]
     assert dead.message_id == "msg_1"
 

@@ -69,8 +69,8 @@ class NotificationOutbox(Protocol):
         """Write notices; one whose id is known stays as it is."""
         ...
 
-    async def waiting(self, channel: str, *, limit: int) -> Sequence[Notice]:
-        """Return what waits for a channel, the earliest due first."""
+    async def waiting(self, channel: str, *, events: Sequence[str], limit: int) -> Sequence[Notice]:
+        """Return what waits for a channel and is of these kinds, the earliest due first."""
         ...
 
     async def is_acting(self, consumer: str, owner_id: str) -> bool:

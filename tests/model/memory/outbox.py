@@ -24,8 +24,8 @@ class MemoryNotificationOutbox:
             self.rows.notices.setdefault(notice.id, notice)
 
     @transaction
-    def waiting(self, channel: str, *, limit: int) -> Sequence[Notice]:
-        ours = [notice for notice in self.rows.notices.values() if notice.channel == channel]
+    def waiting(self, channel: str, *, events: Sequence[str], limit: int) -> Sequence[Notice]:
+        ours = [one for one in self.rows.notices.values() if one.channel == channel and one.event in events]
         waiting = [notice for notice in ours if notice.state is NoticeState.WAITING]
         return sorted(waiting, key=lambda notice: (notice.due_us, notice.id))[:limit]
 

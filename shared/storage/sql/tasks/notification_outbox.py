@@ -38,9 +38,10 @@ ACTS: Final = Statement(
     "SELECT name FROM event_consumers WHERE name = :name AND owner_id = :owner_id /*pg FOR UPDATE */",
 )
 WAITING: Final = Statement(
-    "waiting: notices for a channel, the earliest due first",
+    "waiting: notices of these kinds for a channel, the earliest due first",
     f"""
-    SELECT {_COLUMNS} FROM notices WHERE state = 'waiting' AND channel = :channel ORDER BY due_us, id LIMIT :limit
+    SELECT {_COLUMNS} FROM notices WHERE state = 'waiting' AND channel = :channel AND event IN @events
+    ORDER BY due_us, id LIMIT :limit
     """,  # noqa: S608
 )
 UNGROUPED: Final = Statement(
@@ -112,9 +113,9 @@ class SqlNotificationOutbox:
         ]
         await self._database.write(lambda tx: tx.insert(ADD, rows))
 
-    async def waiting(self, channel: str, *, limit: int) -> Sequence[Notice]:
+    async def waiting(self, channel: str, *, events: Sequence[str], limit: int) -> Sequence[Notice]:
         return await self._database.read(
-            lambda tx: [_notice(row) for row in tx.rows(WAITING, channel=channel, limit=limit)]
+            lambda tx: [_notice(row) for row in tx.rows(WAITING, channel=channel, events=sorted(events), limit=limit)]
         )
 
     async def is_acting(self, consumer: str, owner_id: str) -> bool:

@@ -1,7 +1,6 @@
 """One reading of the rows for all who want to know the same at the same time.
 
-Two hundred browsers that wait for a question ask the same each second. On SQLite they cost more than that: while
-somebody always reads, its log cannot begin again, and who writes pays for that.
+Two hundred browsers that wait for a question ask the same each second.
 """
 
 import asyncio

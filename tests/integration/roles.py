@@ -34,6 +34,7 @@ WORKER_METHODS: Final = frozenset(
             "workers",
         ),
         *("append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
+        "withdraw_cut_off",
         *("park", "expire_decision"),
         *("settled", "task", "step", "steps", "counts", "result", "leases", "reserve", "settle"),
     }

@@ -35,8 +35,9 @@ def page(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def cli() -> Iterator[CliHarness]:
+def cli(tmp_path: Path) -> Iterator[CliHarness]:
     with scene() as one:
+        one.environment["HOME"] = str(tmp_path)  # the fetch server starts npm, which makes its caches there
         one.home.mkdir()
         (one.home / "config.toml").write_text("\n".join(sections(one.folder)))
         (one.folder / "note.txt").write_text("nine lives")

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -25,8 +26,13 @@ def cli() -> Iterator[CliHarness]:
 
 def workers(cli: CliHarness) -> list[psutil.Process]:
     """Return the worker processes themselves, without their subreapers."""
-    found = [process for process in cli.processes() if "soong.worker" in process.cmdline()]
-    return [process for process in found if STAND_IN not in process.cmdline()]
+    found = []
+    for process in cli.processes():
+        with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # it has ended since
+            words = process.cmdline()
+            if "soong.worker" in words and STAND_IN not in words:
+                found.append(process)
+    return found
 
 
 def is_program(process: psutil.Process) -> bool:

@@ -305,7 +305,7 @@ async def test_a_record_that_cannot_be_written_lets_nothing_run(place: Path) -> 
 WRONG_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "role": ({"role": "boss"}, "there is no role 'boss'; it is one of main, orchestrator"),
     "mode": ({"mode": "turbo"}, "there is no mode 'turbo'"),
-    "project": ({"project": "/nonexistent"}, "does not exist"),
+    "project": ({"project": "/nonexistent/folder-of-no-test"}, "does not exist"),
     "rule": ({"allow": ["code.write_file"]}, "say for what"),
     "misspelt": ({"permision_callback": yes}, "'permision_callback'; did you mean 'permission_callback'?"),
     "setting": ({"slots": "many"}, "SOONG_SLOTS"),

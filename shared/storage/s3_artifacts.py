@@ -231,7 +231,7 @@ class S3Artifacts:
 
 
 class _AbsentError(UnavailableError):
-    """There is no such object."""
+    """The bucket has no object of this key."""
 
 
 class _DeniedError(UnavailableError):

@@ -91,7 +91,7 @@ class Site:
         self.start()
 
     def start(self) -> None:
-        """Start anew, as after a crash: nothing is kept but the rows."""
+        """Start again, as after a crash: only the rows are kept."""
         store, clock = self.scene.store, self.scene.clock
         redactor = Redactor(("s3cr3t-value",))
         consumer = NotificationConsumer(self.config, store.outbox, store.consent, store.runs, clock, redactor)

@@ -13,7 +13,7 @@ import threading
 from soong.shared.core.errors import SoongError, UsageError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.settings import load_settings
-from soong.shared.core.startup import tune_gc
+from soong.shared.core.startup import leave_gc, tune_gc
 from soong.shared.core.terminal import guard_streams
 from soong.shared.core.texts import require_text
 from soong.shared.engine.tasks.functions import STEP_THREADS
@@ -66,6 +66,7 @@ def leave(code: int) -> None:
     """End the process, also while a step's function still blocks its thread: its step has been handed back."""
     sys.stdout.flush()
     sys.stderr.flush()
+    leave_gc()
     if any(thread.name.startswith(STEP_THREADS) for thread in threading.enumerate()):
         os._exit(code)  # the interpreter would wait for the function, for as long as it pleases
     sys.exit(code)

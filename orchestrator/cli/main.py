@@ -18,7 +18,7 @@ from soong.orchestrator.cli.application import COMPLETE_VARIABLE, build, words_t
 from soong.orchestrator.cli.console import complain, emit_error
 from soong.orchestrator.cli.verbosity import Verbosity, chosen
 from soong.shared.core.errors import InvalidPlanError, SoongError, UsageError
-from soong.shared.core.startup import tune_gc
+from soong.shared.core.startup import leave_gc, tune_gc
 from soong.shared.core.terminal import guard_streams
 from soong.shared.core.texts import require_text
 
@@ -46,6 +46,8 @@ def main() -> None:
         with suppress(OSError):
             complain(f"the output cannot be written: {error.strerror}")
         _leave_quietly()
+    finally:
+        leave_gc()
 
 
 def _run(arguments: list[str]) -> int:

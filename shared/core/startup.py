@@ -1,22 +1,34 @@
-"""How every process of ours begins, and how one that stays goes over to its work."""
+"""How every process of ours begins and ends, and how one that stays goes over to its work."""
 
 import gc
 from typing import Final
 
-YOUNG_OBJECTS: Final = 50_000
-"""New objects that are searched for cycles at once; Python's own 700 suit a program without modules."""
+STARTING_OBJECTS: Final = 400_000
+"""New objects that are not searched for cycles at all: more than the modules of any of our processes make."""
+
+YOUNG_OBJECTS: Final = (50_000, 20, 20)
+"""As ``SETTLED``, of a process that has made more than that; Python's own 700 suit a program without modules."""
 
 SETTLED: Final = (2_000, 5, 5)
 """New objects, and searches of the young and of the middle-aged, before those that are older are searched."""
 
 
 def tune_gc() -> None:
-    """Search for cyclic garbage seldom. Call it first.
+    """Search for cyclic garbage only when much has been made. Call it first.
 
-    Importing makes some hundred thousand objects of which none is garbage: looking through them again and again is a
-    fifth of the start of a worker or a command.
+    Importing makes up to a quarter of a million objects of which none is garbage: looking through them is a sixth of
+    the start of a worker or a command, and most commands end before there is anything to find.
     """
-    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+    gc.set_threshold(STARTING_OBJECTS, 20, 20)
+    if _search_more not in gc.callbacks:
+        gc.callbacks.append(_search_more)
+
+
+def _search_more(phase: str, _facts: object) -> None:
+    """After the first search, search often enough for a command that stays."""
+    if phase == "stop":
+        gc.callbacks.remove(_search_more)
+        gc.set_threshold(*YOUNG_OBJECTS)
 
 
 def settle_gc() -> None:
@@ -26,5 +38,16 @@ def settle_gc() -> None:
     A process that stays leaves cycles with every run (exceptions, tasks, contexts). With the thresholds of its start it
     would keep those of thousands of runs, and search all its modules to find them.
     """
+    if _search_more in gc.callbacks:
+        gc.callbacks.remove(_search_more)
     gc.freeze()
     gc.set_threshold(*SETTLED)
+
+
+def leave_gc() -> None:
+    """Search for cyclic garbage no more. Call it last.
+
+    The interpreter would search everything when it ends, more than once: a fifth of a short command.
+    """
+    gc.disable()
+    gc.freeze()

@@ -20,7 +20,7 @@ from soong.shared.core.settings import load_settings
 
 if TYPE_CHECKING:
     from soong.orchestrator.client.explanation import Explainer
-    from soong.shared.permissions.explain import CallExplanation, EffectivePolicy
+    from soong.shared.permissions.explain import CallExplanation, EffectivePolicy, SkillDeclaration
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -160,9 +160,15 @@ def _heads(effective: "EffectivePolicy") -> Iterator[str]:
         ("reads also", ["every folder"] if policy.read_roots is None else policy.read_roots or ["nothing else"]),
         ("sensitive", [*_rows_of(effective.paths.sensitive), *effective.own_files()]),
         ("protected", list(effective.protected())),
+        ("skills ask", [_declared(skill) for skill in effective.skills] or ["for nothing"]),
     ):
         for place, value in enumerate(values):
             yield f"{'' if place else name:<13} {inert(value)}"
+
+
+def _declared(skill: "SkillDeclaration") -> str:
+    asked = ", ".join((*skill.tools, *skill.permissions))
+    return f"{skill.skill} ({skill.level}): {asked}; this grants nothing"
 
 
 def _rows_of(names: tuple[str, ...]) -> list[str]:

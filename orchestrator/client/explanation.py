@@ -4,7 +4,7 @@ The same parts as in a run judge here: the tool set, the schema, the tool's own 
 and nothing is written; a target may look at the disk, as it does before a real question.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +16,14 @@ from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.settings import RUNS
 from soong.shared.permissions.configured import configured_write_roots, surface_request
-from soong.shared.permissions.explain import CallExplanation, EffectivePolicy, by_policy, by_sandbox, by_tool_set
+from soong.shared.permissions.explain import (
+    CallExplanation,
+    EffectivePolicy,
+    SkillDeclaration,
+    by_policy,
+    by_sandbox,
+    by_tool_set,
+)
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.permissions.scope import is_too_wide
@@ -28,6 +35,7 @@ from soong.shared.tools.results.normalize import failure_of
 from soong.shared.tools.risk import effective_traits, risk_of
 from soong.shared.tools.schema import validate
 from soong.shared.tools.surface import compute_surface
+from soong.shared.toolsets.skills.loader import all_skills, places
 
 _NOBODY = RunIdentity("sess_explain", "run_explain", "agent_explain", Role.MAIN, "")
 
@@ -73,7 +81,15 @@ class Explainer:
         """Return the policy as a whole. Raises: UsageError; InvalidConfigError."""
         run_dirs = self.run_dirs
         tools = self.catalogue.tools
-        return EffectivePolicy(self.policy, self.paths, run_dirs.project, run_dirs.write_roots, tools)
+        skills = tuple(self._skills(run_dirs.project))
+        return EffectivePolicy(self.policy, self.paths, run_dirs.project, run_dirs.write_roots, tools, skills)
+
+    def _skills(self, project: Path) -> Iterator[SkillDeclaration]:
+        """Yield what the skills that a run of this project can load ask for."""
+        for skill in all_skills(places(self.paths.agent_home, self.catalogue.config, project)):
+            text = skill.text
+            if text is not None and not skill.is_shadowed and (text.tools or text.permissions):
+                yield SkillDeclaration(skill.name, skill.level, text.tools, text.permissions)
 
     def tool(self, name: str) -> ToolDefinition:
         """Return a tool by name or alias. Raises: UsageError."""

@@ -48,8 +48,29 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class SkillDeclaration:
+    """The tools and scopes that a skill asks for. They inform and never become a line that decides."""
+
+    skill: str
+    level: str
+    tools: tuple[str, ...] = ()
+    permissions: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "skill": self.skill,
+            "level": self.level,
+            "allowed_tools": list(self.tools),
+            "permissions": list(self.permissions),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class EffectivePolicy:
-    """Runtime defaults, configuration and sandbox put together. Skills are not among it: they ask and grant nothing."""
+    """Runtime defaults, configuration, skill declarations and sandbox put together (PER-10).
+
+    ``skills`` are the declarations of the skills that runs can load: they ask and grant nothing, so no line is theirs.
+    """
 
     policy: Policy
     paths: PathPolicy
@@ -57,6 +78,7 @@ class EffectivePolicy:
     write_roots: Sequence[Path]
     tools: Sequence[ToolDefinition] = ()
     """What rules may speak of; a rule that covers none of these is said to be idle."""
+    skills: Sequence[SkillDeclaration] = ()
 
     def lines(self) -> tuple[Line, ...]:
         """Return everything that decides, in order: refusals of the runtime and the sandbox come first."""
@@ -93,6 +115,7 @@ class EffectivePolicy:
             "read_roots": None if self.policy.read_roots is None else list(self.policy.read_roots),
             "sensitive": [*self.paths.sensitive, *self.own_files()],
             "protected": list(self.protected()),
+            "skills": [skill.as_json() for skill in self.skills],
         }
 
     def _refusals(self) -> Iterator[Line]:

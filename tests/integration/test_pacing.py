@@ -44,6 +44,7 @@ async def test_a_minute_has_room_for_so_many(pacer: Pacer) -> None:
     assert await pacer.take("big", 99, 5) == 0  # more than a minute has room for is sent alone
 
 
+@pytest.mark.spec("DIS-11.c")
 async def test_processes_share_a_pause_and_a_minute(redis: "Redis", redis_url: str) -> None:
     other_clients = RedisClients.of(redis_url)
     one, other = RedisPacer(redis), RedisPacer(other_clients.commands)

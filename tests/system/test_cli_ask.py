@@ -86,7 +86,7 @@ def test_an_agent_that_is_not_known_is_refused_with_those_that_are(cli: CliHarne
     assert "did you mean 'reviewer'? known: default_worker_agent, explorer, implementer" in refused.stderr
 
 
-@pytest.mark.spec("DIS-02", "DIS-06", "ETS-03", "CARD-3")
+@pytest.mark.spec("DIS-02", "DIS-01.b", "DIS-01.e", "DIS-06.c", "ETS-03", "CARD-3")
 def test_an_agent_starts_children_side_by_side_and_sees_all_their_results(cli: CliHarness) -> None:
     with LLMockServer() as server:
         wires = Wires(server)
@@ -118,6 +118,9 @@ def test_an_agent_starts_children_side_by_side_and_sees_all_their_results(cli: C
         assert "four bugs" in last
         first = next(one.body for one in wires.requests if one.body["model"] == "gpt-5-mini")
         assert "Read ${notes.txt}." in str(first["messages"])
+        sub = str(next(one.body["messages"] for one in wires.requests if one.body["model"] == "gpt-4o"))
+        assert "Guess." in sub
+        assert "How many bugs" not in sub  # its parent's conversation
 
 
 @pytest.mark.spec("DAG-05", "DAG-10", "DIS-06")
@@ -399,7 +402,7 @@ def test_agents_of_the_project_do_work_with_the_model_of_the_task(cli: CliHarnes
         assert "dear" not in str(asked)
 
 
-@pytest.mark.spec("DIS-11")
+@pytest.mark.spec("DIS-11", "DIS-07.e", "DIS-07.c")
 def test_a_budget_ends_the_agents_of_an_ask_and_a_higher_one_lets_it_continue(cli: CliHarness) -> None:
     dispatch = ToolCall("agent__dispatch_worker", {"instructions": "Look.", "model": WORKER})
     (cli.home).mkdir(parents=True, exist_ok=True)

@@ -146,7 +146,7 @@ steps:
 ASKED_S = 4
 
 
-@pytest.mark.spec("DIS-09", "DIS-12.d")
+@pytest.mark.spec("DIS-09", "DIS-11.c", "DIS-12.d")
 def test_all_processes_wait_as_long_as_the_provider_asked_one_of_them(cli: CliHarness) -> None:
     look = ToolCall("code__list_dir", {"path": "."})
     with LLMockServer() as server:

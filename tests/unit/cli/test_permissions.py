@@ -82,6 +82,22 @@ def test_the_effective_policy_is_shown_in_the_order_in_which_it_decides(project:
         assert line in order
 
 
+@pytest.mark.spec("PER-10.b", "PER-10.d", "PER-10.e")
+def test_what_skills_ask_for_is_part_of_the_policy_and_decides_nothing(project: Path) -> None:
+    without = document("--tool", "code.write_file", "path=a.md", "content=x")
+    skill = project.parent / "home" / "skills" / "notes" / "SKILL.md"
+    skill.parent.mkdir(parents=True)
+    asked = "allowed-tools: [code.write_file]\npermissions: [code.write_file:/x]"
+    skill.write_text(f"---\nname: notes\ndescription: d\n{asked}\n---\nWrite it.\n", encoding="utf-8")
+
+    shown = document("--tool", "code.write_file", "path=a.md", "content=x")
+
+    declared = {"skill": "notes", "level": "user", "allowed_tools": ["code.write_file"]}
+    assert shown["skills"] == [{**declared, "permissions": ["code.write_file:/x"]}]
+    assert (shown["order"], shown["call"]) == (without["order"], without["call"])
+    assert "notes (user): code.write_file, code.write_file:/x; this grants nothing" in said()
+
+
 @pytest.mark.spec("PER-10.e", "FS-06", "FS-07", "FS-09")
 def test_roots_patterns_protected_names_and_the_network_are_shown(project: Path) -> None:
     shown = document()

@@ -112,7 +112,7 @@ def test_who_owns_a_goal_may_plan_and_start_agents(role: Role) -> None:
     assert "code.write_file" not in tools
 
 
-@pytest.mark.spec("DIS-06.d")
+@pytest.mark.spec("DIS-06.d", "DIS-06.e")
 @pytest.mark.parametrize("mode", [RunMode.PLAN, RunMode.READONLY])
 def test_an_agent_that_only_plans_or_reads_starts_nobody(mode: RunMode) -> None:
     definition = AgentDefinition("careful", "Careful", "Careful.", "Look.", suggested_tools=("*",), mode=mode)

@@ -12,6 +12,7 @@ from soong.orchestrator.client.submission import existing_folder, program_folder
 from soong.orchestrator.client.tool_registry import registry_of, run_sources
 from soong.orchestrator.direct.folder import FolderLog
 from soong.orchestrator.direct.gate import DirectGate
+from soong.orchestrator.direct.service_calls import ServiceCalls, session_of_calls
 from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
@@ -34,7 +35,8 @@ from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.memory.opening import open_memory
-from soong.shared.tools.definition import Permission, RunDirs, ToolAdapter
+from soong.shared.tools.deferred import DeferredTools, with_search
+from soong.shared.tools.definition import Permission, RunDirs, ToolAdapter, ToolDefinition
 from soong.shared.tools.definition_check import shaped
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.hooks.command import hooks_of
@@ -78,12 +80,12 @@ async def open_direct(
 ) -> AsyncIterator[DirectSession]:
     """Open a session of direct calls over tools that are registered; nothing is written before the first call.
 
-    The registry is closed with it.
+    The registry is closed with it, and a service that was started for it ends.
 
     Raises:
         UsageError: the project, a rule, the configuration or a hook is wrong; says what to do.
     """
-    session = build(settings, config, registry, request)
+    session, service = build(settings, config, registry, request)
     try:
         yield session
     except BaseException:
@@ -93,6 +95,7 @@ async def open_direct(
     else:
         await session.end()
     finally:
+        await service.close()
         await registry.close()
 
 
@@ -149,19 +152,30 @@ async def call_tool(tool: str, arguments: Mapping[str, Json] | None = None, **op
         return await session.call(tool, arguments)
 
 
-def build(settings: Settings, config: Config, registry: ToolRegistry, request: DirectRequest) -> DirectSession:
-    """Put a session together. Raises: UsageError."""
+def build(
+    settings: Settings, config: Config, registry: ToolRegistry, request: DirectRequest
+) -> tuple[DirectSession, ServiceCalls]:
+    """Put a session together, and what makes its calls of a service's tools. Raises: UsageError."""
     surface = surface_of(registry, config, request)
-    needs_step = frozenset(tool.name for source in run_sources() for tool in source.tools())
+    of_service = frozenset(tool.name for source in run_sources() for tool in source.tools())
     clock, secrets = SystemClock(), redactor(secret_values(settings, config.secret_env, config.secret_files))
     sitting = _session(registry, config, request)
     scope = _scope(settings, config, sitting, request.role, registry)
     artifacts = FolderArtifacts(RootedFolder(settings.data, ARTIFACTS))
     folder = RootedFolder(settings.data, RUNS) / scope.identity.run_id
     log = FolderLog(folder, scope.identity.run_id, artifacts, clock, secrets)
-    needs_step |= {TOOL_SEARCH}  # a program sees every schema
+    service = ServiceCalls(
+        settings,
+        session_of_calls(sitting, settings),
+        surface,
+        request.role,
+        request.callback,
+        request.channel,
+        has_rules=bool(request.allow),
+    )
+    tools = [service.bound(tool) if tool.name in of_service else tool for tool in registry.select(surface.tools)]
     pipeline = ToolPipeline(
-        [tool for tool in registry.select(surface.tools) if tool.name not in needs_step],
+        searchable(tools),
         scope,
         _gate(settings, config, sitting, request, log),
         log,
@@ -171,7 +185,12 @@ def build(settings: Settings, config: Config, registry: ToolRegistry, request: D
         clock=clock,
         config=_limits(settings, request.timeout),
     )
-    return DirectSession(registry, surface, scope, clock, needs_step, artifacts.path_of, pipeline, log)
+    return DirectSession(registry, surface, scope, clock, of_service, artifacts.path_of, pipeline, log), service
+
+
+def searchable(tools: Sequence[ToolDefinition]) -> tuple[ToolDefinition, ...]:
+    """Return tools whose search, if it is among them, finds all the others."""
+    return with_search(tools, DeferredTools(frozenset(tool.name for tool in tools if tool.name != TOOL_SEARCH)))
 
 
 def surface_of(registry: ToolRegistry, config: Config, request: DirectRequest) -> Surface:

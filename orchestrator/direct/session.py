@@ -20,22 +20,21 @@ from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.surface import Surface
 
-NO_STEP = "it works on the tasks of a running service, for an agent that a run belongs to; a call by hand has neither"
-
 
 @dataclass(slots=True)
 class DirectSession:
     """Calls tools for a program or a person. Made by ``open_tools``; calls may be concurrent.
 
     Its calls make one run: they share the record below ``run_dir`` and what the callback allowed for the session.
-    ``needs_step`` are the tools that are listed and never callable here.
+    ``of_service`` are the tools that work on a service's rows: the first call of one attaches to the service of the
+    settings, or starts one that ends with the session. What such a call starts is done by the service's workers.
     """
 
     registry: ToolRegistry
     surface: Surface
     scope: RunScope
     clock: Clock
-    needs_step: frozenset[str]
+    of_service: frozenset[str]
     artifact_path: Callable[[str], Path]
     """Where the bytes of an artifact are kept, by its digest."""
     _pipeline: ToolPipeline = field(repr=False)
@@ -55,8 +54,8 @@ class DirectSession:
         return self.scope.run_dirs
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        """Return the tools that can be called, in registry order."""
-        return tuple(self._pipeline.tools.values())
+        """Return the tools that this process calls itself, in registry order: all but those of the service."""
+        return tuple(tool for tool in self._pipeline.tools.values() if tool.name not in self.of_service)
 
     def result_of(self, tool_call_id: str) -> ToolResult | None:
         """Return how a call ended; of an aborted one this is the only way to learn it."""
@@ -104,10 +103,12 @@ class DirectSession:
         decision = self.surface.explain(name)
         if decision is None:
             return ""
+        role = self.scope.identity.role
         if not decision.is_in:
-            role = self.scope.identity.role.value
-            return f"{name!r} is not in the tool set of role {role}: {decision.rule}"
-        return f"{name!r} cannot be called here: {NO_STEP}" if name in self.needs_step else ""
+            return f"{name!r} is not in the tool set of role {role.value}: {decision.rule}"
+        if name in self.of_service and role.is_child:
+            return f"{name!r} with role {role.value} needs a step, and a call by hand has none; use the role main"
+        return ""
 
     def _now_us(self) -> int:
         return self.clock.now_us()

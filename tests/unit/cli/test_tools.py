@@ -244,7 +244,7 @@ CALLS: dict[str, tuple[list[str], int, str]] = {
     "the tool fails": (["code.read_file", "path=nothing"], 1, "file_not_found"),
     "the input is wrong": (["code.read_file", "path=x", "max_lines=5000"], 1, "invalid_input"),
     "nobody to ask": (["code.write_file", "path=x", "content=y"], 3, "add one, for example --allow"),
-    "needs a step": (["agent.task_get"], 3, "it works on the tasks of a running service"),
+    "needs a step": (["agent.task_get", "--role", "worker"], 3, "needs a step, and a call by hand has none"),
     "outside the role": (["code.write_file", "path=x", "content=y", "--role", "worker"], 3, "role worker"),
     "an unknown argument": (["code.read_file", "pth=x"], 2, "did you mean 'path'?"),
     "no argument": (["code.read_file", "notes.txt"], 2, "write name=value"),

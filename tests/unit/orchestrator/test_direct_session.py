@@ -144,7 +144,7 @@ async def test_an_allow_rule_replaces_a_person(place: Path) -> None:
         ({"role": "worker"}, "code.write_file", "not in the tool set of role worker: not in default of a worker"),
         ({"mode": "plan"}, "code.write_file", "mode plan: not readonly"),
         ({"allowed_tools": ["code.search"]}, "code.read_file", "not in allowed_tools"),
-        ({}, "agent.task_get", "it works on the tasks of a running service"),
+        ({"role": "worker"}, "agent.task_get", "needs a step, and a call by hand has none; use the role main"),
         ({}, "code.no_such_tool", "there is no tool 'code.no_such_tool'"),
     ],
     ids=["role", "mode", "allowed tools", "needs a step", "unknown"],

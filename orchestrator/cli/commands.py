@@ -66,6 +66,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "List, show and follow the runs of agents.",
             ("soong runs list --task 53d24b3", "soong runs tail TASK/STEP --follow"),
         ),
+        "replay": CommandEntry(
+            "replay",
+            "Play a task again from its record, offline; say what would differ now.",
+            ("soong replay 53d24b3", "soong replay 53d24b3 --step review --json"),
+        ),
         "budget": CommandEntry(
             "budget",
             "Show what a session, or the day, may use; set it.",

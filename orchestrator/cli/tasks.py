@@ -174,6 +174,21 @@ def retry(
     raise typer.Exit(asyncio.run(resume_and_follow(load_settings(), task, begin, is_detached=detach, is_json=is_json)))
 
 
+@app.command()
+def fork(
+    task: str = _TASK,
+    *,
+    start: str = typer.Option(..., "--from", metavar="STEP", help="Run this step again, and all downstream of it."),
+    file: Path = typer.Option(
+        Path("-"), "--output", "-o", metavar="FILE", help="A new file for it; else it is printed."
+    ),
+) -> None:
+    """Write a plan that repeats a task from one step on; every other completed step has its recorded result."""
+    from soong.orchestrator.cli.forking import write_fork
+
+    asyncio.run(write_fork(task, start, file))
+
+
 async def _list(limit: int, *, is_json: bool) -> None:
     from soong.orchestrator.cli.step_words import counted
     from soong.orchestrator.schemas.task import TaskSchema

@@ -6,27 +6,20 @@ pipeline meet the store.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from soong.shared.agents.definition import (
-    DEFINITION,
-    AgentDefinition,
-    AgentLimits,
-    Compaction,
-    CompactionStrategy,
-    Price,
-)
+from soong.shared.agents.definition import DEFINITION, AgentDefinition
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.model import SCRIPT, is_warm, resolve_model, warm_up
 from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, Sleep, provider_key
-from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.runtime.agent_task import ModelRules, agent_task
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
 from soong.shared.agents.runtime.permission_gate import DecisionInbox, GateStore, RunGate
@@ -35,7 +28,7 @@ from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.clock import Clock
-from soong.shared.core.config import Config, ModelConfig
+from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
@@ -101,11 +94,13 @@ class AgentRuntime:
     _user_home: str = field(init=False)
     _policy: Policy = field(init=False)
     _write_roots: tuple[Path, ...] = field(init=False)
+    _models: ModelRules = field(init=False)
 
     def __post_init__(self) -> None:
         self._user_home = str(Path.home())
         self._policy = policy_of(self.config, source=self.source)
         self._write_roots = configured_write_roots(self.config)
+        self._models = ModelRules(self.config)
         self._config = PipelineConfig(
             default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
             max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
@@ -181,7 +176,18 @@ class AgentRuntime:
         )
         run_id = claim.identity.run_id
         transcript = StoredTranscript(self.store.runs, log, self.clock, run_id, claim.fence, self.redactor)
-        task = self._task(claim, bound, tools, run_dirs, definition, deferred)
+        task = agent_task(
+            claim.identity,
+            bound,
+            definition,
+            tools,
+            deferred,
+            run_dirs={"project": str(run_dirs.project), "cwd": str(run_dirs.cwd)},
+            output_schema=claim.spec.output,
+            settings=self.settings,
+            rules=self._models,
+            is_resumed=claim.is_resumed,
+        )
         return PreparedCalls(task, pipeline, log, transcript, run_dirs)
 
     async def run(
@@ -262,38 +268,6 @@ class AgentRuntime:
         deferred = DeferredTools(frozenset(map(str, named)) if has_search and isinstance(named, list | tuple) else ())
         return with_search(tools, deferred), deferred
 
-    def _task(
-        self,
-        claim: Claim,
-        bound: BoundStep,
-        tools: Sequence[ToolDefinition],
-        run_dirs: RunDirs,
-        definition: AgentDefinition,
-        deferred: DeferredTools,
-    ) -> AgentTask:
-        limits: dict[str, Any] = {
-            "max_turns": self.settings.max_turns,
-            "max_repeated_failures": self.settings.max_repeated_failures,
-            "parallel_reads": self.settings.parallel_reads,
-            **definition.limits,
-        }
-        return AgentTask(
-            identity=claim.identity,
-            system=definition.instructions,
-            instructions=bound.instructions,
-            inputs=bound.inputs,
-            tools=tools,
-            deferred=deferred,
-            run_dirs={"project": str(run_dirs.project), "cwd": str(run_dirs.cwd)},
-            output_schema=claim.spec.output,
-            limits=AgentLimits(**limits),
-            options=definition.options,
-            compaction=self._compaction(claim.identity.model or self.settings.model),
-            price=self._price(claim.identity.model or self.settings.model),
-            is_streamed=self.settings.stream,
-            is_resumed=claim.is_resumed,
-        )
-
     # -- models
     async def _first_model(self, claim: Claim, fallbacks: Fallbacks) -> Any:
         """Return the run's own model; one that cannot be asked here says so to the run where it has fallbacks.
@@ -323,37 +297,21 @@ class AgentRuntime:
             return Fallbacks()
         names = definition.fallback_models
         if names is None:
-            configured = (one.fallback for one in self._configured(name) if one.fallback)
+            configured = (one.fallback for one in self._models.configured(name) if one.fallback)
             names = next(configured, ())
-        return Fallbacks(tuple(dict.fromkeys(one for one in names if one != name)), self._run_model, self._price)
+        return Fallbacks(tuple(dict.fromkeys(one for one in names if one != name)), self._run_model, self._models.price)
 
     async def _run_model(self, name: str) -> RunModel:
         """Return a model as a fallback. Raises: InvalidConfigError."""
         model = await self._resolved(name)
-        return RunModel(name, model, self._price(name), self._window(name), self._pacing(name, model))
-
-    def _compaction(self, model: str) -> Compaction:
-        context = self.config.context
-        return Compaction(CompactionStrategy(context.compaction), context.compact_at, self._window(model))
-
-    def _window(self, model: str) -> int:
-        windows = self.config.context.windows
-        return next((size for name, size in windows.items() if fnmatchcase(model, name)), 0)
-
-    def _configured(self, model: str) -> Iterator[ModelConfig]:
-        """Yield what the configuration says of a model, in its order."""
-        return (one for pattern, one in self.config.models.items() if fnmatchcase(model, pattern))
+        return RunModel(name, model, self._models.price(name), self._models.window(name), self._pacing(name, model))
 
     def _pacing(self, name: str, model: Any) -> Pacing | None:
         if name == SCRIPT:
             return None
-        own = next(self._configured(name), None)
+        own = next(self._models.configured(name), None)
         limits = RateLimits() if own is None else RateLimits(own.requests_per_minute, own.tokens_per_minute)
         return Pacing(self.pacer, provider_key(model), limits)
-
-    def _price(self, model: str) -> Price | None:
-        own = next((price for name, price in self.config.prices.items() if fnmatchcase(model, name)), None)
-        return None if own is None else Price(own.input, own.output)
 
     def _run_dirs(self, claim: Claim, policy: Policy) -> RunDirs:
         run_dir = self.settings.runs / claim.identity.run_id

@@ -104,6 +104,12 @@ def _echo(inputs: JsonObject, _context: StepContext) -> Json:
     return inputs
 
 
+@step_function("builtin.given", cheap=True)
+def _given(inputs: JsonObject, _context: StepContext) -> Json:
+    """Return the input ``output``: how a fork has the result of a step that does not run again."""
+    return inputs.get("output")
+
+
 @step_function("builtin.fail", cheap=True)
 def _fail(inputs: JsonObject, context: StepContext) -> Json:
     """Raise, with the text ``message``; with ``times``, only in that many first attempts."""

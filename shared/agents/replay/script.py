@@ -1,0 +1,192 @@
+"""What a run's model did in one life, in order: answers and failures, and the model that gives them once more.
+
+The failures are those that the log tells of. Their kind follows from what the run did next: it sent the request again,
+made its history shorter, continued with another model, or ended.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from pydantic_ai.exceptions import AgentRunError, ModelAuthenticationError, ModelContextWindowExceededError
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
+
+from soong.shared.agents.charging import Reserved
+from soong.shared.agents.compaction import summary_of
+from soong.shared.agents.fallbacks import Fallbacks, RunModel
+from soong.shared.agents.model import SCRIPT
+from soong.shared.agents.model_answers import BrokenAnswerError
+from soong.shared.agents.replay.lives import Life
+from soong.shared.agents.runtime.agent_task import ModelRules
+from soong.shared.core.errors import ScriptFailedError
+from soong.shared.engine.runs.budgets import BudgetSpentError, Charge
+from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
+from soong.shared.engine.runs.status import EndReason
+
+
+@dataclass(slots=True)
+class Failure:
+    """A request that got no answer. ``next`` is the type of the event that says what the run did then."""
+
+    message: str
+    status: int
+    is_retried: bool
+    next: str = ""
+
+    def error(self, model: str) -> Exception:
+        """Return what the model raises, so that the loop does again what it did."""
+        error: Exception
+        if self.is_retried:
+            error = _PassingError(self.message)
+        elif self.next == EventType.CONTEXT_COMPACTED:
+            error = _RecordedFullError(model, self.message)
+        elif self.next == EventType.MODEL_FALLBACK:
+            error = _OfAccountError(model, self.message)
+        else:
+            error = AgentRunError(self.message)
+        error.status_code = self.status  # type: ignore[attr-defined]  # where the loop looks for it
+        return error
+
+
+class _PassingError(BrokenAnswerError):
+    """After it the request was sent again; the pause is over."""
+
+    retry_after = 0.0
+
+
+class _RecordedFullError(ModelContextWindowExceededError):
+    def __str__(self) -> str:
+        return self.message
+
+
+class _OfAccountError(ModelAuthenticationError):
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(slots=True)
+class ModelScript:
+    """What is left of a life's answers and failures; ``stopped`` is set where the record of the life stops."""
+
+    turns: deque[ModelResponse | Failure]
+    shares: dict[int, float]
+    """The part of its budgets that the run was warned of, by how many turns were over then."""
+    end_reason: EndReason | None
+    """How the run ended in this life; None: it did not."""
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    taken: int = 0
+    """How many turns are over."""
+
+    @classmethod
+    def of(cls, life: Life) -> "ModelScript":
+        answers = deque(node for node in life.nodes if node.kind in (NodeKind.ASSISTANT, NodeKind.COMPACTION))
+        turns: deque[ModelResponse | Failure] = deque()
+        shares: dict[int, float] = {}
+        for event in life.events:
+            if event.type == EventType.MODEL_FAILED and not event.data.get("attempt"):
+                continue  # a fallback that could not be opened: it was not asked
+            last = turns[-1] if turns else None
+            if isinstance(last, Failure) and not last.is_retried and not last.next:
+                last.next = event.type
+            if event.type == EventType.MODEL_FAILED:
+                turns.append(_failure(event))
+            elif event.type == EventType.BUDGET_WARNED:
+                shares[len(turns)] = float(cast(Any, event.data.get("share", 0)))
+            elif event.type in (EventType.MODEL_RESPONDED, EventType.CONTEXT_COMPACTED) and answers:
+                answer = _answer(answers.popleft())
+                if answer is not None:
+                    turns.append(answer)
+        return cls(turns, shares, _end_reason(life.events) if life.is_whole else None)
+
+    async def next(self, model: str) -> ModelResponse:
+        """Return the next answer, or raise the next failure; where the record stops, wait to be cancelled."""
+        if not self.turns:
+            if model == SCRIPT and self.end_reason is EndReason.FAILED:
+                raise ScriptFailedError("as recorded")
+            await self.stop()
+        turn = self.turns.popleft()
+        self.taken += 1
+        if isinstance(turn, Failure):
+            raise turn.error(model)
+        return turn
+
+    async def stop(self) -> None:
+        """Say that the record of the life stops here, and wait to be cancelled."""
+        self.stopped.set()
+        await asyncio.Event().wait()
+
+
+class RecordedModel(Model[None]):
+    """Answers as the run's model did, in its order, whatever it is asked."""
+
+    def __init__(self, name: str, script: ModelScript) -> None:
+        super().__init__()
+        self.name = name
+        self.script = script
+
+    @property
+    def model_name(self) -> str:
+        return self.name
+
+    @property
+    def system(self) -> str:
+        return "soong"
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        del messages, model_settings, model_request_parameters
+        return await self.script.next(self.name)
+
+
+@dataclass(slots=True)
+class RecordedBudgets:
+    """The budgets of a run as it met them: warned where it was, spent where that ended it."""
+
+    script: ModelScript
+
+    async def reserve(self, charge: Charge) -> Reserved | None:
+        del charge
+        if not self.script.turns and self.script.end_reason in (EndReason.COST_LIMIT, EndReason.TOKEN_LIMIT):
+            raise BudgetSpentError("as recorded", of="money" if self.script.end_reason is EndReason.COST_LIMIT else "")
+        share = self.script.shares.get(self.script.taken)
+        return None if share is None else Reserved(0, share)
+
+    async def settle(self, reserved: Reserved, charge: Charge) -> None:
+        """Nothing is charged twice."""
+
+
+def fallbacks_of(life: Life, script: ModelScript, rules: ModelRules) -> Fallbacks:
+    """Return the models that continued the run in this life, in that order."""
+    events = [event for event in life.events if event.type == EventType.MODEL_FALLBACK]
+    names = tuple(dict.fromkeys(str(event.data.get("to")) for event in events))
+
+    async def open_(name: str) -> RunModel:
+        return RunModel(name, RecordedModel(name, script), rules.price(name), rules.window(name))
+
+    return Fallbacks(names, open_, rules.price)
+
+
+def _failure(event: Event) -> Failure:
+    status = event.data.get("status", 0)
+    is_retried = event.data.get("is_retried") is True
+    return Failure(str(event.data.get("message", "")), status if isinstance(status, int) else 0, is_retried)
+
+
+def _answer(node: Node) -> ModelResponse | None:
+    if node.kind is NodeKind.COMPACTION:
+        return summary_of(node)
+    return cast(ModelResponse, ModelMessagesTypeAdapter.validate_python([node.payload["message"]])[0])
+
+
+def _end_reason(events: Sequence[Event]) -> EndReason | None:
+    ended = [event for event in events if event.type in (EventType.RUN_COMPLETED, EventType.RUN_FAILED)]
+    reason = str(ended[-1].data.get("end_reason", "")) if ended else ""
+    return EndReason(reason) if reason in set(EndReason) else None

@@ -15,7 +15,7 @@ import pytest
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.replay.recording import TaskRecord, read_task
-from soong.orchestrator.replay.task import Replayer, TaskReplay, ReplayVerdict
+from soong.orchestrator.replay.task import Replayer, ReplayVerdict, TaskReplay
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType, NodeKind

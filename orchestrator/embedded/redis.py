@@ -66,6 +66,8 @@ def redis_arguments(program: RedisProgram, folder: Path) -> list[str]:
         *("--port", "0", "--unixsocket", str(folder / REDIS_SOCKET), "--unixsocketperm", "700"),
         *("--dir", str(folder), "--save", "", "--appendonly", "no"),
         *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "warning"),
+        # It has nothing of its own to do: awake ten times a second it is a sixth of the CPU of an idle service.
+        *("--hz", "1"),
     ]
 
 

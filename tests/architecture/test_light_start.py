@@ -11,17 +11,21 @@ TRACED = {"opentelemetry.exporter", "opentelemetry.proto", "google.protobuf"}
 SHOWN = {"rich", "structlog", "pydantic_settings", "psycopg", "dotenv"}
 STORE = {"sqlalchemy", "redis", "cryptography", "soong.shared.storage.sql"}
 CLI = "from soong.orchestrator.cli.main import main; import sys; sys.argv = ['soong', *{words!r}]; main()"
+DRIVERS = {"sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}
 
 CASES = {
     "soong --help": (CLI.format(words=["--help"]), SERVER | SHOWN | STORE | {"pydantic", "yaml", "asyncio"}),
     "soong tools list": (CLI.format(words=["tools", "list"]), SERVER | SHOWN | STORE),
     "the client of soong run": (
         "import soong.orchestrator.cli.run, soong.orchestrator.client.bootstrap",
-        SERVER | SHOWN | {"soong.orchestrator.retention", "soong.shared.storage.sql.roles", "soong.orchestrator.http"},
+        SERVER
+        | SHOWN
+        | DRIVERS
+        | {"soong.orchestrator.retention", "soong.shared.storage.sql.roles", "soong.orchestrator.http"},
     ),
     "a worker": (
         "import soong.worker.bootstrap",
-        {"alembic", "fastapi", "uvicorn", "rich", "soong.orchestrator"} | TRACED,
+        {"alembic", "fastapi", "uvicorn", "rich", "soong.orchestrator"} | TRACED | DRIVERS,
     ),
     "an orchestrator without telemetry": (
         "import soong.orchestrator.owner.bootstrap",

@@ -14,11 +14,14 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
+from soong.shared.storage.sql.engine.columns import add_dialect_options
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.engine.schema import HEAD, MIGRATIONS, prepare
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.store import open_store
 from tests.integration.sql_stores import connected
+
+add_dialect_options(metadata)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, Text, text
+from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, MetaData, Table, Text, text
 
 MAX_COUNT: Final = 2**53 - 1
 """Of counts, and of instants in microseconds (the year 2255): what JSON readers and digests take (RFC 7493)."""
+
+_BY_DIALECT: Final = "by_dialect"
 
 Big = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -45,4 +47,22 @@ def ranges(name: str, *columns: str) -> CheckConstraint:
 
 
 def where(condition: str) -> dict[str, Any]:
-    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+    """Make an index partial."""
+    return by_dialect(sqlite_where=text(condition), postgresql_where=text(condition))
+
+
+def by_dialect(**options: object) -> dict[str, Any]:
+    """Return options of a table or an index that :func:`add_dialect_options` gives to SQLAlchemy.
+
+    Given at once they would load both dialects with the modules of every driver, in each process.
+    """
+    return {"info": {_BY_DIALECT: options}}
+
+
+def add_dialect_options(metadata: MetaData) -> None:
+    """Complete the tables for the code that creates or compares them: programs only query what a migration made."""
+    for table in metadata.tables.values():
+        items: tuple[Table | Index, ...] = (table, *table.indexes)
+        for item in items:
+            for name, value in item.info.get(_BY_DIALECT, {}).items():
+                item.dialect_kwargs[name] = value

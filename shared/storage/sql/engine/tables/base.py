@@ -1,8 +1,10 @@
 """What all tables share: their catalogue, with the names of constraints, and the conditions of partial indexes."""
 
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import MetaData
+
+from soong.shared.storage.sql.engine.columns import by_dialect
 
 metadata = MetaData(
     naming_convention={
@@ -21,5 +23,5 @@ UNSETTLED = "status = 'failed' AND is_settled = 0"
 DUE = "status = 'pending' AND not_before_us IS NOT NULL"
 UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
 
-ROOM: Final[dict[str, Any]] = {"postgresql_with": {"fillfactor": 40}}
+ROOM: Final = by_dialect(postgresql_with={"fillfactor": 40})
 """Of a table whose rows change often: the next version fits on the page, and little of it is written ahead (0026)."""

@@ -3,6 +3,7 @@
 from sqlalchemy import CheckConstraint, Column, Index, PrimaryKeyConstraint, Table, Text
 
 from soong.shared.engine.tasks.notification_outbox import NoticeState
+from soong.shared.storage.sql.engine.columns import by_dialect as _by_dialect
 from soong.shared.storage.sql.engine.columns import id_column as _id
 from soong.shared.storage.sql.engine.columns import number_column as _number
 from soong.shared.storage.sql.engine.columns import one_of as _one_of
@@ -29,7 +30,7 @@ event_cursors = Table(
     _text("state", None),
     PrimaryKeyConstraint("consumer", "run_id"),
     CheckConstraint("seq >= 1", name="seq"),
-    sqlite_with_rowid=False,
+    **_by_dialect(sqlite_with_rowid=False),
 )
 
 metric_totals = Table(

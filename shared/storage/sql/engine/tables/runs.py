@@ -6,6 +6,7 @@ from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallStatus
 from soong.shared.storage.sql.engine.columns import Big as _Big
+from soong.shared.storage.sql.engine.columns import by_dialect as _by_dialect
 from soong.shared.storage.sql.engine.columns import flag as _flag
 from soong.shared.storage.sql.engine.columns import id_column as _id
 from soong.shared.storage.sql.engine.columns import instant_column as _instant
@@ -118,7 +119,7 @@ events = Table(
     PrimaryKeyConstraint("run_id", "seq"),
     CheckConstraint("seq >= 1", name="seq"),
     _ranges("numbers", "seq", "time_us"),
-    sqlite_with_rowid=False,
+    **_by_dialect(sqlite_with_rowid=False),
 )
 
 nodes = Table(

@@ -6,6 +6,7 @@ from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.storage.sql.engine.columns import Big as _Big
+from soong.shared.storage.sql.engine.columns import by_dialect as _by_dialect
 from soong.shared.storage.sql.engine.columns import flag as _flag
 from soong.shared.storage.sql.engine.columns import id_column as _id
 from soong.shared.storage.sql.engine.columns import instant_column as _instant
@@ -141,7 +142,7 @@ edges = Table(
     Column("parent_key", Text, nullable=False),
     PrimaryKeyConstraint("child_key", "position"),
     Index("ix_edges_parent", "parent_key"),
-    sqlite_with_rowid=False,
+    **_by_dialect(sqlite_with_rowid=False),
 )
 
 concurrency_limits = Table(

@@ -1,5 +1,6 @@
 """Notifications of an orchestrator, as ``[notifications]`` asks for them. Without a rule nothing is followed."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,11 +12,13 @@ from soong.orchestrator.notifications.channels.ntfy import NtfyChannel
 from soong.orchestrator.notifications.channels.slack import SlackChannel
 from soong.orchestrator.notifications.channels.smtp import EmailChannel
 from soong.orchestrator.notifications.channels.webhook import WebhookChannel
-from soong.orchestrator.notifications.consumer import NotificationConsumer
+from soong.orchestrator.notifications.consumer import CONSUMER, NotificationConsumer
 from soong.orchestrator.notifications.message import Message
 from soong.orchestrator.notifications.sender import NotificationSender
 from soong.shared.core.clock import Clock
+from soong.shared.core.errors import UnavailableError
 from soong.shared.core.ids import new_id
+from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.engine.tasks.notification_outbox import Notice
 from soong.shared.sandbox.redact import Redactor
@@ -23,6 +26,10 @@ from soong.shared.storage.store import Store
 
 FOLLOW_S: Final = 2.0
 FINISH_S: Final = 5.0
+LEFTOVERS_S: Final = 60.0
+"""Between looks for what waits although no rule is left; the first that finds nothing is the last."""
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +68,9 @@ def open_notifications(
     *,
     is_local: bool,
 ) -> Notifications:
-    """Return what sends notifications; nothing if there is no rule."""
+    """Return what sends notifications; if there is no rule, what gives up those that former rules left waiting."""
     if not config.rules:
-        return Notifications()
+        return Notifications((lambda: _end_leftovers(config, store, clock, owner_id, redactor),))
     consumer = NotificationConsumer(config, store.outbox, store.consent, store.runs, clock, redactor)
     follower = EventFollower(store.feed, consumer, clock, owner_id, FOLLOW_S)
     sender = NotificationSender(
@@ -82,3 +89,19 @@ def open_notifications(
         await sender.finish(FINISH_S)
 
     return Notifications((follower.run, sender.run), (close,))
+
+
+async def _end_leftovers(
+    config: NotificationsConfig, store: Store, clock: Clock, owner_id: Callable[[], str], redactor: Redactor
+) -> None:
+    """Give up what waits although there is no rule, unless another orchestrator lives that has some."""
+    sender = NotificationSender(config, {}, store.outbox, store.consent, clock, owner_id, lambda: True, redactor)
+    while True:
+        try:
+            if not await store.outbox.waiting_channels():
+                return
+            await store.feed.take_over(CONSUMER, owner_id(), now_us=clock.now_us())
+            await sender.end_leftovers()
+        except UnavailableError as error:
+            log.info("notifications_wait", error=str(error))
+        await asyncio.sleep(LEFTOVERS_S)

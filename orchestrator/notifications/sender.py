@@ -39,6 +39,7 @@ BACKOFF_S: Final = (5, 30, 120, 600, 1800, 3600, 7200, 18_000, 36_000, 50_400, 7
 JITTER: Final = 0.2
 KEPT: Final = timedelta(days=30)
 PRUNE_EVERY: Final = timedelta(hours=1)
+REMOVED: Final = "no rule or channel of the configuration is for it any more; add it, then `soong notifications retry`"
 MANY_QUESTIONS: Final = 10_000
 _MICRO: Final = 1_000_000
 _HOUR_US: Final = timedelta(hours=1) // timedelta(microseconds=1)
@@ -76,6 +77,16 @@ class NotificationSender:
                 work = self._safely(self._serve(name, is_last=False, is_gone=name in gone))
                 self._serving[name] = asyncio.get_running_loop().create_task(work)
         await self._prune()
+
+    async def end_leftovers(self) -> None:
+        """Give up what waits for a channel that is not configured: nothing would ever send it."""
+        for name in await self.outbox.waiting_channels():
+            if name in self.channels or not self.is_acting():
+                continue
+            while waiting := await self.outbox.waiting(name, events=EVENTS, limit=PAGE):
+                log.warning("notifications_of_removed_channel", channel=name, count=len(waiting))
+                if not await self._settle(waiting, MessageOutcome(NoticeState.DEAD, 0, error=REMOVED)):
+                    return  # another orchestrator acts, by its own configuration
 
     async def finish(self, within_s: float) -> None:
         """Send within this time what waits only for others to be sent with; a successor sends the rest."""
@@ -178,14 +189,14 @@ class NotificationSender:
         delay_s = max(delay_s, delivery.retry_after_s)
         return MessageOutcome(NoticeState.WAITING, attempts, self.clock.now_us() + round(delay_s * _MICRO), error)
 
-    async def _settle(self, notices: Sequence[Notice], outcome: MessageOutcome, *, is_counted: bool = True) -> None:
-        """Write an outcome. If another orchestrator acts by now, its rows are left alone: it sends again."""
+    async def _settle(self, notices: Sequence[Notice], outcome: MessageOutcome, *, is_counted: bool = True) -> bool:
+        """Write an outcome. If another orchestrator acts by now, its rows are left alone: it sends again; False."""
         if not notices:
-            return
+            return True
         word = "failed" if outcome.state is NoticeState.WAITING else outcome.state.value
         totals: Totals = {(TOTAL, (notices[0].channel, word)): 1} if is_counted else {}
         ids = [notice.id for notice in notices]
-        await self.outbox.record_outcome(
+        return await self.outbox.record_outcome(
             CONSUMER, self.owner_id(), ids, outcome, now_us=self.clock.now_us(), totals=totals
         )
 
@@ -212,6 +223,7 @@ class NotificationSender:
         now_us = self.clock.now_us()
         if now_us - self._pruned_us >= PRUNE_EVERY // timedelta(microseconds=1):
             self._pruned_us = now_us
+            await self.end_leftovers()
             await self.outbox.prune(now_us - KEPT // timedelta(microseconds=1))
 
 

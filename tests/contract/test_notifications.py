@@ -159,6 +159,20 @@ async def test_questions_of_one_window_are_one_message_with_who_and_what_and_no_
     assert await site.states() == ["sent", "sent"]
 
 
+@pytest.mark.spec("OPS-11.c")
+async def test_what_waits_for_a_channel_that_was_removed_is_given_up_and_can_be_sent_later(site: Site) -> None:
+    outbox, now_us = site.scene.store.outbox, site.scene.now_us
+    await outbox.add([Notice(f"n{number}", "old", "question", "s", "", now_us, now_us + number) for number in range(3)])
+
+    assert await site.look() == []
+
+    given_up = await outbox.notices(include_ended=False, limit=9)
+    assert {(one.channel, one.state.value) for one in given_up} == {("old", "dead")}
+    assert "no rule or channel of the configuration is for it any more" in given_up[0].error
+    assert await outbox.waiting_channels() == []
+    assert await outbox.retry(channel="old", now_us=now_us) == 3
+
+
 async def test_a_question_that_is_answered_in_time_is_not_sent(site: Site) -> None:
     claim = await site.scene.start("a")
     request = await ask(site.scene, claim)

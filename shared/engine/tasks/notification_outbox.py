@@ -21,7 +21,7 @@ class NoticeState(StrEnum):
     DROPPED = "dropped"
     """A question that was answered before it was sent."""
     DEAD = "dead"
-    """Every attempt failed."""
+    """Every attempt failed, or its channel is not configured any more."""
     GONE = "gone"
     """The receiver answered that it takes no more; while there is one, nothing is sent to its channel."""
 
@@ -100,6 +100,10 @@ class NotificationOutbox(Protocol):
 
     async def gone_channels(self) -> Sequence[str]:
         """Return the channels whose receivers take no more."""
+        ...
+
+    async def waiting_channels(self) -> Sequence[str]:
+        """Return the channels that something waits for, configured or not."""
         ...
 
     async def notices(self, *, include_ended: bool, limit: int) -> Sequence[Notice]:

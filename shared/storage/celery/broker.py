@@ -41,5 +41,9 @@ class CeleryBroker:
             raise UnavailableError(f"Redis takes no messages: {error}") from error
 
     def close(self) -> None:
+        # Celery's own close forgets its connections without closing them. Apps of one URL share the pool, so it is
+        # emptied and not closed.
+        pool = self._app.pool
+        pool.resize(pool.limit, reset=True)
         self._app.close()
         self._client.close()

@@ -84,6 +84,10 @@ class MemoryNotificationOutbox:
         return sorted({one.channel for one in self.rows.notices.values() if one.state is NoticeState.GONE})
 
     @transaction
+    def waiting_channels(self) -> Sequence[str]:
+        return sorted({one.channel for one in self.rows.notices.values() if one.state is NoticeState.WAITING})
+
+    @transaction
     def notices(self, *, include_ended: bool, limit: int) -> Sequence[Notice]:
         shown = (NoticeState.WAITING, *GIVEN_UP)
         found = [one for one in self.rows.notices.values() if include_ended or one.state in shown]

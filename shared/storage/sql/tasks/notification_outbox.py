@@ -77,6 +77,10 @@ GONE: Final = Statement(
     "gone: channels whose receivers take no more",
     "SELECT DISTINCT channel FROM notices WHERE state IN ('waiting', 'dead', 'gone') AND state = 'gone'",
 )
+WAITING_CHANNELS: Final = Statement(
+    "waiting channels: those that something waits for",
+    "SELECT DISTINCT channel FROM notices WHERE state = 'waiting'",
+)
 NEWEST: Final = Statement(
     "newest notices: with those that ended well",
     f"SELECT {_COLUMNS} FROM notices ORDER BY ordinal DESC LIMIT :limit",  # noqa: S608
@@ -163,6 +167,9 @@ class SqlNotificationOutbox:
 
     async def gone_channels(self) -> Sequence[str]:
         return sorted(await self._database.read(lambda tx: tx.column(GONE)))
+
+    async def waiting_channels(self) -> Sequence[str]:
+        return sorted(await self._database.read(lambda tx: tx.column(WAITING_CHANNELS)))
 
     async def notices(self, *, include_ended: bool, limit: int) -> Sequence[Notice]:
         read = NEWEST if include_ended else NEWEST_UNSENT

@@ -122,10 +122,10 @@ class OrchestratorAgent:
     ) -> schema.ListSessionsResponse:
         client = await self._client()
         found: dict[str, schema.SessionInfo] = {}
-        for task in await client.store.tasks.list_tasks(limit=MANY):
-            if task.kind is not TaskKind.ASK:
-                continue
+        for task in await client.store.tasks.list_tasks(kind=TaskKind.ASK, limit=MANY):
             session = await client.store.sessions.session(task.session_id)
+            if session.principal != client.settings.principal:
+                continue  # it could not be opened
             if cwd and session.cwd != str(_folder(cwd)):
                 continue
             known = found.get(session.id)

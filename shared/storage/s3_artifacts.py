@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -146,11 +148,16 @@ class S3Artifacts:
     def _write(self, digest: str, data: bytes) -> None:
         self._put(digest, data)
         until_s = time.monotonic() + REMOVAL_S
-        is_removed = False
-        while self._is_marked(digest) and time.monotonic() < until_s:
-            is_removed = True
+        was_marked = False
+        while (age_s := self._mark_age_s(digest)) is not None:
+            if age_s >= REMOVAL_S or time.monotonic() >= until_s:
+                # Whoever removes it from now on sees the object that was just written, and leaves it.
+                with suppress(_DeniedError):  # without the right to delete, the mark costs each write this one look
+                    self._delete(self._mark_of(digest))
+                break
+            was_marked = True
             time.sleep(_LOOK_S)
-        if is_removed:
+        if was_marked:
             self._put(digest, data)
 
     def _put(self, digest: str, data: bytes) -> None:
@@ -183,13 +190,20 @@ class S3Artifacts:
             )
         return data
 
-    def _is_marked(self, digest: str) -> bool:
-        """Say whether somebody removes it now. Without the right to list, S3 denies what is absent."""
+    def _mark_age_s(self, digest: str) -> float | None:
+        """Return how long ago somebody began to remove it, by the store's own clock; None: nobody did.
+
+        Without the right to list, S3 denies what is absent.
+        """
         try:
             head = self._head(self._mark_of(digest))
         except _DeniedError:
-            return False
-        return head is not None
+            return None
+        if head is None:
+            return None
+        said = head["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+        now = parsedate_to_datetime(said) if said else datetime.now(UTC)
+        return float((now - head["LastModified"]).total_seconds())
 
     def _head(self, key: str) -> Any:
         try:

@@ -15,7 +15,7 @@ from soong.shared.core.errors import ForgedError, InvalidConfigError, NotFoundEr
 from soong.shared.core.settings import load_settings
 from soong.shared.storage.artifact_store import ArtifactFiles, open_artifact_store
 from soong.shared.storage.artifacts import FolderArtifacts
-from soong.shared.storage.s3_artifacts import S3Artifacts, parse_bucket
+from soong.shared.storage.s3_artifacts import REMOVAL_S, REMOVING, S3Artifacts, parse_bucket
 from tests.s3_server import CREDENTIALS, s3_server
 
 pytestmark = pytest.mark.spec("EVT-04.a", "EVT-04.b")
@@ -181,6 +181,35 @@ async def test_a_collection_that_removes_what_is_written_meanwhile_leaves_it_wri
     writer.join(30)
 
     assert await site.store.get(ref.digest) == b"both"
+
+
+@pytest.mark.spec("OPS-10.d")
+async def test_the_mark_of_a_collection_that_was_killed_holds_up_no_write_and_goes(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": address}.items():
+        monkeypatch.setenv(name, value)
+    site = S3Site(tmp_path)
+    digest = hashlib.sha256(b"left").hexdigest()
+    site.plant(f"{REMOVING}/{digest}")
+    ages: list[float | None] = []
+    look, sleeps = S3Artifacts._mark_age_s, list[float]()
+
+    def older(self: S3Artifacts, digest: str) -> float | None:
+        age_s = look(self, digest)
+        ages.append(age_s)
+        return None if age_s is None else age_s + REMOVAL_S
+
+    monkeypatch.setattr(S3Artifacts, "_mark_age_s", older)
+    monkeypatch.setattr(time, "sleep", sleeps.append)
+    await site.store.put(b"left")
+    await site.store.put(b"left")
+
+    first, second = ages
+    assert first is not None
+    assert 0 <= first < REMOVAL_S
+    assert (second, sleeps) == (None, [])
+    assert await site.store.get(digest) == b"left"
 
 
 async def test_a_store_that_is_away_or_refuses_is_said_without_keys(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_MESSAGE_CHARS: Final = 2_000
+_STREAM_FAILED: Final = "SSE stream failed:"
+"""How the SDK begins its words about the stream of one answer, for which it has no code of its own."""
 _START_AGAIN_HINT: Final = "call again: the server is started again"
 
 
@@ -96,8 +98,7 @@ def _failure(error: Exception, connection: ServerConnection, declined: list[str]
     words = inert_text(error.error.message)[:MAX_MESSAGE_CHARS]
     match error.error.code:
         case code if code == CONNECTION_CLOSED:
-            connection.end()
-            return _ended(server)
+            return _cut_off(connection, words)
         case code if code == REQUEST_TIMEOUT:
             return ToolError(ErrorType.TIMEOUT, f"the MCP server {server!r} did not answer in time")
         case code if code == INVALID_PARAMS:
@@ -107,6 +108,15 @@ def _failure(error: Exception, connection: ServerConnection, declined: list[str]
             return ToolError(ErrorType.ELICITATION_DECLINED, problem)
         case code:
             return ToolError(ErrorType.EXECUTION_FAILED, words, details={"code": code})
+
+
+def _cut_off(connection: ServerConnection, words: str) -> ToolError:
+    """Return the error of a call without an answer: its connection is over, or its answer alone cannot be read."""
+    if words.startswith(_STREAM_FAILED):  # over HTTP, for example as too large; other requests continue
+        problem = f"the answer of the MCP server {connection.server_id!r} cannot be read; what it did is unknown"
+        return ToolError(ErrorType.EXECUTION_FAILED, f"{problem}: {words}")
+    connection.end()
+    return _ended(connection.server_id)
 
 
 def _ended(server: str) -> ToolError:

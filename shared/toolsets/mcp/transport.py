@@ -145,14 +145,42 @@ def _message(line: bytes) -> Any:
 async def http_transport(
     url: str, headers: Mapping[str, str], auth: "httpx2.Auth | None", read_timeout_s: float
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Yield the streams of a server over HTTP. Redirects are followed within its own origin only, by the SDK."""
+    """Yield the streams of a server over HTTP. Redirects are followed within its own origin only, by the SDK.
+
+    An answer has at most as many bytes as a line over stdio; a larger one fails its request and no other.
+    """
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
+
+    class BoundedStream(httpx2.AsyncByteStream):
+        def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+            self._stream = stream
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for piece in self._stream:
+                size += len(piece)
+                if size > MAX_LINE_BYTES:
+                    raise httpx2.StreamError(f"the answer has more than {MAX_LINE_BYTES} bytes")
+                yield piece
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    async def bound(response: httpx2.Response) -> None:
+        is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        if not is_events and isinstance(response.stream, httpx2.AsyncByteStream):  # the SDK bounds each event
+            response.stream = BoundedStream(response.stream)
 
     timeout = httpx2.Timeout(HTTP_TIMEOUT_S, read=read_timeout_s)
     async with (
         # What is packed has a length that its sender chooses after it was bounded.
-        httpx2.AsyncClient(headers={"Accept-Encoding": "identity", **headers}, timeout=timeout, auth=auth) as client,
-        streamable_http_client(url, http_client=client) as streams,
+        httpx2.AsyncClient(
+            headers={"Accept-Encoding": "identity", **headers},
+            timeout=timeout,
+            auth=auth,
+            event_hooks={"response": [bound]},
+        ) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_LINE_BYTES) as streams,
     ):
         yield streams

@@ -57,6 +57,18 @@ async def test_a_server_at_a_url_is_called_and_named_by_its_host(scene: McpScene
     assert "network" in scene.gate.asked[-1].definition.tags
 
 
+@pytest.mark.spec("MCP-01.f", "RES-03")
+async def test_an_answer_has_at_most_16_mib_and_a_larger_one_fails_alone(scene: McpScene) -> None:
+    small = await scene.call("mcp.t.shout", size=4 << 20)
+    large = await scene.call("mcp.t.shout", size=20 << 20)
+    after = await scene.call("mcp.t.add", a=1, b=2)
+
+    assert small.error is None, small.error
+    assert large.error is not None
+    assert "16777216 byte" in large.error.message
+    assert after.error is None
+
+
 @pytest.mark.spec("MCP-01.f")
 async def test_many_calls_at_once_progress_and_a_cancelled_call(scene: McpScene) -> None:
     scene.log.notes.clear()

@@ -1,0 +1,40 @@
+"""What a front end over ACP is told of sessions: those of its principal, which it can open (ACP-02)."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from acp.exceptions import RequestError
+
+from soong.orchestrator.acp.agent import OrchestratorAgent
+from soong.orchestrator.client.client import Client
+from soong.shared.core.clock import SystemClock
+from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.asks import ask_document
+from soong.shared.engine.tasks.kinds import TaskKind
+from soong.shared.engine.tasks.spec import StepSpec
+from tests.model.builders import make_session, make_task, open_session
+from tests.model.memory.notifier import MemoryBus
+from tests.model.memory.store import MemoryStore
+
+
+@pytest.mark.spec("ACP-02", "PER-01")
+async def test_only_sessions_of_the_callers_principal_are_listed(tmp_path: Path) -> None:
+    store, board = MemoryStore(), MemoryBus()
+    settings = load_settings(agent_home=tmp_path, principal="ann")
+    client = Client(store, board, board, SystemClock(), settings)
+    for principal in ("ann", "bob"):
+        session = make_session(f"sess_{principal}", principal=principal, project=str(tmp_path), cwd=str(tmp_path))
+        ownership = await open_session(store, session)
+        task = make_task(ownership.session_id)
+        await store.tasks.create_task(replace(task, kind=TaskKind.ASK, plan=ask_document(StepSpec(id="ask"))))
+
+    async def connected() -> Client:
+        return client
+
+    agent = OrchestratorAgent(settings, "", connected)
+    listed = await agent.list_sessions()
+
+    assert [one.session_id for one in listed.sessions] == ["sess_ann"]
+    with pytest.raises(RequestError):
+        await agent.load_session(str(tmp_path), "sess_bob")

@@ -2,22 +2,24 @@
 
 A feed reads the states of a task's steps at every change, no more often than its own reading allows, and counts
 versions. A reader gets what has changed since the version that it saw last; so one that is slow misses nothing and
-holds nobody up, and two hundred readers cost one reading.
+holds nobody up, and two hundred readers cost one reading. A step is encoded once for each of its states, and all who
+have seen the same version are sent the same bytes.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.client.client import tasks_planned_by
-from soong.orchestrator.http.frames import END, frame
+from soong.orchestrator.http.frames import END, frame_of
+from soong.orchestrator.http.schemas import json_bytes
 from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.orchestrator.schemas.task import StepErrorSchema, TaskSchema
 from soong.shared.core.clock import rfc3339
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.tasks.step_snapshot import StepSnapshot
@@ -28,21 +30,36 @@ POLL_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.25
 PAUSE_PER_LOOK: Final = 10
 """A feed rests so many times as long as a look took: it takes at most a tenth of a core, however large the task."""
+MAX_PAUSE_S: Final = 2.0
+"""A look takes long on a busy machine as well, and then costs no more: what happens is still seen soon."""
+FRESH_S: Final = 1.0
+"""How long the readers of a task that has ended share its last look; it may be continued later."""
 
 
 @dataclass(slots=True)
 class _Known:
     """A step as its readers have it, and the version in which it changed last."""
 
-    fixed: JsonObject
+    fixed: bytes
+    """What never changes of it: an object of JSON without its last brace."""
     state: StepSnapshot
     version: int
+    _text: bytes = b""
 
-    def shown(self) -> dict[str, Json]:
+    def change(self, state: StepSnapshot, version: int) -> None:
+        self.state, self.version, self._text = state, version, b""
+
+    @property
+    def text(self) -> bytes:
+        """The step as JSON, encoded when it is first asked for."""
+        if not self._text:
+            self._text = b"%b,%b" % (self.fixed, json_bytes(self._changing())[1:])
+        return self._text
+
+    def _changing(self) -> dict[str, Json]:
         state = self.state
         error = None if state.error is None else StepErrorSchema.model_validate(state.error.as_json()).model_dump()
         return {
-            **self.fixed,
             "status": str(state.status),
             "outcome": None if state.outcome is None else str(state.outcome),
             "run": state.run_id,
@@ -71,20 +88,37 @@ class TaskFeed:
     _frames: dict[int, bytes] = field(default_factory=dict)
     """The change since each version that some reader has, as it is sent: made once for all who are there."""
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended_s: float = 0.0
 
-    async def follow(self, subscription: Subscription) -> None:
+    @property
+    def is_fresh(self) -> bool:
+        """Say whether a reader who comes now may have what this feed knows: of one that is over, for a moment."""
+        is_new = not self.is_over or time.monotonic() - self._ended_s < FRESH_S
+        return is_new and self.failure is None
+
+    async def follow(self, subscriptions: SubscriptionPool) -> None:
         """Read until the task has ended. A failure ends the feed and reaches every reader."""
         try:
-            while not self.is_over:
-                began_s = time.monotonic()
-                await self._look()
-                took_s = time.monotonic() - began_s
-                await asyncio.sleep(max(LOOK_AT_MOST_EVERY_S, PAUSE_PER_LOOK * took_s))
-                await subscription.wait(POLL_EVERY_S)
+            self._task = await self.store.tasks.task(self.task_id)
+            subscription = await subscriptions.subscribe_session(self._task.session_id)
+            try:
+                await self._follow(subscription)
+            finally:
+                await subscription.close()
         except Exception as error:  # noqa: BLE001  # a task of its own: its readers raise what it found
             self.failure = error
         finally:
             self._wake()
+
+    async def _follow(self, subscription: Subscription) -> None:
+        while True:
+            began_s = time.monotonic()
+            await self._look()
+            if self.is_over:
+                return
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(LOOK_AT_MOST_EVERY_S, min(MAX_PAUSE_S, PAUSE_PER_LOOK * took_s)))
+            await subscription.wait(POLL_EVERY_S)
 
     async def frames(self) -> AsyncGenerator[bytes]:
         """Yield the task as it is, then every change, then the end."""
@@ -103,9 +137,8 @@ class TaskFeed:
 
     def _since(self, version: int) -> bytes:
         if version not in self._frames:
-            changed: list[Json] = [one.shown() for one in self._steps.values() if one.version > version]
-            name = "change" if version else "task"
-            self._frames[version] = frame({**self._head, "steps": changed}, event=name)
+            changed = (one.text for one in self._steps.values() if one.version > version)
+            self._frames[version] = frame_of(self._head, "steps", changed, event="change" if version else "task")
         return self._frames[version]
 
     async def _look(self) -> None:
@@ -117,10 +150,11 @@ class TaskFeed:
             await self._take_in_new_steps()
         changed = [state for state in states if state != self._steps[state.key].state]
         for state in changed:
-            known = self._steps[state.key]
-            known.state, known.version = state, self.version + 1
+            self._steps[state.key].change(state, self.version + 1)
         head = await self._head_of(self._task, Counter(state.status for state in states))
         self.is_over = status.is_terminal and not any(state.status.is_leased for state in states)
+        if self.is_over:
+            self._ended_s = time.monotonic()
         if changed or head != self._head or self.is_over:
             self._head, self.version = head, self.version + 1
             self._frames.clear()
@@ -157,8 +191,7 @@ class TaskFeeds:
 
     async def frames(self, task_id: str) -> AsyncGenerator[bytes]:
         """Yield the frames of a task. Raises: NotFoundError."""
-        task = await self.store.tasks.task(task_id)
-        feed, stop = self._feed(task_id, task.session_id)
+        feed, stop = self._feed(task_id)
         feed.readers += 1
         try:
             async for text in feed.frames():
@@ -168,12 +201,26 @@ class TaskFeeds:
             if not feed.readers:
                 stop()
 
-    def _feed(self, task_id: str, session_id: str) -> tuple[TaskFeed, Callable[[], None]]:
+    @property
+    def watched(self) -> Sequence[str]:
+        """The tasks that somebody watches."""
+        return tuple(self._open)
+
+    async def require(self, task_id: str) -> None:
+        """Return if there is such a task, reading nothing while it is watched. Raises: NotFoundError."""
+        if self._found(task_id) is None:
+            await self.store.tasks.status(task_id)
+
+    def _found(self, task_id: str) -> tuple[TaskFeed, Callable[[], None]] | None:
         found = self._open.get(task_id)
-        if found is not None and not found[0].is_over and found[0].failure is None:
+        return found if found is not None and found[0].is_fresh else None
+
+    def _feed(self, task_id: str) -> tuple[TaskFeed, Callable[[], None]]:
+        found = self._found(task_id)
+        if found is not None:
             return found
         feed = TaskFeed(task_id, self.store)
-        running = asyncio.get_running_loop().create_task(self._run(feed, session_id))
+        running = asyncio.get_running_loop().create_task(feed.follow(self.subscriptions))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
@@ -185,23 +232,16 @@ class TaskFeeds:
         self._open[task_id] = (feed, stop)
         return feed, stop
 
-    async def _run(self, feed: TaskFeed, session_id: str) -> None:
-        subscription = await self.subscriptions.subscribe_session(session_id)
-        try:
-            await feed.follow(subscription)
-        finally:
-            await subscription.close()
-
     async def close(self) -> None:
         for running in tuple(self._running):
             running.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
 
-def _fixed(step: Step) -> dict[str, Json]:
-    """Return what never changes of a step."""
+def _fixed(step: Step) -> bytes:
+    """Return what never changes of a step, as JSON without its last brace."""
     parent = f"{step.task_id}/"
-    return {
+    fixed: dict[str, Json] = {
         "id": step.step_id,
         "title": step.title,
         "kind": str(step.kind),
@@ -210,3 +250,4 @@ def _fixed(step: Step) -> dict[str, Json]:
         "definition": step.definition,
         "is_pull_worker": step.is_pull_worker,
     }
+    return json_bytes(fixed)[:-1]

@@ -47,7 +47,7 @@ async def stream_task(request: Request, task_id: TaskId, caller: Caller = READER
     the task has ended and nothing of it runs, an event `end` is the last.
     """
     api = api_of(request)
-    await api.client.store.tasks.status(task_id)
+    await api.feeds.require(task_id)
     return EventStream(api.feeds.frames(task_id), api, caller)
 
 

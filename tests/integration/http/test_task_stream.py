@@ -1,14 +1,16 @@
 """A task followed over HTTP: every step once, then what changes, for any number of readers from one reading."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
+from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.store import Store
-from tests.contract.scene import completed
+from tests.contract.scene import completed, held
 from tests.integration.consent import until
 from tests.integration.http.scene import HttpHarness, Sent, code_of, events_of
 
@@ -64,25 +66,78 @@ async def test_a_reader_sees_every_step_and_then_what_changes(scene: HttpHarness
 async def test_many_readers_cost_one_reading(scene: HttpHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = await scene.run_with(1)
     task_id = claim.identity.task_id
-    store: Store = scene.api.client.store
-    reads: list[str] = []
-    original = type(store.tasks).step_states
-
-    async def counted(self: Any, of: str) -> Any:
-        reads.append(of)
-        return await original(self, of)
-
-    monkeypatch.setattr(type(store.tasks), "step_states", counted)
+    reads = counted_reads(scene.api.client.store, monkeypatch)
     readers: list[list[Sent]] = [[] for _ in range(40)]
     reading = [asyncio.create_task(read(scene.caller, task_id, one)) for one in readers]
     await until(lambda: bool(all(readers)))
-    looked = len(reads)
+    looked = Counter(reads)
     for one in reading:
         one.cancel()
     await asyncio.gather(*reading, return_exceptions=True)
 
-    assert looked < len(readers) / 2
+    assert looked["step_states"] < len(readers) / 2
+    assert (looked["task"], looked["steps"]) == (1, 1)
     assert len({repr(states(one)) for one in readers}) == 1
+
+
+def counted_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of what is read of tasks from now on, growing."""
+    reads: list[str] = []
+    for name in ("task", "steps", "step_states"):
+        original = getattr(type(store.tasks), name)
+
+        async def counted(self: Any, of: str, name: str = name, original: Any = original) -> Any:
+            reads.append(name)
+            return await original(self, of)
+
+        monkeypatch.setattr(type(store.tasks), name, counted)
+    return reads
+
+
+async def test_what_many_readers_are_sent_is_encoded_once(scene: HttpHarness) -> None:
+    claim = await scene.run_with(1)
+    streams = [scene.api.feeds.frames(claim.identity.task_id) for _ in range(40)]
+
+    first = [await anext(one) for one in streams]
+    await report(scene, claim, "reading")
+    then = await asyncio.gather(*map(anext, streams))
+    for one in streams:
+        await one.aclose()
+
+    assert len({id(text) for text in first}) == 1, "equal bytes may still be forty times the memory"
+    assert len({id(text) for text in then}) == 1
+    assert first[0].startswith(b"event: task\ndata: {")
+    assert then[0].startswith(b"event: change\ndata: {")
+    assert not scene.api.feeds.watched, "the last one who leaves ends the reading"
+
+
+async def test_a_slow_reader_is_sent_what_it_missed_at_once_and_delays_nobody(scene: HttpHarness) -> None:
+    """Nothing waits in line for it: it gets the difference between what it saw and what is."""
+    claim = await scene.run_with(1)
+    slow, quick = (scene.api.feeds.frames(claim.identity.task_id) for _ in range(2))
+    await anext(slow)
+    await anext(quick)
+
+    seen: list[bytes] = []
+    for words in ("reading", "writing", "checking"):
+        await report(scene, claim, words)
+        seen.append(await anext(quick))
+    missed = await anext(slow)
+    for one in (slow, quick):
+        await one.aclose()
+
+    assert [words in text for words, text in zip((b"reading", b"writing", b"checking"), seen, strict=True)] == [
+        True
+    ] * 3
+    assert b"checking" in missed
+    assert b"writing" not in missed
+
+
+async def report(scene: HttpHarness, claim: Claim, words: str) -> None:
+    step = await scene.bench.store.tasks.step(claim.step_key)
+    await scene.bench.store.claims.report_progress(
+        step.worker_id, held(claim), words, now_us=scene.bench.clock.now_us()
+    )
 
 
 async def test_a_step_is_shown_with_what_it_gave(scene: HttpHarness) -> None:

@@ -81,7 +81,7 @@ def _telemetry(options: argparse.Namespace) -> Finding:
 
 
 def _watchers(options: argparse.Namespace) -> Finding:
-    return watchers.run(options.rounds)
+    return watchers.run(options.rounds, options.watched)
 
 
 def _start(options: argparse.Namespace) -> Finding:
@@ -137,6 +137,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=100, help="steps in the chain of W2")
     parser.add_argument("--finished", type=int, default=history.FINISHED, help="finished steps of H1")
     parser.add_argument("--large", type=int, default=history.LARGE, help="steps in the large DAGs of H2")
+    parser.add_argument("--watched", type=int, default=watchers.STEPS, help="steps of the task that is watched")
     parser.add_argument("--agents", nargs="+", choices=agents.WHAT, default=list(agents.WHAT), help="what of agents")
     parser.add_argument("--output", type=Path, default=LATEST)
     options = parser.parse_args(arguments)

@@ -1,7 +1,8 @@
 """People who watch one task, as their browsers do it: a stream of it and a poll of the inbox each, in one process.
 
-``python -m benchmarks.watchers_peer PORT TASK`` reads a token a line from standard input, one for each. They ask until
-the task is there, and when it has ended for all of them, what they saw is written as one JSON line.
+``python -m benchmarks.watchers_peer PORT TASK`` reads a token a line from standard input, one for each, and says that
+it is ready. The first asks until the task is there; then all connect at once. When the task has ended for all of them,
+what they saw is written as one JSON line.
 ``python -m benchmarks.watchers_peer busy SHARE`` watches nothing and keeps a core busy to that share.
 """
 
@@ -19,15 +20,9 @@ POLL: Final = "/v1/approvals?state=pending&limit=200&wait=50"
 
 async def watch(port: int, task: str, token: str) -> tuple[int, int]:
     """Follow a task to its end; return the bytes and the changes that came."""
-    status = b""
-    for _ in range(TRIES):
-        reader, writer = await _asked(port, f"/v1/tasks/{task}/stream", token)
-        status = (await reader.readline()).split()[1]
-        if status == b"200":
-            break
-        writer.close()
-        await asyncio.sleep(PAUSE_S)
-    else:
+    reader, writer = await _asked(port, f"/v1/tasks/{task}/stream", token)
+    status = (await reader.readline()).split()[1]
+    if status != b"200":
         raise SystemExit(f"a watcher was answered {status.decode()}")
     size = changes = 0
     rest = b""
@@ -37,6 +32,18 @@ async def watch(port: int, task: str, token: str) -> tuple[int, int]:
         rest = data[-len(EVENT) + 1 :]
     writer.close()
     return size, changes
+
+
+async def until_there(port: int, task: str, token: str) -> None:
+    """Ask for a task until it has been handed over."""
+    for _ in range(TRIES):
+        reader, writer = await _asked(port, f"/v1/tasks/{task}/stream", token)
+        status = (await reader.readline()).split()[1]
+        writer.close()
+        if status == b"200":
+            return
+        await asyncio.sleep(PAUSE_S)
+    raise SystemExit(f"there is no task {task}")
 
 
 async def poll(port: int, token: str) -> None:
@@ -57,6 +64,8 @@ async def _asked(port: int, path: str, token: str) -> tuple[asyncio.StreamReader
 
 
 async def main(port: int, task: str, tokens: list[str]) -> None:
+    print("ready", flush=True)
+    await until_there(port, task, tokens[0])
     watching = [asyncio.create_task(watch(port, task, token)) for token in tokens]
     polling = [asyncio.create_task(poll(port, token)) for token in tokens]
     seen = await asyncio.gather(*watching)

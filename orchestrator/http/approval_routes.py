@@ -6,10 +6,11 @@ would refuse, so that a slip of the caller does not cost the question.
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
 from pydantic import Field
@@ -21,7 +22,7 @@ from soong.orchestrator.approvals.question_status import question_of
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.approvals.target_check import TargetChecker
 from soong.orchestrator.http.authentication import Caller
-from soong.orchestrator.http.context import Api, Needs, api_of, until_changed
+from soong.orchestrator.http.context import Api, Needs, Rhythm, api_of, until_changed
 from soong.orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.questions import AnswerableApproval, AnswerableApprovalDetail, ApprovalView, who_answered
@@ -30,6 +31,7 @@ from soong.orchestrator.http.strict import Body, StrictRoute
 from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ApprovalMode, Session
+from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, Question, RequestState
@@ -37,6 +39,9 @@ from soong.shared.permissions.request import Answer, Choice, Question, RequestSt
 log = get_logger(__name__)
 
 router = APIRouter(route_class=StrictRoute, tags=["approvals"])
+
+RENEW_EVERY_S: Final = 5.0
+"""How often a poll renews its attendance, at the latest after a third of a lease."""
 
 READER = Depends(Needs(Right.READ))
 APPROVER = Depends(Needs(Right.APPROVE))
@@ -89,23 +94,40 @@ class ApprovalsQuery:
         headers = {"ETag": self._tag}
         if self._tag == self.seen:
             return Response(status_code=304, headers=headers)
-        shown = [(await _shown(self.api, question, self.caller)).shape() for question in self._told]
+        shown = [view.shape() for view in await self._views()]
         last = self._found[0 if self._is_all else -1].request.id if len(self._found) >= self.limit else None
         items = [one.model_dump() for one in (reversed(shown) if self._is_all else shown)]
         return respond({"items": items, "next": last}, headers=headers)
 
+    async def _views(self) -> Sequence[ApprovalView]:
+        """Return the questions in their sessions. Callers that ask at the same time share the reading of a session."""
+        store, api = self.api.client.store.sessions, self.api
+        ids = {one.request.identity.session_id for one in self._told}
+        found = {one: await api.reads.read(("session", one), partial(store.session, one)) for one in ids}
+        return [ApprovalView(one, found[one.request.identity.session_id], self.caller, api.home) for one in self._told]
+
     async def _poll(self) -> None:
-        wanted = (self.session_id, self._is_all, self.cursor, self.limit)
-        self._found = await self.api.reads.read(("questions", *wanted), self._read)
+        self._found = await self._read()
         self._told = [one for one in self._found if self._is_all or one.answer is None]
         if self.is_attending:
             asking = {one.request.identity.session_id for one in self._found if one.is_pending}
             await self._stay({self.session_id} if self.session_id else asking)
 
+    def watch(self) -> Subscription:
+        """Hear of changes, from now on. All who want the same page share what looks for them."""
+        return self.api.watched.watch(self._key, self._read, self.api.subscriptions.subscribe_questions)
+
     async def _read(self) -> Sequence[Question]:
+        return await self.api.reads.read(self._key, self._load)
+
+    async def _load(self) -> Sequence[Question]:
         return await self.api.client.store.consent.questions(
             session_id=self.session_id, include_closed=self._is_all, beyond=self.cursor, limit=self.limit
         )
+
+    @property
+    def _key(self) -> tuple[Hashable, ...]:
+        return ("questions", self.session_id, self._is_all, self.cursor, self.limit)
 
     async def _stay(self, session_ids: Collection[str]) -> None:
         """Attend the sessions that wait for a responder and that the caller may answer."""
@@ -154,9 +176,11 @@ async def list_approvals(
     wanted = ApprovalsQuery(api, caller, state, session, cursor, limit, if_none_match, attend)
     if wait:
         with api.held_open(caller):
-            subscription = await api.subscriptions.subscribe_questions()
+            # An attendance is renewed by looking; others look again when there is something else to see.
+            rhythm = Rhythm(min(RENEW_EVERY_S, api.client.settings.responder_lease_s / 3), looks_anyway=attend)
+            subscription = wanted.watch()
             try:
-                await until_changed(request, api, subscription, wanted.is_new, wait)
+                await until_changed(request, api, subscription, wanted.is_new, wait, rhythm)
             finally:
                 await subscription.close()
     return await wanted.response()

@@ -19,6 +19,7 @@ from soong.orchestrator.http.responder_leases import ResponderLeases
 from soong.orchestrator.http.shared_reads import SharedReads
 from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.orchestrator.http.task_feed import TaskFeeds
+from soong.orchestrator.http.watched_reads import WatchedReads
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService
@@ -39,9 +40,21 @@ class ArtifactReader(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often somebody who waits is attended to: whether the caller has left, and where wanted, the rows."""
+
+    every_s: float
+    looks_anyway: bool
+    """Look at the rows without a hint, too."""
+
+
+EACH_SECOND: Final = Rhythm(1.0, looks_anyway=True)
+
+
 @dataclass(slots=True)
 class Api:
-    """One server's parts. Its creator closes it. ``stopping`` ends long polls and streams."""
+    """One server's parts. Its creator closes it. ``stop`` ends long polls and streams."""
 
     client: Client
     metrics: MetricsSource
@@ -54,6 +67,7 @@ class Api:
     feeds: TaskFeeds = field(init=False)
     attending: ResponderLeases = field(init=False)
     reads: SharedReads = field(default_factory=SharedReads)
+    watched: WatchedReads = field(default_factory=WatchedReads)
     requests: RequestLimiter = field(init=False)
     streams: RequestLimiter = field(init=False)
     large_plans: asyncio.Semaphore = field(init=False)
@@ -100,12 +114,18 @@ class Api:
         """Hold one place for a long poll or a stream of the caller's. Raises: ProblemError (too_busy)."""
         return self.streams.taken(caller.principal)
 
+    def stop(self) -> None:
+        """End long polls and streams."""
+        self.stopping.set()
+        self.watched.wake()
+
     async def close(self) -> None:
         if self._catalogue is not None:
             self._catalogue.cancel()
             await asyncio.gather(self._catalogue, return_exceptions=True)
         await self.attending.close()
         await self.feeds.close()
+        await self.watched.close()
         await self.subscriptions.close()
         await self.metrics.close()
         await self.client.close()
@@ -146,13 +166,19 @@ def check_own(caller: Caller, session: Session) -> None:
 
 
 async def until_changed(
-    request: Request, api: Api, subscription: Subscription, is_enough: Callable[[], Awaitable[bool]], wait_s: float
+    request: Request,
+    api: Api,
+    subscription: Subscription,
+    is_enough: Callable[[], Awaitable[bool]],
+    wait_s: float,
+    rhythm: Rhythm = EACH_SECOND,
 ) -> None:
     """Return when ``is_enough``, or after ``wait_s``, or when the caller has left or the server stops."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + wait_s
-    while not await is_enough():
+    is_heard = True
+    while not (is_heard and await is_enough()):
         left_s = deadline_s - loop.time()
         if left_s <= 0 or api.stopping.is_set() or await request.is_disconnected():
             return
-        await subscription.wait(min(1.0, left_s))
+        is_heard = bool(await subscription.wait(min(rhythm.every_s, left_s))) or rhythm.looks_anyway

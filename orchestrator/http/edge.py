@@ -61,17 +61,20 @@ class RequestLimiter:
     most: int
     most_each: int
     held: Counter[str] = field(default_factory=Counter)
+    total: int = 0
 
     @contextmanager
     def taken(self, who: str = "") -> Iterator[None]:
         """Hold one place. Raises: ProblemError (too_busy)."""
-        if self.held.total() >= self.most or self.held[who] >= self.most_each:
+        if self.total >= self.most or self.held[who] >= self.most_each:
             detail = "as many are open as are held at once; close some, or try again"
             raise ProblemError(ProblemCode.TOO_BUSY, detail, headers={"Retry-After": "2"})
         self.held[who] += 1
+        self.total += 1
         try:
             yield
         finally:
+            self.total -= 1
             self.held[who] -= 1
             if not self.held[who]:
                 del self.held[who]

@@ -60,7 +60,7 @@ class OwnCalls:
 
     async def close(self) -> None:
         """Let go of the rows, then of the service."""
-        self.api.stopping.set()
+        self.api.stop()
         if self._ended is not None:
             self._ended.cancel()
             await asyncio.gather(self._ended, return_exceptions=True)

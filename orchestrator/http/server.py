@@ -154,7 +154,7 @@ async def _until_stopped(
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         server.close_listeners()
-        api.stopping.set()
+        api.stop()
         app.stop()
         server.should_exit = True
         stopping.cancel()

@@ -18,6 +18,7 @@ import pytest
 from benchmarks.past import fill
 from benchmarks.site import fan
 from benchmarks.site import opened as site
+from soong.shared.storage.sql.engine.columns import add_dialect_options
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.statements import Statement
@@ -38,6 +39,8 @@ SMALL = {
     "signing_keys",
 }
 """Tables that do not grow with what is done."""
+
+add_dialect_options(metadata)
 
 GROWING = sorted(set(metadata.tables) - SMALL)
 LIVE = {

@@ -16,11 +16,14 @@ from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import ConflictError, UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.runs.call_aborts import calls_under_way
-from soong.shared.engine.runs.events import Event
+from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import Run
+from soong.shared.storage.store import Store
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
+LAST_EVENTS = 5
+"""The end of a step and of its run are among the last ones of a log."""
 TASK_SHOWN = 8
 """Characters of a task's id in the list: its end is enough to name it."""
 _JSON = typer.Option(False, "--json", help="Print one JSON document.")
@@ -116,10 +119,12 @@ async def _list(task: str, limit: int, *, is_json: bool) -> None:
 async def _show(text: str, *, is_json: bool) -> None:
     async with opened_store(load_settings()) as store:
         run = await find_run(store, text)
+        error = await _error(store, run)
     if is_json:
         emit(RunDetail.of(run).model_dump())
         return
     shown = {name: value for name, value in RunSchema.of(run).model_dump().items() if value not in ("", None)}
+    shown |= {"error": error} if error else {}
     shown |= {"settings": settings} if (settings := settings_of(run)) else {}
     output(
         table(
@@ -135,6 +140,13 @@ async def _show(text: str, *, is_json: bool) -> None:
     )
     if rows:
         output("\n" + table(("tool", "has it", "because"), rows))
+
+
+async def _error(store: Store, run: Run) -> str:
+    """Return why a run failed, also one that was followed by another attempt; empty for any other."""
+    last = await store.runs.events(run.id, after_seq=max(0, run.last_seq - LAST_EVENTS))
+    failed = next((event.data for event in reversed(last) if event.type == EventType.STEP_FAILED), {})
+    return f"{failed['type']}: {failed.get('message', '')}" if failed.get("type") else ""
 
 
 async def _tail(text: str, start: int, *, is_followed: bool, is_json: bool) -> None:

@@ -30,6 +30,9 @@ async def test_failure_is_reported_with_its_error_until_it_is_settled(scene: Con
     assert (failure.key, failure.error) == (claim.step_key, failed(claim).error)
     assert (run.status, run.end_reason) == (RunStatus.FAILED, EndReason.PROVIDER_FAILED)
     assert (await scene.event_types(run.id))[-2:] == ["step_failed", "run_failed"]
+    said = (await scene.store.runs.events(run.id))[-2].data
+    assert failure.error is not None
+    assert {name: said[name] for name in ("type", "message", "retryable")} == failure.error.as_json()
 
 
 async def test_failures_of_other_sessions_are_theirs(scene: ContractHarness) -> None:

@@ -31,7 +31,7 @@ def write_end(rows: Rows, end: StepEnd, now_us: int) -> None:
     if end.status is StepStatus.COMPLETED:
         step = replace(step, outcome=end.outcome)
     rows.steps[step.key] = step
-    note_step(rows, step, note, now_us, fence=end.fence)
+    note_step(rows, step, note, now_us, fence=end.fence, **({} if end.error is None else end.error.as_json()))
     rows.runs[end.run_id] = replace(rows.run(end.run_id), usage=end.usage)
     end_run(rows, end.run_id, run_event, end.end_reason, now_us)
     if rows.stopping.pop(step.key, None) is not None and end.status is StepStatus.FAILED:
@@ -75,7 +75,7 @@ def fail_map(rows: Rows, map_key: str, error: StepError, now_us: int) -> None:
     """Fail a map step; its failure is settled like any other."""
     step = replace(_move(rows, map_key, StepEvent.FAIL, now_us), error=error, open_deps=0)
     rows.steps[map_key] = step
-    note_step(rows, step, EventType.STEP_FAILED, now_us, error=error.as_json())
+    note_step(rows, step, EventType.STEP_FAILED, now_us, **error.as_json())
 
 
 def poison(rows: Rows, step: Step, now_us: int) -> None:
@@ -83,7 +83,7 @@ def poison(rows: Rows, step: Step, now_us: int) -> None:
     error = poisoned(step.lost_leases, step.lost_to)
     moved = replace(_move(rows, step.key, StepEvent.QUARANTINE, now_us), error=error)
     rows.steps[step.key] = moved
-    note_step(rows, moved, EventType.STEP_FAILED, now_us, error=error.as_json())
+    note_step(rows, moved, EventType.STEP_FAILED, now_us, **error.as_json())
     end_run(rows, step.run_id, RunEvent.FAIL, EndReason.LEASE_LOST, now_us)
 
 

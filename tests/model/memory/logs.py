@@ -42,15 +42,15 @@ def write_nodes(rows: Rows, run_id: str, nodes: Sequence[NewNode], now_us: int) 
         rows.runs[run_id] = replace(run, last_node=number)
 
 
-def note_run(rows: Rows, run_id: str, type: EventType, now_us: int, **data: Json) -> None:
+def note_run(rows: Rows, run_id: str, type_: EventType, now_us: int, /, **data: Json) -> None:
     """Write one event of the store's own into a run's log."""
-    write_events(rows, run_id, [NewEvent(type, data)], now_us)
+    write_events(rows, run_id, [NewEvent(type_, data)], now_us)
 
 
-def note_step(rows: Rows, step: Step, type: EventType, now_us: int, **data: Json) -> None:
+def note_step(rows: Rows, step: Step, type_: EventType, now_us: int, /, **data: Json) -> None:
     """Write one event of a step into the log of its run, of a map step into that of its task's root run."""
     run_id = step.run_id or rows.task(step.task_id).root_run_id
-    note_run(rows, run_id, type, now_us, step=step.key, **data)
+    note_run(rows, run_id, type_, now_us, step=step.key, **data)
 
 
 def tell_step(rows: Rows, step_key: str, now_us: int) -> None:

@@ -122,7 +122,8 @@ def note_end(run_log: RunLogBuffer, end: StepEnd) -> None:
     if end.status is StepStatus.COMPLETED and not any(node.kind is NodeKind.RESULT for node in nodes):
         nodes = (*nodes, NewNode(NodeKind.RESULT, {"v": 1, "output": end.output}))
     run_log.add(end.run_id, nodes=nodes, events=end.events)
-    run_log.note(end.run_id, _STEP_EVENT[end.status], step=end.step_key, fence=end.fence)
+    why = {} if end.error is None else end.error.as_json()
+    run_log.note(end.run_id, _STEP_EVENT[end.status], step=end.step_key, fence=end.fence, **why)
     run_log.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)
 
 

@@ -11,7 +11,9 @@
 - ``start``: commands from cold and beside a service, and a service that does nothing (:mod:`benchmarks.start`);
 - ``telemetry``: a service that sends traces beside one that does not (:mod:`benchmarks.telemetry`);
 - ``watchers``: two hundred people who follow one task over HTTP (:mod:`benchmarks.watchers`);
-- ``agents``: agents on a slow model server: makespan, memory, turns (:mod:`benchmarks.agents`).
+- ``agents``: agents on a slow model server: makespan, memory, turns (:mod:`benchmarks.agents`);
+- ``waiting``: a thousand agents that wait at once (:mod:`benchmarks.waiting`);
+- ``wide-map``: a map step with ten thousand agents as children (:mod:`benchmarks.wide_map`).
 
 A part is one line of ``PARTS`` below: a function from these options to its figures and to the promises that they break.
 The figures of the parts that ran replace theirs in ``latest.json``; the exit code is 1 when a promise was broken.
@@ -37,7 +39,9 @@ from benchmarks import (
     start,
     telemetry,
     tool_call,
+    waiting,
     watchers,
+    wide_map,
 )
 from benchmarks.report import Finding, table, write
 from tests.servers import ServerStartError
@@ -84,6 +88,14 @@ def _watchers(options: argparse.Namespace) -> Finding:
     return watchers.run(options.rounds, options.watched)
 
 
+def _waiting(options: argparse.Namespace) -> Finding:
+    return waiting.run(options.stores)
+
+
+def _wide_map(options: argparse.Namespace) -> Finding:
+    return wide_map.run(options.stores)
+
+
 def _start(options: argparse.Namespace) -> Finding:
     return start.run(options.rounds)
 
@@ -99,6 +111,8 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Finding]]] = {
     telemetry.NAME: _telemetry,
     agents.NAME: _agents,
     watchers.NAME: _watchers,
+    waiting.NAME: _waiting,
+    wide_map.NAME: _wide_map,
 }
 
 

@@ -3,6 +3,7 @@
 Fixtures for one subject live beside its tests; only what several folders need stands here.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -16,6 +17,9 @@ from hypothesis import settings
 
 from tests.servers import PostgresServer, RedisServer, postgres_server, redis_server
 from tests.spec_plugin import SpecResults
+
+# Modules and tests are no garbage: looking for it among them is a quarter of the collection, in each process of a run.
+gc.set_threshold(1_000_000, 20, 20)
 
 # The same examples in every run, so that a failure is a change of ours and never luck. `make chaos` looks for others.
 settings.register_profile("same", derandomize=True, database=None, deadline=None)
@@ -50,6 +54,12 @@ def _same_logging() -> Iterator[None]:
     yield
     structlog.configure(**_LOGGING)
     structlog.contextvars.clear_contextvars()
+
+
+def pytest_collection_finish() -> None:
+    """Search for cycles what tests leave, and not all modules and tests each time."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,6 +5,7 @@ the tree, and a text can be nested deeper than the interpreter recurses.
 """
 
 import ast
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,10 @@ MUTABLE_LITERALS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast
 MAX_SOURCE_CHARS = 500_000
 """Of one file. Its syntax tree takes up to 800 bytes for each character."""
 MAX_TEXT_CHARS = 80
+
+_PARSING = threading.Lock()
+"""CPython counts the depth of a tree once for all threads: two that make trees at once end with a SystemError
+(python/cpython#106905). It also keeps apart what they do to the filters of warnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def outline_of(source: str) -> Outline:
     if len(source) > MAX_SOURCE_CHARS:
         return Outline(f"the file has {len(source)} characters")
     try:
-        with warnings.catch_warnings():
+        with _PARSING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning about the audited code is not our process's matter
             nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError as error:

@@ -1,6 +1,10 @@
 """The audit's findings are true: compared with an independent count on code that nobody here wrote."""
 
 import asyncio
+import gc
+import importlib
+import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -236,3 +240,44 @@ async def test_a_hostile_line_does_not_hide_its_package_from_the_report(small_pr
     for number in range(len(lines)):
         place = f"hostile{number}/planted.py"
         assert [line for path, line in findings(results, "swallowed_exception") if path == place] == [10, 17, 31]
+
+
+def test_files_that_are_read_at_once_are_all_read() -> None:
+    """Two threads that make syntax trees at once, with a collection in between: that fails without the lock."""
+    load_example("audit/audit.yaml")  # its folder is where its modules are found now
+    outline_of = importlib.import_module("outline").outline_of
+    source = Path(__file__).read_text(encoding="utf-8")
+    problems: set[str] = set()
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+
+    def read() -> None:
+        for _ in range(25):
+            unlinked: list[object] = [_Slow()]
+            unlinked.append(unlinked)
+            del unlinked
+            try:
+                problems.add(outline_of(source).problem)
+            except SystemError as error:
+                problems.add(str(error))
+
+    gc.set_threshold(10, 2, 2)
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=read) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+
+    assert problems == {""}
+
+
+class _Slow:
+    """Lets the collection of one be long enough for another thread to run."""
+
+    def __del__(self) -> None:
+        for _ in range(50):
+            pass

@@ -20,7 +20,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Claim, Interrupt, StepEnd
-from soong.shared.engine.wire.notifier import Notifier, Subscriber
+from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.store import Store
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop
@@ -276,9 +276,20 @@ class WorkerProcess:
             try:
                 while worker_id == self._incarnation.worker_id:
                     await self._poll(worker_id)
-                    await subscription.wait(self._settings.beat_s)
+                    await self._until_interrupted(subscription, worker_id)
             finally:
                 await subscription.close()
+
+    async def _until_interrupted(self, subscription: Subscription, worker_id: str) -> None:
+        """Wait for the next look, at most for a beat; claim steps whenever an owner calls meanwhile."""
+        loop = asyncio.get_running_loop()
+        look_at_s = loop.time() + self._settings.beat_s
+        while (left_s := look_at_s - loop.time()) > 0 and worker_id == self._incarnation.worker_id:
+            heard = await subscription.wait(left_s)
+            if "" in heard and self.slots.free_slots() > 0:
+                self.slots.fill()
+            if not heard or worker_id in heard:
+                return
 
     async def _carry_out(self, interrupt: Interrupt) -> None:
         if interrupt.kind == "abort":

@@ -116,7 +116,7 @@ async def build(settings: Settings) -> Orchestrator:
         clock=clock,
         scheduler=Scheduler(store.tasks, store.runs, expander, clock),
         commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner, job),
-        dispatcher=Dispatcher(store.claims, store.sessions, broker),
+        dispatcher=Dispatcher(store.claims, store.sessions, broker, notifier),
         broker=ApprovalBroker(
             store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
         ),

@@ -3,6 +3,10 @@
 A message only says "look at the rows"; the worker that takes it fills as many of its slots as there is work for. What
 is queued and not yet taken counts as sent, so a burst of wake-ups sends nothing twice; a lost message is sent again by
 the next look, a doubled one finds nothing to claim.
+
+For a task that has just come, one worker is **called** over the channel on which it hears of interrupts, before the
+rows are read: no queue lies between the owner and the claim. A call is a guess: the worker may be busy, frozen or
+unable. What it does not claim is found by the look that follows, which sends messages as ever.
 """
 
 import asyncio
@@ -19,8 +23,12 @@ from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.matching import is_able, lacking
 from soong.shared.engine.tasks.step import WaitingSteps
+from soong.shared.engine.wire.notifier import Notifier
 
 log = get_logger(__name__)
+
+HEARD_OF = 1_000
+"""How many sessions are remembered to be no news. One more call for a session does no harm."""
 
 
 class Broker(Protocol):
@@ -38,9 +46,18 @@ class Broker(Protocol):
 
 
 class Dispatcher:
-    """Stateless but for its thread: every look starts from rows and the queue's length."""
+    """Stateless but for its thread: every look starts from rows and the queue's length.
 
-    def __init__(self, claims: ClaimStore, sessions: SessionStore, broker: Broker) -> None:
+    Without a ``notifier`` it calls nobody.
+    """
+
+    def __init__(
+        self, claims: ClaimStore, sessions: SessionStore, broker: Broker, notifier: Notifier | None = None
+    ) -> None:
+        self._notifier = notifier
+        self._idle: Sequence[str] = ()
+        """The live workers that had free slots at the last look, the one that was called last at the end."""
+        self._heard_of: dict[str, None] = {}
         self._claims = claims
         self._sessions = sessions
         self._broker = broker
@@ -54,7 +71,11 @@ class Dispatcher:
         While no slot is free nothing is, and only a full look sees then what nobody may claim.
         """
         workers = [worker for worker in await self._sessions.workers() if worker.state is ProcessState.LIVE]
-        most = sum(worker.busy < worker.slots for worker in workers)
+        idle = [worker.id for worker in workers if worker.busy < worker.slots]
+        # Whoever is new to us is called first: the order of those that we know is kept.
+        known = [one for one in self._idle if one in idle]
+        self._idle = (*(one for one in idle if one not in known), *known)
+        most = len(idle)
         if not most and workers and not is_full:
             return 0
         # Counted no further than there are workers to wake: what waits may be much more.
@@ -67,6 +88,23 @@ class Dispatcher:
             if wanted > 0:
                 sent += await asyncio.get_running_loop().run_in_executor(self._thread, self._fill, pool, wanted)
         return sent
+
+    async def call_worker(self, sessions: Collection[str]) -> bool:
+        """Call the next worker in turn that had free slots at the last look, if one of the sessions is new here.
+
+        False when nobody was called. Who forges the names of new sessions makes workers look at rows, one at a time.
+        """
+        new = [one for one in sessions if one not in self._heard_of]
+        self._heard_of.update(dict.fromkeys(new))
+        while len(self._heard_of) > HEARD_OF:
+            del self._heard_of[next(iter(self._heard_of))]
+        if self._notifier is None or not self._idle or not new:
+            return False
+        called, *others = self._idle
+        self._idle = (*others, called)
+        await self._notifier.call_worker(called)
+        await asyncio.sleep(0)  # it is sent before a read's thread takes the interpreter
+        return True
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)

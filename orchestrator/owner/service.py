@@ -36,6 +36,9 @@ log = get_logger(__name__)
 FULL_LOOK_EVERY = 10
 """Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
 
+CALLED_S = 0.01
+"""How long a worker that was called has for its claim, before messages are sent for what is still ready."""
+
 
 class SessionReviewer(Protocol):
     """What the service needs of the broker (soong.orchestrator.approvals.broker)."""
@@ -210,15 +213,21 @@ class Orchestrator:
         """
         async with self._reconciling:
             wanted = set(session_ids)
+            is_called = False
             if not wanted <= self._owned.keys():
+                # A new session has steps that are ready, and a claim needs no owner: they begin while we look at it.
+                is_called = await self.parts.dispatcher.call_worker(wanted - self._owned.keys()) and len(wanted) == 1
                 adopted = await self._within(self._adopt(), set())
-                if adopted:  # a new session has steps that are ready: its workers begin while we look at it
+                if adopted and not is_called:
                     await self._within(self.parts.dispatcher.dispatch(), 0)
                 wanted |= adopted
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
                 if ownership is not None:
                     await self._safely(self._reconcile_session(ownership))
+            if is_called:  # and claims at this moment: what it leaves is counted when it has
+                self._reconcile_in(CALLED_S, [])
+                return
             await self._within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
@@ -267,6 +276,7 @@ class Orchestrator:
             return
         if result.ended:  # first of all: somebody waits for it
             await self.parts.notifier.notify_session(session_id)
+            await asyncio.sleep(0)  # it is sent before a read's thread takes the interpreter
         is_active = any(task.status is TaskStatus.RUNNING for task in result.open_tasks)
         (self._active.add if is_active else self._active.discard)(session_id)
         if not result.open_tasks and (is_closed or await self._has_closed(result, session_id)):
@@ -313,9 +323,10 @@ class Orchestrator:
             return
         delay_s = max(0.0, (due_us - self.parts.clock.now_us()) / 1_000_000)
         if delay_s < self.settings.sweep_s:
-            asyncio.get_running_loop().call_later(
-                delay_s, lambda: self._begin(self._safely(self.reconcile([session_id])))
-            )
+            self._reconcile_in(delay_s, [session_id])
+
+    def _reconcile_in(self, delay_s: float, session_ids: Sequence[str]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, lambda: self._begin(self._safely(self.reconcile(session_ids))))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -63,6 +63,11 @@ SUBJECTS: dict[str, tuple[Listen, Say, str]] = {
         lambda notifier: notifier.notify_worker("wrk_1"),
         "wrk_1",
     ),
+    "worker, slots": (
+        lambda board: board.subscribe_worker("wrk_1"),
+        lambda notifier: notifier.call_worker("wrk_1"),
+        "",
+    ),
     "session": (lambda board: board.subscribe_session("s_1"), lambda notifier: notifier.notify_session("s_1"), "s_1"),
     "run": (
         lambda board: board.subscribe_run("run_1"),

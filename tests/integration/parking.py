@@ -121,8 +121,11 @@ class Site:
         self.broker = ApprovalBroker(self.store, self.board, key, self.clock, self.settings, owner_id=lambda: owner.id)
         self._begin(self._hear_questions())
 
-    async def start_worker(self, slots: int = 1, **settings: object) -> WorkerProcess:
-        """Start a worker process; each of its slots takes a dispatch whenever there is something to claim."""
+    async def start_worker(self, slots: int = 1, *, is_dispatched: bool = True, **settings: object) -> WorkerProcess:
+        """Start a worker process; each of its slots takes a dispatch whenever there is something to claim.
+
+        One that is not dispatched gets none.
+        """
         own = self.settings.model_copy(update={"slots": slots, **settings})
         incarnation = Incarnation(
             self.store.sessions, self.clock, f"w{len(self._processes)}@here", slots, ("default",), ()
@@ -153,7 +156,8 @@ class Site:
         )
         await process.start()
         self._processes.append(process)
-        self._begin(self._dispatch(process))
+        if is_dispatched:
+            self._begin(self._dispatch(process))
         return process
 
     async def _dispatch(self, process: WorkerProcess) -> None:

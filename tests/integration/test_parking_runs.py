@@ -271,3 +271,30 @@ async def test_a_worker_that_stops_while_a_run_parks_leaves_it_parked(tmp_path: 
         steps = await site.until_stands(asks=BLOCKED)
         assert steps["asks"].lost_leases == 0
         assert (await site.story())["step_released"] == 0
+
+
+async def test_a_worker_that_an_owner_calls_claims_without_a_message(open_here: OpenSite) -> None:
+    async with open_here() as site:
+        await site.submit(echo("a"), echo("b"))
+        worker = await site.start_worker(2, is_dispatched=False)
+        called = worker._incarnation.worker_id
+
+        async def is_done() -> bool:
+            await site.board.call_worker(called)  # it may not listen yet: an owner would send a message then
+            return all(step.status is COMPLETED for step in (await site.steps()).values())
+
+        await until(is_done)
+
+
+async def test_a_worker_that_drains_claims_nothing_for_a_call(open_here: OpenSite) -> None:
+    async with open_here() as site:
+        await site.submit(echo("a"))
+        worker = await site.start_worker(2, is_dispatched=False)
+        called = worker._incarnation.worker_id
+        await worker.drain(None)
+
+        for _ in range(5):
+            await site.board.call_worker(called)
+            await asyncio.sleep(0.01)
+
+        assert (await site.steps())["a"].status is READY

@@ -204,7 +204,7 @@ class OwnerActor(Actor):
             clock=clock,
             scheduler=Scheduler(store.tasks, store.runs, Expander(store.tasks, store.runs, clock), clock),
             commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock),
-            dispatcher=Dispatcher(store.claims, store.sessions, SimBroker(ground.queues, self)),
+            dispatcher=Dispatcher(store.claims, store.sessions, SimBroker(ground.queues, self), notifier),
             broker=ApprovalBroker(store, notifier, key, clock, ground.settings, owner_id=self._owner_id, home=HOME),
             recorder=NoFolders(),
         )

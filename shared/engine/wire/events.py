@@ -12,7 +12,10 @@ OWNERS_CHANNEL: Final = f"{KEY_PREFIX}wake:owners"
 
 
 def worker_channel(worker_id: str) -> str:
-    """Return the channel that tells one worker to look at its interrupts (cancel, pause)."""
+    """Return the channel that tells one worker to look at its interrupts (cancel, pause).
+
+    With ``"claim": true`` in the payload it tells the worker to claim steps for its free slots instead.
+    """
     return f"{KEY_PREFIX}wake:worker:{worker_id}"
 
 

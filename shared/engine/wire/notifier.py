@@ -15,7 +15,13 @@ class Notifier(Protocol):
         """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots."""
         ...
 
-    async def notify_worker(self, worker_id: str) -> None: ...
+    async def notify_worker(self, worker_id: str) -> None:
+        """Ask a worker to look at its interrupts."""
+        ...
+
+    async def call_worker(self, worker_id: str) -> None:
+        """Ask a worker to claim steps for its free slots."""
+        ...
 
     async def notify_session(self, session_id: str) -> None: ...
 
@@ -70,7 +76,7 @@ class Subscriber(Protocol):
         ...
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
-        """Hear "look at your interrupts": the worker's id."""
+        """Hear "look at your interrupts": the worker's id; and "fill your slots": an empty id."""
         ...
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:

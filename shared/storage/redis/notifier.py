@@ -7,7 +7,7 @@ they wait, up to a limit, for its return. What is dropped is counted; the sweep 
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -27,7 +27,8 @@ DECISIONS_KEPT_S = 86_400
 CLOSE_LIMIT_S = 2.0
 
 # (how, where, id): the whole of a hint but for the session that a raised request names beside its id.
-_Hint = tuple[Literal["publish", "stream"], str, str]
+_How: TypeAlias = Literal["publish", "call", "stream"]
+_Hint: TypeAlias = tuple[_How, str, str]
 
 
 class RedisNotifier:
@@ -48,6 +49,9 @@ class RedisNotifier:
 
     async def notify_worker(self, worker_id: str) -> None:
         self._put("publish", worker_channel(worker_id), worker_id)
+
+    async def call_worker(self, worker_id: str) -> None:
+        self._put("call", worker_channel(worker_id), worker_id)
 
     async def notify_session(self, session_id: str) -> None:
         self._put("publish", session_channel(session_id), session_id)
@@ -76,7 +80,7 @@ class RedisNotifier:
         self._sending.cancel()
         await asyncio.gather(self._sending, return_exceptions=True)
 
-    def _put(self, how: Literal["publish", "stream"], where: str, id: str, session_id: str = "") -> None:
+    def _put(self, how: _How, where: str, id: str, session_id: str = "") -> None:
         self._keep((how, where, id), session_id)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send())
@@ -116,6 +120,8 @@ class RedisNotifier:
                     pipe.xadd(where, entry, maxlen=MAX_LENGTH, approximate=True)
                     if where != REQUESTS:
                         pipe.expire(where, DECISIONS_KEPT_S)
+                elif how == "call":
+                    pipe.publish(where, _payload(claim=True))
                 elif where != OWNERS_CHANNEL:
                     pipe.publish(where, _payload())
                 elif not subject:

@@ -6,7 +6,7 @@ from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
-from soong.shared.storage.redis.subscriptions import ChannelSource, RedisSubscription, StreamSource, sessions_of
+from soong.shared.storage.redis.subscriptions import ChannelSource, RedisSubscription, StreamSource, called, sessions_of
 
 ANSWER_PIECES_KEPT = 200
 """Of a reader that does not keep up; older pieces are lost to it."""
@@ -28,7 +28,8 @@ class RedisSubscriber:
         return await RedisSubscription.listen(StreamSource(self._client, REQUESTS, "session", cut_to=MAX_LENGTH))
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
-        return await self._subject_ear(worker_channel(worker_id), worker_id)
+        source = ChannelSource(self._client, worker_channel(worker_id), lambda payload: called(payload, worker_id))
+        return await RedisSubscription.listen(source, returned=worker_id)
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
         return await RedisSubscription.listen(StreamSource(self._client, decisions_of(worker_id), "request"))

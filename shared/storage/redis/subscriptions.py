@@ -209,6 +209,15 @@ def sessions_of(payload: str) -> Sequence[str]:
     return [str(session_id) for session_id in sessions] or [""]
 
 
+def called(payload: str, worker_id: str) -> Sequence[str]:
+    """Return what a message asks of a worker: an empty id to fill its slots, else its id."""
+    try:
+        value = json.loads(payload)
+    except ValueError:
+        return (worker_id,)
+    return ("",) if isinstance(value, dict) and value.get("claim") is True else (worker_id,)
+
+
 def _order(entry_id: str) -> tuple[int, int]:
     milliseconds, _, number = entry_id.partition("-")
     return int(milliseconds), int(number or 0)

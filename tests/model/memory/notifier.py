@@ -53,6 +53,9 @@ class MemoryBus:
     async def notify_worker(self, worker_id: str) -> None:
         self._ring(worker_channel(worker_id), (worker_id,))
 
+    async def call_worker(self, worker_id: str) -> None:
+        self._ring(worker_channel(worker_id), ("",))
+
     async def notify_session(self, session_id: str) -> None:
         self._ring(session_channel(session_id), (session_id,))
 

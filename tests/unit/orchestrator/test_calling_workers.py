@@ -1,0 +1,74 @@
+"""An owner calls a worker for a session that it hears of for the first time: a guess, made good by messages."""
+
+from collections.abc import Sequence
+
+from soong.orchestrator.owner.dispatcher import HEARD_OF, Dispatcher
+from tests.contract.scene import open_scene
+from tests.model.builders import make_worker
+from tests.model.memory import MemoryBus, MemoryStore
+
+
+class Queue:
+    """Keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def queued(self, pool: str) -> int:
+        return 0
+
+    def send(self, pool: str, dispatch_ids: Sequence[str]) -> None:
+        self.sent += len(dispatch_ids)
+
+    def close(self) -> None: ...
+
+
+async def a_dispatcher(*workers: str) -> tuple[Dispatcher, MemoryBus, MemoryStore, Queue]:
+    store, board, queue = MemoryStore(), MemoryBus(), Queue()
+    for worker in workers:
+        await store.sessions.register_worker(make_worker(worker))
+    return Dispatcher(store.claims, store.sessions, queue, board), board, store, queue
+
+
+async def test_workers_are_called_in_turn_each_session_once() -> None:
+    dispatcher, board, _, _ = await a_dispatcher("wrk_1", "wrk_2")
+    await dispatcher.dispatch()
+    ears = [await board.subscribe_worker(worker) for worker in ("wrk_1", "wrk_2")]
+
+    called = [await dispatcher.call_worker([session]) for session in ("sess_1", "sess_2", "sess_2")]
+
+    assert called == [True, True, False]
+    assert [await ear.wait(0.01) for ear in ears] == [("",), ("",)]
+
+
+async def test_nobody_is_called_before_workers_are_known_or_where_none_has_a_slot() -> None:
+    dispatcher, _, store, _ = await a_dispatcher()
+    assert not await dispatcher.call_worker(["sess_1"])
+
+    await store.sessions.register_worker(make_worker("wrk_full", slots=0))
+    await dispatcher.dispatch()
+
+    assert not await dispatcher.call_worker(["sess_2"])
+
+
+async def test_what_a_call_has_not_reached_is_sent_over_the_queue() -> None:
+    scene = await open_scene(MemoryStore())
+    queue = Queue()
+    dispatcher = Dispatcher(scene.store.claims, scene.store.sessions, queue, MemoryBus())
+    await dispatcher.dispatch()
+    await scene.task("a")
+
+    assert await dispatcher.call_worker([scene.own.session_id])
+    await dispatcher.dispatch()
+
+    assert queue.sent == 1
+
+
+async def test_sessions_of_invented_names_take_no_memory() -> None:
+    dispatcher, *_ = await a_dispatcher("wrk_1")
+    await dispatcher.dispatch()
+
+    for number in range(HEARD_OF + 10):
+        await dispatcher.call_worker([f"sess_{number}"])
+
+    assert len(dispatcher._heard_of) == HEARD_OF

@@ -16,7 +16,9 @@ from soong.shared.core.clock import Clock, utc_date
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState, session_scope
+from soong.shared.engine.runs.store import LastRuns
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
+from soong.shared.engine.tasks.ending import TaskEnd
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
 from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.planner import Planner
@@ -53,6 +55,8 @@ class TaskSnapshot:
     """The tasks that the agent of an ask has made; their steps are among ``steps``."""
     budgets: tuple[BudgetState, ...] = ()
     """Of its session and of the day, where there is one."""
+    last_runs: LastRuns | None = None
+    """What the last runs of its steps tell, where that was read with them."""
 
     @property
     def counts(self) -> Mapping[StepStatus, int]:
@@ -113,6 +117,9 @@ class Client:
 
     async def _write(self, session: Session, task: NewTask, max_concurrent: int, budget: Budget) -> None:
         limit = max_concurrent or self.settings.max_concurrent_children_per_session
+        if not limit and budget.is_unlimited:
+            await self.store.tasks.submit(session, task)
+            return
         writes: list[Awaitable[object]] = [self.store.sessions.open_session(session)]
         if limit:
             writes.append(self.store.claims.set_concurrency_limits([session_limit(session.id, limit)]))
@@ -175,12 +182,13 @@ class Client:
         subscription = await opening
         loop = asyncio.get_running_loop()
         ended_s: float | None = None
+        end: TaskSnapshot | None = None
         try:
             if new is not None and (was_open or await self._status_again(task_id) is TaskStatus.RUNNING):
-                await self._until_news(subscription, task_id, LOOK_AT_MOST_EVERY_S)
+                end = await self._until_news(subscription, task_id, LOOK_AT_MOST_EVERY_S, for_result=for_result)
             while True:
                 begun_s = loop.time()
-                view = await self._view_again(task_id, for_result=for_result)
+                view = end or await self._view_again(task_id, for_result=for_result)
                 pause_s = max(LOOK_AT_MOST_EVERY_S, (loop.time() - begun_s) * PAUSE_PER_LOOK)
                 yield view
                 now_s = loop.time()
@@ -188,21 +196,31 @@ class Client:
                 if ended_s is not None and (not view.held or now_s - ended_s >= STOPPING_S):
                     return
                 if ended_s is None:
-                    await self._until_news(subscription, task_id, pause_s)
+                    end = await self._until_news(subscription, task_id, pause_s, for_result=for_result)
                 else:
+                    end = None
                     await subscription.wait(LOOK_AT_MOST_EVERY_S)
         finally:
             await subscription.close()
 
-    async def _until_news(self, subscription: Subscription, task_id: str, pause_s: float) -> None:
-        """Wait for the next look: not before ``pause_s`` have passed, but at once when the task has ended."""
+    async def _until_news(
+        self, subscription: Subscription, task_id: str, pause_s: float, *, for_result: bool
+    ) -> TaskSnapshot | None:
+        """Wait for the next look: not before ``pause_s`` have passed, but at once when the task has ended.
+
+        ``for_result``: return that end, if it was heard of and the task is a plan's.
+        """
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         heard = await subscription.wait(max(pause_s, POLL_EVERY_S))
         while heard and (left_s := begun_s + pause_s - loop.time()) > 0:
-            if await self._status_again(task_id) is not TaskStatus.RUNNING:
-                return
+            found = await (self._end_again(task_id) if for_result else self._status_again(task_id))
+            if isinstance(found, TaskEnd) and found.task.kind is not TaskKind.ASK:
+                return TaskSnapshot(found.task, in_plan_order(found.steps), (), (), last_runs=found.last_runs)
+            if found is not TaskStatus.RUNNING:
+                return None
             heard = await subscription.wait(left_s)
+        return None
 
     async def command(
         self, kind: CommandKind, task: Task, *, reason: str = "", limit_s: float = COMMAND_LIMIT_S
@@ -235,6 +253,9 @@ class Client:
 
     async def _view_again(self, task_id: str, *, for_result: bool) -> TaskSnapshot:
         return await _answered(lambda: snapshot_of(self.store, task_id, for_result=for_result))
+
+    async def _end_again(self, task_id: str) -> TaskEnd | TaskStatus:
+        return await _answered(lambda: self.store.tasks.end_of(task_id))
 
     async def _status_again(self, task_id: str) -> TaskStatus:
         return await _answered(lambda: self.store.tasks.status(task_id))

@@ -124,7 +124,8 @@ async def outcome_of(store: Store, view: TaskSnapshot, runs: Path) -> TaskOutcom
     reports: dict[str, StepReport] = {}
     for task_id in (view.task.id, *(task.id for task in view.planned)):
         of_task = {step.run_id: step for step in view.steps if step.run_id and step.task_id == task_id}
-        told = await store.runs.last_runs(task_id)
+        read = view.last_runs if task_id == view.task.id else None
+        told = read or await store.runs.last_runs(task_id)
         for run_id, step in of_task.items():
             reports[step.step_id] = await step_report(store, step, told.granted.get(run_id, ()))
         for run_id, events in groupby(told.events, key=lambda event: event.run_id):

@@ -1,5 +1,7 @@
 """What stands after a task was made."""
 
+from dataclasses import replace
+
 import pytest
 
 from soong.shared.core.errors import ConflictError, NotFoundError
@@ -50,6 +52,21 @@ async def test_steps_come_back_in_the_order_of_the_plan_and_whole(scene: Contrac
         assert (step.max_attempts, step.backoff_s, step.on_failure) == (made.max_attempts, 1.0, made.on_failure)
         assert made.run is not None
         assert (step.run_id, step.attempt, step.fence) == (made.run.identity.run_id, 1, 0)
+
+
+async def test_a_session_and_its_first_task_are_written_together_or_not_at_all(scene: ContractHarness) -> None:
+    store, session = scene.store, make_session("sess_submitted")
+    new = make_task(session.id, "a")
+
+    for _ in range(2):  # the first answer was lost
+        await store.tasks.submit(session, new)
+
+    assert await store.sessions.session(session.id) == session
+    assert [step.status for step in await store.tasks.steps(new.id)] == [StepStatus.READY]
+    with pytest.raises(ConflictError):
+        await store.tasks.submit(make_session("sess_other"), replace(new, session_id="sess_other"))
+    with pytest.raises(NotFoundError):
+        await store.sessions.session("sess_other")
 
 
 @pytest.mark.spec("CARD-3", "DIS-05.a")

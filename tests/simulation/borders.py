@@ -32,7 +32,7 @@ RARE = frozenset({
 """What happens seldom, and decides much when it does: faults are drawn to it."""
 
 READS = frozenset({
-    "task", "list_tasks", "task_with_steps", "status", "session_work", "last_runs", "events_of",
+    "task", "list_tasks", "task_with_steps", "status", "end_of", "session_work", "last_runs", "events_of",
     "steps", "step", "result", "counts", "interrupts", "backlog", "steps_in", "failures",
     "open_tasks", "owners", "session", "list_sessions", "busy_sessions", "responders", "take_commands", "command",
     "workers",

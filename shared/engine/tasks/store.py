@@ -15,8 +15,9 @@ from typing import Final, Literal, Protocol
 from soong.shared.core.identity import OWN, Origin
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.record import NewRun
-from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import TaskChange
+from soong.shared.engine.tasks.ending import TaskEnd
 from soong.shared.engine.tasks.kinds import FailurePolicy, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import (
@@ -47,6 +48,15 @@ class TaskStore(Protocol):
         Raises:
             NotFoundError: there is no such session.
             ConflictError: another session has a task of that id, or the agent that plans this one was stopped.
+            UnavailableError: a former task of that id is being removed.
+        """
+        ...
+
+    async def submit(self, session: Session, task: NewTask) -> None:
+        """Insert a session and its first task in one transaction; each as if alone (``open_session``, ``create_task``).
+
+        Raises:
+            ConflictError: another session has a task of that id.
             UnavailableError: a former task of that id is being removed.
         """
         ...
@@ -83,6 +93,13 @@ class TaskStore(Protocol):
 
     async def status(self, task_id: str) -> TaskStatus:
         """Return the status of a task without reading its plan. Raises: NotFoundError."""
+        ...
+
+    async def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
+        """Return what the result of an ended task is made of, in one read; of another one only its status.
+
+        Raises: NotFoundError.
+        """
         ...
 
     # -- the owner's side; a ``command_id`` is that of a client's command, which has ended with the transaction

@@ -3,14 +3,57 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
-from soong.shared.engine.tasks.step import NewStep, Step
+from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
+from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
+from soong.shared.engine.tasks.store import NO_PLANNER
+from soong.shared.permissions.audit_log.notes import of_session
+from tests.model.memory.auditing import add_notes
 from tests.model.memory.logs import note_run, note_step, tell_step, write_nodes
 from tests.model.memory.rows import Rows
+
+
+def add_session(rows: Rows, session: Session) -> None:
+    """Insert a session, unless there is one of its id."""
+    if session.id not in rows.sessions:
+        rows.sessions[session.id] = session
+        add_notes(rows, [of_session(session)], session.created_us)
+
+
+def create_task(rows: Rows, task: NewTask) -> None:
+    """See :meth:`soong.shared.engine.tasks.store.TaskStore.create_task`."""
+    session = rows.session(task.session_id)
+    now_us = task.created_us
+    stands = rows.tasks.get(task.id)
+    if stands is not None and stands.session_id != task.session_id:
+        raise ConflictError(f"there is a task {task.id} in another session already")
+    if stands is not None:
+        return
+    planner = task.root_run.identity.parent_run_id
+    if planner and rows.task(rows.run(planner).identity.task_id).status is not TaskStatus.RUNNING:
+        raise ConflictError(NO_PLANNER)
+    if session.is_closed:
+        rows.sessions[session.id] = replace(session, is_closed=False, owner_id="")
+    insert_run(rows, task.root_run, RunStatus.RUNNING, now_us)
+    rows.tasks[task.id] = Task(
+        id=task.id,
+        session_id=task.session_id,
+        title=task.title,
+        status=TaskStatus.RUNNING,
+        plan=task.plan,
+        inputs=task.inputs,
+        root_run_id=task.root_run.identity.run_id,
+        created_us=now_us,
+        kind=task.kind,
+        trace_parent=task.trace_parent,
+    )
+    note_run(rows, task.root_run.identity.run_id, EventType.TASK_CREATED, now_us, task=task.id)
+    insert_steps(rows, task.steps, now_us)
 
 
 def insert_run(rows: Rows, new: NewRun, status: RunStatus, now_us: int) -> None:

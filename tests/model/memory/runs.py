@@ -85,12 +85,7 @@ class MemoryRuns:
 
     @transaction
     def last_runs(self, task_id: str) -> LastRuns:
-        last = {step.run_id: step for step in self.rows.steps_of(task_id)}
-        found = {run_id: run for run_id, run in self.rows.runs.items() if run_id in last}
-        events = [event for run_id in found for event in self.rows.events.get(run_id, ()) if _is_of_outcome(event)]
-        agents = {run_id: run for run_id, run in found.items() if last[run_id].kind is StepKind.AGENT and run.surface}
-        granted = {run_id: Surface.from_json(run.surface).tools for run_id, run in agents.items()}
-        return LastRuns(granted, events)
+        return last_runs_of(self.rows, task_id)
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         try:
@@ -188,3 +183,13 @@ class MemoryRuns:
 def _is_of_outcome(event: Event) -> bool:
     delivers = event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data
     return delivers or event.type in OUTCOME_EVENTS
+
+
+def last_runs_of(rows: Rows, task_id: str) -> LastRuns:
+    """See :meth:`soong.shared.engine.runs.store.RunStore.last_runs`."""
+    last = {step.run_id: step for step in rows.steps_of(task_id)}
+    found = {run_id: run for run_id, run in rows.runs.items() if run_id in last}
+    events = [event for run_id in found for event in rows.events.get(run_id, ()) if _is_of_outcome(event)]
+    agents = {run_id: run for run_id, run in found.items() if last[run_id].kind is StepKind.AGENT and run.surface}
+    granted = {run_id: Surface.from_json(run.surface).tools for run_id, run in agents.items()}
+    return LastRuns(granted, events)

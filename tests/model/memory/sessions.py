@@ -16,8 +16,7 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
-from soong.shared.permissions.audit_log.notes import of_session
-from tests.model.memory.auditing import add_notes
+from tests.model.memory.making import add_session
 from tests.model.memory.rows import Rows, page_before, transaction
 
 _ORDER = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
@@ -69,10 +68,7 @@ class MemorySessions:
     # -- sessions
     @transaction
     def open_session(self, session: Session) -> None:
-        if session.id in self.rows.sessions:
-            return
-        self.rows.sessions[session.id] = session
-        add_notes(self.rows, [of_session(session)], session.created_us)
+        add_session(self.rows, session)
 
     @transaction
     def session(self, session_id: str) -> Session:

@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from soong.shared.core.errors import ConflictError, LeaseLostError
+from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.status import RunEvent, RunStatus
-from soong.shared.engine.sessions.session import ProcessState
+from soong.shared.engine.runs.status import RunEvent
+from soong.shared.engine.sessions.session import ProcessState, Session
+from soong.shared.engine.tasks.ending import TaskEnd
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
 from soong.shared.engine.tasks.lost_lease import ABANDONED, WORKER_GONE
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
@@ -28,13 +29,13 @@ from soong.shared.engine.tasks.step import (
     WaitingSteps,
 )
 from soong.shared.engine.tasks.step_snapshot import StepSnapshot
-from soong.shared.engine.tasks.store import NO_PLANNER
 from tests.model.memory.claiming import choose, claim_steps
 from tests.model.memory.ending import cancel_step, poison, result_of, write_end
-from tests.model.memory.logs import move_run, note_run, note_step
-from tests.model.memory.making import insert_run, insert_steps
+from tests.model.memory.logs import move_run, note_step
+from tests.model.memory.making import add_session, create_task
 from tests.model.memory.parking import is_parked, parked, pending_of
 from tests.model.memory.rows import Rows, page_before, transaction
+from tests.model.memory.runs import last_runs_of
 
 
 class MemorySteps:
@@ -45,33 +46,12 @@ class MemorySteps:
 
     @transaction
     def create_task(self, task: NewTask) -> None:
-        session = self.rows.session(task.session_id)
-        now_us = task.created_us
-        stands = self.rows.tasks.get(task.id)
-        if stands is not None and stands.session_id != task.session_id:
-            raise ConflictError(f"there is a task {task.id} in another session already")
-        if stands is not None:
-            return
-        planner = task.root_run.identity.parent_run_id
-        if planner and self.rows.task(self.rows.run(planner).identity.task_id).status is not TaskStatus.RUNNING:
-            raise ConflictError(NO_PLANNER)
-        if session.is_closed:
-            self.rows.sessions[session.id] = replace(session, is_closed=False, owner_id="")
-        insert_run(self.rows, task.root_run, RunStatus.RUNNING, now_us)
-        self.rows.tasks[task.id] = Task(
-            id=task.id,
-            session_id=task.session_id,
-            title=task.title,
-            status=TaskStatus.RUNNING,
-            plan=task.plan,
-            inputs=task.inputs,
-            root_run_id=task.root_run.identity.run_id,
-            created_us=now_us,
-            kind=task.kind,
-            trace_parent=task.trace_parent,
-        )
-        note_run(self.rows, task.root_run.identity.run_id, EventType.TASK_CREATED, now_us, task=task.id)
-        insert_steps(self.rows, task.steps, now_us)
+        create_task(self.rows, task)
+
+    @transaction
+    def submit(self, session: Session, task: NewTask) -> None:
+        add_session(self.rows, session)
+        create_task(self.rows, task)
 
     @transaction
     def task(self, task_id: str) -> Task:
@@ -107,6 +87,13 @@ class MemorySteps:
     @transaction
     def status(self, task_id: str) -> TaskStatus:
         return self.rows.task(task_id).status
+
+    @transaction
+    def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
+        task = self.rows.task(task_id)
+        if not task.status.is_terminal:
+            return task.status
+        return TaskEnd(task, self.rows.steps_of(task_id), last_runs_of(self.rows, task_id))
 
     @transaction
     def counts(self, task_id: str) -> TaskCounts:

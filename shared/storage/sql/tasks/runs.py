@@ -154,7 +154,8 @@ def _is_of_outcome(event: Event) -> bool:
     return event.type in OUTCOME_EVENTS or (event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data)
 
 
-def _last_runs(tx: Transaction, task_id: str) -> LastRuns:
+def last_runs_of(tx: Transaction, task_id: str) -> LastRuns:
+    """See :meth:`soong.shared.engine.runs.store.RunStore.last_runs`."""
     digests: dict[str, str] = dict(tx.rows(LAST_SURFACES, task_id=task_id))
     bodies = tx.rows(SURFACE_BODIES, digests=sorted(set(digests.values()))) if digests else ()
     # A step that is pulled has an empty surface: the run that claims it uses its own.
@@ -233,7 +234,7 @@ class SqlRuns:
         return await self._database.read(lambda tx: list(events_of(EVENTS_OF.read(tx, run_ids=ids))))
 
     async def last_runs(self, task_id: str) -> LastRuns:
-        return await self._database.read(lambda tx: _last_runs(tx, task_id))
+        return await self._database.read(lambda tx: last_runs_of(tx, task_id))
 
     async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
         try:

@@ -157,26 +157,8 @@ class SqlSessions:
 
     # -- sessions
     async def open_session(self, session: Session) -> None:
-        values = {
-            "id": session.id,
-            "project": session.project,
-            "cwd": session.cwd,
-            "approval_mode": session.approval_mode.value,
-            "created_us": session.created_us,
-            "policy": pack(session.policy),
-            "principal": plain(session.principal),
-            "owner_id": session.owner_id,
-            "owner_epoch": session.owner_epoch,
-            "is_closed": int(session.is_closed),
-            "project_id": session.project_id,
-            "closes_with_task": int(session.closes_with_task),
-        }
-
-        def write(tx: Transaction) -> None:
-            if _add(tx, sessions, values):
-                self._trail.note(tx, [of_session(session)], session.created_us)
-
-        await self._database.write(write)
+        values = session_values(session)
+        await self._database.write(lambda tx: add_session(tx, self._trail, session, values))
 
     async def session(self, session_id: str) -> Session:
         row = await self._database.read(lambda tx: SESSION.first(tx, session_id=session_id))
@@ -325,6 +307,30 @@ class SqlSessions:
             return list(read_workers(wanted.read(tx), busy))
 
         return await self._database.read(read)
+
+
+def session_values(session: Session) -> Mapping[str, object]:
+    """Return the row of a new session."""
+    return {
+        "id": session.id,
+        "project": session.project,
+        "cwd": session.cwd,
+        "approval_mode": session.approval_mode.value,
+        "created_us": session.created_us,
+        "policy": pack(session.policy),
+        "principal": plain(session.principal),
+        "owner_id": session.owner_id,
+        "owner_epoch": session.owner_epoch,
+        "is_closed": int(session.is_closed),
+        "project_id": session.project_id,
+        "closes_with_task": int(session.closes_with_task),
+    }
+
+
+def add_session(tx: Transaction, trail: AuditTrail, session: Session, values: Mapping[str, object]) -> None:
+    """Insert a session by its row, and note it in the audit log; nothing happens when it exists."""
+    if _add(tx, sessions, values):
+        trail.note(tx, [of_session(session)], session.created_us)
 
 
 def read_workers(rows: Iterable[Any], busy: Mapping[str, int]) -> Iterator[Worker]:

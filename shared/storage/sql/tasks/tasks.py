@@ -8,6 +8,8 @@ from sqlalchemy import func, select
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.ending import TaskEnd
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import (
@@ -20,6 +22,7 @@ from soong.shared.engine.tasks.step import (
 from soong.shared.engine.tasks.step_snapshot import StepSnapshot
 from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.storage.sql.claims.claim_context import result_of
+from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import pack, plain, step_of, task_of
@@ -29,7 +32,8 @@ from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import steps, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
-from soong.shared.storage.sql.tasks.sessions import REOPEN
+from soong.shared.storage.sql.tasks.runs import last_runs_of
+from soong.shared.storage.sql.tasks.sessions import REOPEN, add_session, session_values
 from soong.shared.storage.sql.tasks.step_states import read_states
 
 INSERT_TASKS: Final = Insert(
@@ -89,6 +93,7 @@ class SqlTasks:
     """The part of the task store that needs no ownership."""
 
     _database: Database
+    _trail: AuditTrail
 
     # -- making
     async def create_task(self, task: NewTask) -> None:
@@ -96,6 +101,18 @@ class SqlTasks:
             lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
         )
         await self._database.write(lambda tx: _create(tx, task, rows))
+
+    async def submit(self, session: Session, task: NewTask) -> None:
+        values = session_values(session)
+        rows = await self._database.built(
+            lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
+        )
+
+        def write(tx: Transaction) -> None:
+            add_session(tx, self._trail, session, values)
+            _create(tx, task, rows)
+
+        await self._database.write(write)
 
     # -- reading
     async def task(self, task_id: str) -> Task:
@@ -135,10 +152,17 @@ class SqlTasks:
         return await self._database.read(read)
 
     async def status(self, task_id: str) -> TaskStatus:
-        found = await self._database.read(lambda tx: tx.value(TASK_STATUS, task_id=task_id))
-        if found is None:
-            raise NotFoundError("task", task_id)
-        return TaskStatus(found)
+        return await self._database.read(lambda tx: _status_of(tx, task_id))
+
+    async def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
+        def read(tx: Transaction) -> TaskEnd | TaskStatus:
+            status = _status_of(tx, task_id)
+            if not status.is_terminal:
+                return status
+            own = read_steps(tx, STEPS_OF_TASK, task_id=task_id)
+            return TaskEnd(read_task(tx, task_id), own, last_runs_of(tx, task_id))
+
+        return await self._database.read(read)
 
     async def counts(self, task_id: str) -> TaskCounts:
         counted = select(steps.c.status, func.count()).where(steps.c.task_id == task_id).group_by(steps.c.status)
@@ -181,6 +205,13 @@ def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
         tx.count(REOPEN, session_id=task.session_id)
     for ready in rows:
         tx.put(ready)
+
+
+def _status_of(tx: Transaction, task_id: str) -> TaskStatus:
+    found = tx.value(TASK_STATUS, task_id=task_id)
+    if found is None:
+        raise NotFoundError("task", task_id)
+    return TaskStatus(found)
 
 
 def read_task(tx: Transaction, task_id: str) -> Task:

@@ -179,8 +179,10 @@ class _RunLog:
         """Return the calls that a person allowed and that ended because their target had changed since (PER-14)."""
         found = []
         for event in self.events:
+            if event.data.get("error") != ErrorType.PATH_CONFLICT:
+                continue  # asked first: what was decided is looked up in the run's events, and most runs have none
             decision = self._decided.get(_call_of(event))
-            if decision is None or event.data.get("error") != ErrorType.PATH_CONFLICT or decision.data.get("error"):
+            if decision is None or decision.data.get("error"):
                 continue
             message = f"allowed, and not done: {event.data.get('message', '')}"
             tool, error = str(event.data.get("tool", "")), str(event.data.get("error", ""))

@@ -24,9 +24,9 @@ from soong.shared.engine.tasks.plan.inputs import bind_step
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.sandbox.redact import Redactor, redactor
-from soong.shared.tools.deferred import DEFERRED, DeferredTools, with_search
+from soong.shared.tools.deferred import DeferredTools, stored_deferred, with_search
 from soong.shared.tools.definition import ToolDefinition
-from soong.shared.tools.surface import TOOL_SEARCH, Surface
+from soong.shared.tools.surface import Surface
 
 
 class ReplayVerdict(StrEnum):
@@ -158,9 +158,7 @@ class Replayer:
     def _tools(self, surface: JsonObject) -> tuple[tuple[ToolDefinition, ...], DeferredTools]:
         known = {tool.name: tool for tool in self.catalogue.tools}
         tools = tuple(known[name] for name in Surface.from_json(surface).tools if name in known)
-        named = surface.get(DEFERRED)
-        has_search = any(tool.name == TOOL_SEARCH for tool in tools)
-        deferred = DeferredTools(frozenset(map(str, named)) if has_search and isinstance(named, list | tuple) else ())
+        deferred = stored_deferred(surface, tools)
         return with_search(tools, deferred), deferred
 
     def _redactor(self) -> Redactor:

@@ -103,6 +103,13 @@ class ToolSearch:
         )
 
 
+def stored_deferred(surface: JsonObject, tools: Sequence[ToolDefinition]) -> DeferredTools:
+    """Return the deferred tools of a stored surface; none where the search is not among the run's tools."""
+    named = surface.get(DEFERRED)
+    has_search = any(tool.name == TOOL_SEARCH for tool in tools)
+    return DeferredTools(frozenset(map(str, named)) if has_search and isinstance(named, list | tuple) else ())
+
+
 def with_search(tools: Sequence[ToolDefinition], deferred: DeferredTools) -> tuple[ToolDefinition, ...]:
     """Return a run's tools with a search that finds its deferred ones, and lists them by name and hint."""
     if not deferred.names:

@@ -45,7 +45,7 @@ from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.tools.deferred import DEFERRED, DeferredTools, with_search
+from soong.shared.tools.deferred import DeferredTools, stored_deferred, with_search
 from soong.shared.tools.definition import RunDirs, ToolDefinition
 from soong.shared.tools.execution import unbroken
 from soong.shared.tools.hooks.chain import Hooks
@@ -53,7 +53,7 @@ from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.schedule import Executor
-from soong.shared.tools.surface import TOOL_SEARCH, Surface, narrow
+from soong.shared.tools.surface import Surface, narrow
 from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 
 _logger = get_logger(__name__)
@@ -263,9 +263,7 @@ class AgentRuntime:
             _logger.warning("tools_missing", run=claim.identity.run_id, tools=missing, process=self.source)
         limits = surface_request(self.config, claim.identity.role, source=self.source)
         tools = tuple(tool for tool in narrow(self.registry.select(known), limits) if self.offers(tool))
-        named = claim.surface.get(DEFERRED)
-        has_search = any(tool.name == TOOL_SEARCH for tool in tools)
-        deferred = DeferredTools(frozenset(map(str, named)) if has_search and isinstance(named, list | tuple) else ())
+        deferred = stored_deferred(claim.surface, tools)
         return with_search(tools, deferred), deferred
 
     # -- models

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,16 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundError, UnavailableError
-from soong.shared.engine.runs.events import NewEvent
+from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundError, SoongError, UnavailableError
+from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.store import Appended, CallRow
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, write_runs
 from tests.integration.sql_stores import begin, claim_one, opened
-from tests.model.builders import make_worker
+from tests.model.builders import make_call, make_worker
 from tests.model.clock import START_US
 
 ADD_LIMIT = Statement("add concurrency limit", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, 1)")
@@ -61,6 +65,11 @@ async def scopes(database: Database) -> list[str]:
 
 async def together(database: Database, *functions: Callable[[Transaction], Any]) -> list[Any]:
     """Hand the functions in while the writer is busy, so that they meet in one transaction."""
+    return await at_once(database, *(partial(database.write, function) for function in functions))
+
+
+async def at_once(database: Database, *writes: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Begin the writes while the writer is busy, so that they meet in one transaction."""
     is_busy, may_go = threading.Event(), threading.Event()
 
     def block(_: Transaction) -> None:
@@ -69,7 +78,7 @@ async def together(database: Database, *functions: Callable[[Transaction], Any])
 
     first = asyncio.ensure_future(database.write(block))
     assert await asyncio.to_thread(is_busy.wait, 10)
-    rest = [asyncio.ensure_future(database.write(function)) for function in functions]
+    rest = [asyncio.ensure_future(write()) for write in writes]
     await asyncio.sleep(0)
     may_go.set()
     await first
@@ -89,6 +98,75 @@ async def test_an_expected_refusal_is_its_callers_alone(store: SqlStore) -> None
     assert outcomes[2] == "c"
     assert [type(outcomes[place]) for place in (1, 3)] == [ConflictError, ConflictError]
     assert await scopes(store._database) == ["a", "c"]
+
+
+def add_all(tx: Transaction, names: Sequence[str]) -> list[str | SoongError]:
+    """Add what many callers name, in one go; one whose name begins with "no" is refused, one "bad" breaks all."""
+    added = [name for name in names if not name.startswith("no")]
+    for name in added:
+        tx.count(BREAK if name == "bad" else ADD_LIMIT, scope=name)
+    return [name if name in added else ConflictError(name) for name in names]
+
+
+async def test_what_is_written_together_is_written_in_one_go_and_refused_one_by_one(store: SqlStore) -> None:
+    goes: list[list[str]] = []
+
+    def counted(tx: Transaction, names: Sequence[str]) -> list[str | SoongError]:
+        goes.append(list(names))
+        return add_all(tx, names)
+
+    database = store._database
+    outcomes = await at_once(
+        database,
+        lambda: database.write_together(counted, "a"),
+        lambda: database.write(add("b")),
+        lambda: database.write_together(counted, "no"),
+        lambda: database.write_together(counted, "c"),
+    )
+
+    assert goes == [["a", "no", "c"]]
+    assert [outcomes[0], outcomes[1], outcomes[3]] == ["a", "b", "c"]
+    assert isinstance(outcomes[2], ConflictError)
+    assert await scopes(database) == ["a", "b", "c"]
+
+
+async def test_of_what_is_written_together_one_that_breaks_takes_no_other_with_it(store: SqlStore) -> None:
+    database = store._database
+    names = ("a", "bad", "no", "c")
+
+    outcomes = await at_once(database, *(partial(database.write_together, add_all, name) for name in names))
+
+    assert [outcomes[0], outcomes[3]] == ["a", "c"]
+    assert isinstance(outcomes[1], Exception)
+    assert isinstance(outcomes[2], ConflictError)
+    assert await scopes(database) == ["a", "c"]
+
+
+async def test_writes_of_many_runs_at_once_count_by_their_own_fences(store: SqlStore) -> None:
+    session, worker_id = await begin(store)
+    claims = [await claim_one(store, session, worker_id) for _ in range(4)]
+    node = NewNode(NodeKind.ASSISTANT, {"v": 1})
+    # The third has lost its lease, the first writes twice, and the last brings the row of a call.
+    calls: Sequence[Sequence[CallRow]] = [(), (), (), (make_call(claims[3]),)]
+    writes = [
+        RunWrite(claim.identity.run_id, claim.fence + (place == 2), START_US + place, [node], [NewEvent("x")], row)
+        for place, (claim, row) in enumerate(zip(claims, calls, strict=True))
+    ]
+    writes.append(replace(writes[0], nodes=[node, node], taints=True))
+
+    outcomes = await store._database.write(lambda tx: write_runs(tx, writes))
+
+    assert isinstance(outcomes[2], LeaseLostError)
+    ends = [outcome.last_node for outcome in outcomes if isinstance(outcome, Appended)]
+    assert ends == [1, 1, 1, 3]
+    first, lost, last = (claims[place].identity.run_id for place in (0, 2, 3))
+    assert [each.number for each in await store.runs.nodes(first)] == [1, 2, 3]
+    assert await store.runs.nodes(lost) == []
+    assert [each.created_us for each in await store.runs.nodes(last)] == [START_US + 3]
+    assert [call.run_id for call in await store.runs.calls(last)] == [last]
+    assert [await store.runs.is_tainted(run_id) for run_id in (first, lost, last)] == [True, False, False]
+    seqs = [event.seq for event in await store.runs.events(first)]
+    assert seqs == list(range(1, len(seqs) + 1))
 
 
 async def test_an_unforeseen_failure_is_its_callers_alone(store: SqlStore) -> None:

@@ -6,13 +6,14 @@ import asyncio
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, make_url, select, text
 
+from soong.shared.core.errors import SoongError
 from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.storage.sql.claims.heartbeat import BEAT
 from soong.shared.storage.sql.engine.database import Database
@@ -53,6 +54,13 @@ class InlineDatabase:
         return self.do(function)
 
     read = write
+
+    async def write_together(self, write: Callable[[Transaction, Sequence[Any]], Sequence[Any]], item: Any) -> Any:
+        await asyncio.sleep(0)
+        (outcome,) = self.do(lambda tx: write(tx, (item,)))
+        if isinstance(outcome, SoongError):
+            raise outcome
+        return outcome
 
     async def built(self, build: Callable[[], T], *, are_many: bool) -> T:
         """Build on the loop: a simulated process has one thread, so that a seed plays the same story each time."""

@@ -95,7 +95,7 @@ def _watch_answers() -> None:
 
 
 def _watch_commits() -> None:
-    original = Database.write
+    original, original_together = Database.write, Database.write_together
 
     async def write(self: Database, function: Callable[[Any], Any]) -> Any:
         name = _method.get()
@@ -105,6 +105,15 @@ def _watch_commits() -> None:
             return function(transaction)
 
         return await original(self, marked if name else function)
+
+    async def write_together(self: Database, function: Callable[[Any, Any], Any], item: Any) -> Any:
+        name = _method.get()
+
+        def marked(transaction: Any, items: Any) -> Any:
+            _written.add(name)
+            return function(transaction, items)
+
+        return await original_together(self, marked if name else function, item)
 
     def striking(transaction: RootTransaction) -> None:
         written = sorted(_written)
@@ -116,6 +125,7 @@ def _watch_commits() -> None:
             reach(f"{name}:after")
 
     Database.write = write  # type: ignore[method-assign]  # it does not come back
+    Database.write_together = write_together  # type: ignore[method-assign, assignment]  # as above
     Database.committer = staticmethod(striking)
 
 

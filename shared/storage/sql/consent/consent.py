@@ -44,7 +44,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import answers, decisions, permission_requests, runs
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.people.keys import ENDED, check_signs
-from soong.shared.storage.sql.tasks.runs import append_held
+from soong.shared.storage.sql.tasks.run_writes import append_held
 from soong.shared.tools.ports import ASK_MARK
 
 RAISE: Final = Statement(

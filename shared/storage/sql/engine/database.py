@@ -2,8 +2,9 @@
 
 What is written while a transaction runs gathers and is written together in the next one, so the busier the process the
 fewer the commits. Each caller's work is a plain function of a :class:`Transaction`; it checks before it writes, so an
-expected error leaves nothing to undo. If something else goes wrong, all of the group is rolled back and each function
-runs again alone: one caller's failure never undoes another's work. A caller hears of its write after the commit.
+expected error leaves nothing to undo. What many write in the same way is handed to one function together. If something
+else goes wrong, all of the group is rolled back and each function runs again alone: one caller's failure never undoes
+another's work. A caller hears of its write after the commit.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Connection, RootTransaction
 
@@ -36,6 +37,11 @@ from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
 log = get_logger(__name__)
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+
+WriteTogether: TypeAlias = Callable[[Transaction, Sequence[Item]], Sequence[T | SoongError]]
+"""Writes many callers' items and returns what each came to, in their order: a result, or the error of one of which
+nothing was written."""
 
 GROUP: Final = 256
 """Most functions in one transaction: beyond it the first would wait too long for the last."""
@@ -55,9 +61,12 @@ PATIENCE_S: Final = 30.0
 class _Work:
     """One caller's function and where its outcome goes."""
 
-    function: Callable[[Transaction], Any]
+    function: Callable[[Transaction], Any] | None
     loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Any]"
+    together: "WriteTogether[Any, Any] | None" = None
+    """Takes the ``item`` with those of others, where there is no function."""
+    item: Any = None
     result: Any = None
     error: BaseException | None = None
 
@@ -105,13 +114,24 @@ class Database:
             UnavailableError: the database did not answer; whether the work was done is then unknown.
         """
         loop = asyncio.get_running_loop()
-        work = _Work(function, loop, loop.create_future())
+        result: T = await self._outcome(_Work(function, loop, loop.create_future()))
+        return result
+
+    async def write_together(self, write: WriteTogether[Item, T], item: Item) -> T:
+        """Have ``write`` write an item with those that others hand to it meanwhile; like :meth:`write` in all else.
+
+        They are written after all else in their transaction.
+        """
+        loop = asyncio.get_running_loop()
+        result: T = await self._outcome(_Work(None, loop, loop.create_future(), write, item))
+        return result
+
+    async def _outcome(self, work: _Work) -> Any:
         with self._closing:
             if self._is_closed:
                 raise UnavailableError("the database has been closed by this process")
             self._queue.put(work)
-        result: T = await (work.future if self._lock is None else self._within_patience(work, self._lock))
-        return result
+        return await (work.future if self._lock is None else self._within_patience(work, self._lock))
 
     async def _within_patience(self, work: _Work, lock: WriteLock) -> Any:
         """Wait for work of which a stopped process might keep the writer's thread for ever."""
@@ -245,8 +265,7 @@ class Database:
             self._drop()
             raise _UndoneError from error
         try:
-            for work in group:
-                self._run(work, connection)
+            self._run_all(group, connection)
             self.committer(transaction)
         except _UndoneError as undone:
             self._roll_back(transaction, undone.__cause__)
@@ -258,11 +277,27 @@ class Database:
             for work in group:
                 work.error = UnavailableError(f"the database did not confirm a commit: {error}")
 
-    def _run(self, work: _Work, connection: Connection) -> None:
+    def _run_all(self, group: Sequence[_Work], connection: Connection) -> None:
+        together: dict[WriteTogether[Any, Any], list[_Work]] = {}
+        for work in group:
+            if work.function is not None:
+                self._run(work, work.function, connection)
+            elif work.together is not None:
+                together.setdefault(work.together, []).append(work)
+        for write, works in together.items():
+            try:
+                outcomes = write(Transaction(connection), [work.item for work in works])
+            except Exception as error:
+                raise _UndoneError from error
+            for work, outcome in zip(works, outcomes, strict=True):
+                work.error = outcome if isinstance(outcome, SoongError) else None
+                work.result = outcome
+
+    def _run(self, work: _Work, function: Callable[[Transaction], Any], connection: Connection) -> None:
         transaction = Transaction(connection)
         work.error = None
         try:
-            work.result = work.function(transaction)
+            work.result = function(transaction)
         except SoongError as error:
             if transaction.has_written:
                 raise _UndoneError from error

@@ -20,7 +20,7 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
-from soong.shared.storage.sql.tasks.runs import append_held
+from soong.shared.storage.sql.tasks.run_writes import append_held
 from soong.shared.storage.sql.tasks.task_commands import move_task
 
 OPEN_ASKS: Final = Statement(

@@ -7,73 +7,27 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotFoundError
+from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
-from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
-from soong.shared.storage.sql.engine.rows import call_of, events_of, inputs_of, node_of, pack, run_of, unpack
-from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
-from soong.shared.storage.sql.engine.statements import Statement, packed_rows
+from soong.shared.storage.sql.engine.rows import call_of, events_of, node_of, run_of, unpack
+from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import calls, events, nodes, runs, surfaces, taints
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.tasks.taint import TAINT, is_tainted
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, put_call, write_runs
+from soong.shared.storage.sql.tasks.taint import is_tainted
 from soong.shared.tools.surface import Surface
-
-APPEND: Final = Statement(
-    "append: count a held run's logs on; no row means that the lease is lost",
-    """
-    UPDATE runs SET last_seq = last_seq + :events, last_node = last_node + :nodes
-    WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING last_seq, last_node
-    """,
-)
-
-APPEND_ALL: Final = Statement(
-    "append all: the same with its nodes and events, fused for PostgreSQL as the worker's hot path is",
-    f"""
-    WITH counted AS (
-        UPDATE runs SET
-            last_seq = {LAST_SEQ} + :added,
-            last_node = {LAST_NODE} + json_array_length(:nodes ::json)
-        WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING id, last_seq, last_node
-    ), noted AS (
-        INSERT INTO events (run_id, seq, type, time_us, data, preceding)
-        SELECT id, last_seq - (v.line->>0)::bigint, v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
-        FROM counted CROSS JOIN LATERAL json_array_elements(:events ::json) AS v(line)
-    ), grown AS (
-        INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
-        SELECT id, last_node - json_array_length(:nodes ::json) + v.place,
-               coalesce((v.node->>0)::bigint, last_node - json_array_length(:nodes ::json) + v.place - 1),
-               v.node->>1, v.node->>2, :now_us
-        FROM counted CROSS JOIN LATERAL json_array_elements(:nodes ::json) WITH ORDINALITY AS v(node, place)
-    )
-    SELECT last_seq, last_node FROM counted
-    """,  # noqa: S608  # our own words
-)
 
 CONSUME: Final = Statement(
     "consume: a decision, once; no row means that it has been used",
     """
     INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
     VALUES (:decision_id, :run_id, :tool_call_id, :now_us) ON CONFLICT DO NOTHING RETURNING decision_id
-    """,
-)
-
-PUT_CALL: Final = Statement(
-    "put call: write the ledger row as it is now; a call that continues, or is run again, has one row",
-    """
-    INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
-                       decision_id, status, result)
-    VALUES (:run_id, :tool_call_id, (SELECT count(*) FROM calls WHERE run_id = :run_id), :tool, :effect_id, :is_write,
-            :input_digest, :inputs, :facts, :decision_id, :status, :result)
-    ON CONFLICT (run_id, tool_call_id) DO UPDATE SET
-        tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
-        input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,
-        decision_id = excluded.decision_id, status = excluded.status, result = excluded.result
     """,
 )
 
@@ -207,14 +161,8 @@ class SqlRuns:
         now_us: int,
         taints: bool = False,
     ) -> Appended:
-        def write(tx: Transaction) -> Appended:
-            appended = append_held(tx, run_id, fence, nodes, events, now_us, taints=taints)
-            report(tx, run_id, events, now_us)
-            for call in calls:
-                _put_call(tx, call)
-            return appended
-
-        return await self._database.write(write)
+        write = RunWrite(run_id, fence, now_us, nodes, events, calls, taints, reports=True)
+        return await self._database.write_together(write_runs, write)
 
     async def nodes(self, run_id: str) -> Sequence[Node]:
         return await self._database.read(lambda tx: [node_of(row) for row in NODES.read(tx, run_id=run_id, after=0)])
@@ -256,13 +204,21 @@ class SqlRuns:
         taints: bool = False,
         call: CallRow | None = None,
     ) -> None:
-        def write(tx: Transaction) -> None:
-            append_held(tx, run_id, fence, nodes, events, now_us, taints=taints)
-            ended = call or _row_of(tx, run_id, tool_call_id)
-            if ended is not None:
-                _put_call(tx, replace(ended, status=CallStatus.ENDED, result=result, open_input=None))
+        def ended(row: CallRow) -> CallRow:
+            return replace(row, status=CallStatus.ENDED, result=result, open_input=None)
 
-        await self._database.write(write)
+        def write_end(tx: Transaction) -> None:
+            row = _row_of(tx, run_id, tool_call_id)
+            write = RunWrite(run_id, fence, now_us, nodes, events, () if row is None else (ended(row),), taints)
+            (came_to,) = write_runs(tx, (write,))
+            if isinstance(came_to, SoongError):
+                raise came_to
+
+        if call is None:
+            await self._database.write(write_end)
+            return
+        write = RunWrite(run_id, fence, now_us, nodes, events, (ended(call),), taints)
+        await self._database.write_together(write_runs, write)
 
     async def is_tainted(self, run_id: str) -> bool:
         return await self._database.read(lambda tx: is_tainted(tx, run_id))
@@ -271,60 +227,14 @@ class SqlRuns:
         return await self._database.read(lambda tx: [call_of(row) for row in CALLS.read(tx, run_id=run_id)])
 
 
-def append_held(
-    tx: Transaction,
-    run_id: str,
-    fence: int,
-    nodes: Sequence[NewNode],
-    events: Sequence[NewEvent],
-    now_us: int,
-    *,
-    taints: bool = False,
-) -> Appended:
-    """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
-    counts = {"run_id": run_id, "fence": fence}
-    run_log = RunLogBuffer(now_us)
-    run_log.add(run_id, nodes=nodes, events=events)
-    if tx.is_postgres:
-        *_, added, told_events, told_nodes = run_log.end_of(run_id)
-        told = {"added": added, "events": packed_rows(told_events), "nodes": packed_rows(told_nodes)}
-        counted = tx.rows(APPEND_ALL, now_us=now_us, **counts, **told)
-    else:
-        counted = tx.rows(APPEND, **counts, events=len(events), nodes=len(nodes))
-    if not counted:
-        raise LeaseLostError(run_id, fence)
-    if not tx.is_postgres:
-        run_log.flush_logs(tx)
-    if taints:
-        tx.rows(TAINT, run_id=run_id, now_us=now_us)
-    return Appended(*counted[0])
-
-
 def _start_call(tx: Transaction, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int) -> None:
     append_held(tx, call.run_id, fence, (), events, now_us)
     names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
     if call.decision_id and not tx.rows(CONSUME, now_us=now_us, **names):
         raise AlreadyConsumedError(call.decision_id)
-    _put_call(tx, call)
+    put_call(tx, call)
 
 
 def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:
     row = CALL.first(tx, run_id=run_id, tool_call_id=tool_call_id)
     return None if row is None else call_of(row)
-
-
-def _put_call(tx: Transaction, call: CallRow) -> None:
-    tx.rows(
-        PUT_CALL,
-        run_id=call.run_id,
-        tool_call_id=call.tool_call_id,
-        tool=call.tool,
-        effect_id=call.effect_id,
-        is_write=int(call.is_write),
-        input_digest=call.input_digest,
-        inputs=pack(inputs_of(call)),
-        facts=pack(call.facts),
-        decision_id=call.decision_id,
-        status=CallStatus(call.status).value,
-        result=None if call.result is None else pack(call.result),
-    )

@@ -1,0 +1,213 @@
+"""Writes into the logs of held runs, those of many runs in one statement.
+
+The runs of a process write at the same moments: each answer and each end of a call is a write of its own, and on
+PostgreSQL a round trip of its own cost more than what it wrote. The writer hands over all that has gathered
+(:meth:`soong.shared.storage.sql.engine.database.Database.write_together`); each write counts, or does not, by its own
+fence.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from soong.shared.core.errors import LeaseLostError, SoongError
+from soong.shared.engine.runs.events import NewEvent, NewNode
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.engine.runs.store import Appended, CallRow, CallStatus
+from soong.shared.storage.sql.engine.audit_log import report
+from soong.shared.storage.sql.engine.rows import inputs_of, pack
+from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
+from soong.shared.storage.sql.engine.statements import Statement, packed_batches
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
+from soong.shared.storage.sql.tasks.taint import TAINT
+
+APPEND: Final = Statement(
+    "append: count a held run's logs on; no row means that the lease is lost",
+    """
+    UPDATE runs SET last_seq = last_seq + :events, last_node = last_node + :nodes
+    WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING last_seq, last_node
+    """,
+)
+
+APPEND_ALL: Final = Statement(
+    "append all: the same of many runs, each once, with their nodes, events and last call, fused for PostgreSQL as the "
+    "worker's hot path is; a run without a row has lost its lease, and nothing of it is written",
+    f"""
+    WITH counted AS (
+        UPDATE runs SET
+            last_seq = {LAST_SEQ} + told.added,
+            last_node = {LAST_NODE} + json_array_length(told.nodes)
+        FROM (
+            SELECT v.line->>0 AS run_id, (v.line->>1)::bigint AS fence, (v.line->>2)::bigint AS now_us,
+                   (v.line->>3)::bigint AS added, v.line->4 AS events, v.line->5 AS nodes, v.line->6 AS calls,
+                   v.line->>7 AS taints, v.line->>8 AS status
+            FROM json_array_elements(:writes ::json) AS v(line)
+        ) AS told
+        WHERE runs.id = told.run_id AND runs.fence = told.fence AND runs.status = told.status
+        RETURNING runs.id, runs.last_seq, runs.last_node, told.now_us, told.events, told.nodes, told.calls, told.taints
+    ), noted AS (
+        INSERT INTO events (run_id, seq, type, time_us, data, preceding)
+        SELECT id, last_seq - (v.line->>0)::bigint, v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) AS v(line)
+    ), grown AS (
+        INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
+        SELECT id, last_node - json_array_length(counted.nodes) + v.place,
+               coalesce((v.node->>0)::bigint, last_node - json_array_length(counted.nodes) + v.place - 1),
+               v.node->>1, v.node->>2, now_us
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
+    ), put AS (
+        INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
+                           decision_id, status, result)
+        SELECT id, v.call->>0, (SELECT count(*) FROM calls AS had WHERE had.run_id = counted.id), v.call->>1,
+               v.call->>2, (v.call->>3)::bigint, v.call->>4, v.call->>5, v.call->>6, v.call->>7, v.call->>8, v.call->>9
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.calls) AS v(call)
+        ON CONFLICT (run_id, tool_call_id) DO UPDATE SET
+            tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
+            input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,
+            decision_id = excluded.decision_id, status = excluded.status, result = excluded.result
+    ), marked AS (
+        INSERT INTO taints (run_id, tainted_us) SELECT id, now_us FROM counted WHERE taints = 'true'
+        ON CONFLICT DO NOTHING
+    )
+    SELECT id, last_seq, last_node FROM counted
+    """,  # noqa: S608  # our own words
+)
+
+PUT_CALL: Final = Statement(
+    "put call: write the ledger row as it is now; a call that continues, or is run again, has one row",
+    """
+    INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
+                       decision_id, status, result)
+    VALUES (:run_id, :tool_call_id, (SELECT count(*) FROM calls WHERE run_id = :run_id), :tool, :effect_id, :is_write,
+            :input_digest, :inputs, :facts, :decision_id, :status, :result)
+    ON CONFLICT (run_id, tool_call_id) DO UPDATE SET
+        tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
+        input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,
+        decision_id = excluded.decision_id, status = excluded.status, result = excluded.result
+    """,
+)
+
+_CALL_FIELDS: Final = (
+    "tool_call_id",
+    "tool",
+    "effect_id",
+    "is_write",
+    "input_digest",
+    "inputs",
+    "facts",
+    "decision_id",
+    "status",
+    "result",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunWrite:
+    """What is appended to the logs of a run that is running under that fence, with rows of its calls.
+
+    ``taints``: the run has read what strangers wrote (PER-21). ``reports``: its events go into the audit log, as far
+    as they belong there.
+    """
+
+    run_id: str
+    fence: int
+    now_us: int
+    nodes: Sequence[NewNode] = ()
+    events: Sequence[NewEvent] = ()
+    calls: Sequence[CallRow] = ()
+    taints: bool = False
+    reports: bool = False
+
+
+def write_runs(tx: Transaction, writes: Sequence[RunWrite]) -> list[Appended | SoongError]:
+    """Make the writes of many runs; return what each came to, a LeaseLostError for one that wrote nothing."""
+    made: dict[int, Appended | SoongError] = {}
+    for wave in _waves(writes):
+        made |= {id(write): came_to for write, came_to in zip(wave, _written(tx, wave), strict=True)}
+    return [made[id(write)] for write in writes]
+
+
+def append_held(
+    tx: Transaction, run_id: str, fence: int, nodes: Sequence[NewNode], events: Sequence[NewEvent], now_us: int
+) -> Appended:
+    """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
+    (came_to,) = _written(tx, [RunWrite(run_id, fence, now_us, nodes, events)])
+    if isinstance(came_to, SoongError):
+        raise came_to
+    return came_to
+
+
+def put_call(tx: Transaction, call: CallRow) -> None:
+    """Write a call's row."""
+    tx.rows(PUT_CALL, run_id=call.run_id, **dict(zip(_CALL_FIELDS, _call_fields(call), strict=True)))
+
+
+def _waves(writes: Sequence[RunWrite]) -> Iterator[list[RunWrite]]:
+    """Yield the writes in parts that name each run once, its earlier writes in earlier parts.
+
+    Each part is in the order of its runs' ids, so that two processes never wait for each other's locks.
+    """
+    rest = list(writes)
+    while rest:
+        wave: dict[str, RunWrite] = {}
+        later = [write for write in rest if wave.setdefault(write.run_id, write) is not write]
+        yield [wave[run_id] for run_id in sorted(wave)]
+        rest = later
+
+
+def _written(tx: Transaction, wave: Sequence[RunWrite]) -> list[Appended | SoongError]:
+    came_to = _append_all(tx, wave) if tx.is_postgres else [_append(tx, write) for write in wave]
+    for write, appended in zip(wave, came_to, strict=True):
+        if not isinstance(appended, Appended):
+            continue
+        if write.reports:
+            report(tx, write.run_id, write.events, write.now_us)
+        for call in write.calls[1:] if tx.is_postgres else write.calls:
+            put_call(tx, call)
+    return came_to
+
+
+def _append_all(tx: Transaction, wave: Sequence[RunWrite]) -> list[Appended | SoongError]:
+    counted: dict[str, Appended] = {}
+    for writes in packed_batches(map(_told, wave)):
+        for run_id, *counts in tx.rows(APPEND_ALL, writes=writes):
+            counted[run_id] = Appended(*counts)
+    return [counted.get(write.run_id) or LeaseLostError(write.run_id, write.fence) for write in wave]
+
+
+def _told(write: RunWrite) -> Row:
+    log = RunLogBuffer(write.now_us)
+    log.add(write.run_id, nodes=write.nodes, events=write.events)
+    *_, added, events, nodes = log.end_of(write.run_id)
+    calls = [_call_fields(call) for call in write.calls[:1]]
+    # The status is told with each write: as a condition on runs alone it would have the planner begin with all of them.
+    held = RunStatus.RUNNING.value
+    return write.run_id, write.fence, write.now_us, added, events, nodes, calls, write.taints, held
+
+
+def _append(tx: Transaction, write: RunWrite) -> Appended | SoongError:
+    counts = {"events": len(write.events), "nodes": len(write.nodes)}
+    counted = tx.rows(APPEND, run_id=write.run_id, fence=write.fence, **counts)
+    if not counted:
+        return LeaseLostError(write.run_id, write.fence)
+    log = RunLogBuffer(write.now_us)
+    log.add(write.run_id, nodes=write.nodes, events=write.events)
+    log.flush_logs(tx)
+    if write.taints:
+        tx.rows(TAINT, run_id=write.run_id, now_us=write.now_us)
+    return Appended(*counted[0])
+
+
+def _call_fields(call: CallRow) -> tuple[object, ...]:
+    return (
+        call.tool_call_id,
+        call.tool,
+        call.effect_id,
+        int(call.is_write),
+        call.input_digest,
+        pack(inputs_of(call)),
+        pack(call.facts),
+        call.decision_id,
+        CallStatus(call.status).value,
+        None if call.result is None else pack(call.result),
+    )

@@ -52,6 +52,8 @@ def user_node(text: str) -> NewNode:
 def assistant_node(response: ModelResponse) -> NewNode:
     """Return the complete node of a model's answer: provider details too, which some providers want back."""
     message = ModelMessagesTypeAdapter.dump_python([response], mode="json", exclude_none=True)[0]
+    # Eleven counters, most of them zero: what is left out is read as zero again.
+    message["usage"] = {name: value for name, value in message["usage"].items() if value}
     return NewNode(NodeKind.ASSISTANT, {"v": VERSION, "message": message})
 
 

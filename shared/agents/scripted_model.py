@@ -50,6 +50,7 @@ class ScriptedModel(Model[None]):
         self._script = script
         self._turns: ScriptTurns | CheapTurns | None = None
         self._wanted: Sequence[WantedCall] | None = ()
+        self._is_cheap = self._script.is_cheap is True
         self._answers = 0
         """How many answers the function has given."""
 
@@ -73,7 +74,9 @@ class ScriptedModel(Model[None]):
             ScriptFailedError: the function raised, or does not make the recorded calls.
         """
         del model_settings  # a function has no temperature
-        if self._script.is_cheap:
+        if self._turns is None and callable(self._script.is_cheap):
+            self._is_cheap = self._script.is_cheap(_facts(messages)[0])
+        if self._is_cheap:
             self._advance(messages)
         else:
             await asyncio.get_running_loop().run_in_executor(_THREADS, self._advance, messages)
@@ -89,7 +92,7 @@ class ScriptedModel(Model[None]):
         """End the function, if it still waits for a call, without waiting for its end."""
         if self._turns is None or self._wanted is None:
             return
-        if self._script.is_cheap:
+        if self._is_cheap:
             self._turns.close()
         else:
             _THREADS.submit(self._turns.close)
@@ -111,7 +114,7 @@ class ScriptedModel(Model[None]):
     def _begin(self, messages: Sequence[ModelMessage]) -> None:
         if self._turns is not None:
             self._turns.close()
-        turns = CheapTurns if self._script.is_cheap else ScriptTurns
+        turns = CheapTurns if self._is_cheap else ScriptTurns
         self._turns, self._wanted, self._answers = turns(self._script, *_facts(messages)), (), 0
 
     def _final(self, parameters: ModelRequestParameters) -> ModelResponse:

@@ -51,6 +51,7 @@ _COMPILED: tuple[tuple[str, re.Pattern[str] | LinearPattern], ...] = tuple(
     (marker, LinearPattern(pattern) if marker == "eyJ" else re.compile(pattern))
     for marker, pattern in _TOKENS
 )
+_MARKERS = tuple(marker for marker, _ in _TOKENS)
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _LONGEST_TOKEN = 4096
 _LONGEST_HELD = 64
@@ -89,7 +90,10 @@ class Redactor:
         marker in all strings at once costs a tenth of one in each.
         """
         text = "\n".join(_texts_of(value))
-        return any(secret in text for secret in self.values) or any(marker in text for marker, _ in _COMPILED)
+        for marker in (*_MARKERS, *self.values):  # noqa: SIM110  # a generator takes longer than the searches
+            if marker in text:
+                return True
+        return False
 
     def _redacted(self, value: Json) -> Json:
         if isinstance(value, str):

@@ -40,26 +40,31 @@ class AgentHandle(Protocol):
 
 
 ScriptBody: TypeAlias = Callable[[dict[str, Any], AgentHandle], Awaitable[Any]]
+IsCheap: TypeAlias = Callable[[Mapping[str, Any]], bool]
 _Body = TypeVar("_Body", bound=ScriptBody)
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAgent:
-    """A registered agent that is a function; a cheap one runs on the event loop of its worker."""
+    """A registered agent that is a function; a cheap one runs on the event loop of its worker.
+
+    Some are cheap with some inputs only: ``is_cheap`` then says with which.
+    """
 
     name: str
     body: ScriptBody
-    is_cheap: bool = False
+    is_cheap: bool | IsCheap = False
 
 
 _SCRIPTS: dict[str, ScriptedAgent] = {}
 
 
-def scripted_agent(name: str, *, cheap: bool = False) -> Callable[[_Body], _Body]:
+def scripted_agent(name: str, *, cheap: bool | IsCheap = False) -> Callable[[_Body], _Body]:
     """Register the decorated coroutine function under ``name``, which a step's ``script`` then names.
 
     A function runs on a thread. A *cheap* one needs microseconds between its calls and makes one call at a time: it
-    runs on the worker's event loop, without the change of threads, and can await nothing but ``agent.call``.
+    runs on the worker's event loop, without the change of threads, and can await nothing but ``agent.call``. Where that
+    depends on the inputs, ``cheap`` is a function of them.
 
     Raises:
         InvalidConfigError: the name is taken by another function, or the function is not a coroutine function.
@@ -105,7 +110,11 @@ async def _echo(inputs: dict[str, Any], _agent: AgentHandle) -> Any:
     return inputs
 
 
-@scripted_agent("builtin.calls")
+def _is_one_by_one(inputs: Mapping[str, Any]) -> bool:
+    return inputs.get("at_once") is not True
+
+
+@scripted_agent("builtin.calls", cheap=_is_one_by_one)
 async def _calls(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     """Make the listed calls, each ``{call, with}``; return ``output`` if it is given, else the results in their order.
 
@@ -121,7 +130,7 @@ async def _calls(inputs: dict[str, Any], agent: AgentHandle) -> Any:
         return {"is_error": False, "error": None, "value": value}
 
     calls = inputs.get("calls", ())
-    is_at_once = inputs.get("at_once") is True
-    results = await asyncio.gather(*map(made, calls)) if is_at_once else [await made(call) for call in calls]
+    one_by_one = _is_one_by_one(inputs)
+    results = [await made(call) for call in calls] if one_by_one else await asyncio.gather(*map(made, calls))
     errors = [one["error"]["type"] for one in results if one["is_error"]]
     return inputs.get("output", {"results": results, "error": errors[0] if errors else ""})

@@ -40,7 +40,6 @@ class AgentHandle(Protocol):
 
 
 ScriptBody: TypeAlias = Callable[[dict[str, Any], AgentHandle], Awaitable[Any]]
-IsCheap: TypeAlias = Callable[[Mapping[str, Any]], bool]
 _Body = TypeVar("_Body", bound=ScriptBody)
 
 
@@ -53,13 +52,13 @@ class ScriptedAgent:
 
     name: str
     body: ScriptBody
-    is_cheap: bool | IsCheap = False
+    is_cheap: bool | Callable[[Mapping[str, Any]], bool] = False
 
 
 _SCRIPTS: dict[str, ScriptedAgent] = {}
 
 
-def scripted_agent(name: str, *, cheap: bool | IsCheap = False) -> Callable[[_Body], _Body]:
+def scripted_agent(name: str, *, cheap: bool | Callable[[Mapping[str, Any]], bool] = False) -> Callable[[_Body], _Body]:
     """Register the decorated coroutine function under ``name``, which a step's ``script`` then names.
 
     A function runs on a thread. A *cheap* one needs microseconds between its calls and makes one call at a time: it

@@ -40,7 +40,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 WriteTogether: TypeAlias = Callable[[Transaction, Sequence[Item]], Sequence[T | SoongError]]
-"""Writes many callers' items and returns what each came to, in their order: a result, or the error of one of which
+"""Writes many callers' items and returns their outcomes in their order: a result, or the error of one of which
 nothing was written."""
 
 GROUP: Final = 256

@@ -35,16 +35,17 @@ APPEND_ALL: Final = Statement(
     f"""
     WITH counted AS (
         UPDATE runs SET
-            last_seq = {LAST_SEQ} + told.added,
-            last_node = {LAST_NODE} + json_array_length(told.nodes)
+            last_seq = {LAST_SEQ} + given.added,
+            last_node = {LAST_NODE} + json_array_length(given.nodes)
         FROM (
             SELECT v.line->>0 AS run_id, (v.line->>1)::bigint AS fence, (v.line->>2)::bigint AS now_us,
                    (v.line->>3)::bigint AS added, v.line->4 AS events, v.line->5 AS nodes, v.line->6 AS calls,
                    v.line->>7 AS taints, v.line->>8 AS status
             FROM json_array_elements(:writes ::json) AS v(line)
-        ) AS told
-        WHERE runs.id = told.run_id AND runs.fence = told.fence AND runs.status = told.status
-        RETURNING runs.id, runs.last_seq, runs.last_node, told.now_us, told.events, told.nodes, told.calls, told.taints
+        ) AS given
+        WHERE runs.id = given.run_id AND runs.fence = given.fence AND runs.status = given.status
+        RETURNING runs.id, runs.last_seq, runs.last_node,
+                  given.now_us, given.events, given.nodes, given.calls, given.taints
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data, preceding)
         SELECT id, last_seq - (v.line->>0)::bigint, v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
@@ -120,10 +121,10 @@ class RunWrite:
 
 
 def write_runs(tx: Transaction, writes: Sequence[RunWrite]) -> list[Appended | SoongError]:
-    """Make the writes of many runs; return what each came to, a LeaseLostError for one that wrote nothing."""
+    """Make the writes of many runs; return the outcomes, a LeaseLostError for one that wrote nothing."""
     made: dict[int, Appended | SoongError] = {}
     for wave in _waves(writes):
-        made |= {id(write): came_to for write, came_to in zip(wave, _written(tx, wave), strict=True)}
+        made |= {id(write): outcome for write, outcome in zip(wave, _written(tx, wave), strict=True)}
     return [made[id(write)] for write in writes]
 
 
@@ -131,10 +132,10 @@ def append_held(
     tx: Transaction, run_id: str, fence: int, nodes: Sequence[NewNode], events: Sequence[NewEvent], now_us: int
 ) -> Appended:
     """Append to the logs of a run that is running under that fence. Raises: LeaseLostError."""
-    (came_to,) = _written(tx, [RunWrite(run_id, fence, now_us, nodes, events)])
-    if isinstance(came_to, SoongError):
-        raise came_to
-    return came_to
+    (outcome,) = _written(tx, [RunWrite(run_id, fence, now_us, nodes, events)])
+    if isinstance(outcome, SoongError):
+        raise outcome
+    return outcome
 
 
 def put_call(tx: Transaction, call: CallRow) -> None:
@@ -145,7 +146,7 @@ def put_call(tx: Transaction, call: CallRow) -> None:
 def _waves(writes: Sequence[RunWrite]) -> Iterator[list[RunWrite]]:
     """Yield the writes in parts that name each run once, its earlier writes in earlier parts.
 
-    Each part is in the order of its runs' ids, so that two processes never wait for each other's locks.
+    Each part is in the order of its runs' ids, in which all that changes runs takes its locks.
     """
     rest = list(writes)
     while rest:
@@ -156,31 +157,31 @@ def _waves(writes: Sequence[RunWrite]) -> Iterator[list[RunWrite]]:
 
 
 def _written(tx: Transaction, wave: Sequence[RunWrite]) -> list[Appended | SoongError]:
-    came_to = _append_all(tx, wave) if tx.is_postgres else [_append(tx, write) for write in wave]
-    for write, appended in zip(wave, came_to, strict=True):
-        if not isinstance(appended, Appended):
+    outcomes = _append_all(tx, wave) if tx.is_postgres else [_append(tx, write) for write in wave]
+    for write, outcome in zip(wave, outcomes, strict=True):
+        if not isinstance(outcome, Appended):
             continue
         if write.reports:
             report(tx, write.run_id, write.events, write.now_us)
         for call in write.calls[1:] if tx.is_postgres else write.calls:
             put_call(tx, call)
-    return came_to
+    return outcomes
 
 
 def _append_all(tx: Transaction, wave: Sequence[RunWrite]) -> list[Appended | SoongError]:
     counted: dict[str, Appended] = {}
-    for writes in packed_batches(map(_told, wave)):
+    for writes in packed_batches(map(_given, wave)):
         for run_id, *counts in tx.rows(APPEND_ALL, writes=writes):
             counted[run_id] = Appended(*counts)
     return [counted.get(write.run_id) or LeaseLostError(write.run_id, write.fence) for write in wave]
 
 
-def _told(write: RunWrite) -> Row:
+def _given(write: RunWrite) -> Row:
     log = RunLogBuffer(write.now_us)
     log.add(write.run_id, nodes=write.nodes, events=write.events)
     *_, added, events, nodes = log.end_of(write.run_id)
     calls = [_call_fields(call) for call in write.calls[:1]]
-    # The status is told with each write: as a condition on runs alone it would have the planner begin with all of them.
+    # The status comes with each write: as a condition on runs alone it would have the planner begin with all of them.
     held = RunStatus.RUNNING.value
     return write.run_id, write.fence, write.now_us, added, events, nodes, calls, write.taints, held
 

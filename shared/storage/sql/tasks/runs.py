@@ -210,9 +210,9 @@ class SqlRuns:
         def write_end(tx: Transaction) -> None:
             row = _row_of(tx, run_id, tool_call_id)
             write = RunWrite(run_id, fence, now_us, nodes, events, () if row is None else (ended(row),), taints)
-            (came_to,) = write_runs(tx, (write,))
-            if isinstance(came_to, SoongError):
-                raise came_to
+            (outcome,) = write_runs(tx, (write,))
+            if isinstance(outcome, SoongError):
+                raise outcome
 
         if call is None:
             await self._database.write(write_end)

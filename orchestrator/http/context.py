@@ -173,7 +173,23 @@ async def until_changed(
     wait_s: float,
     rhythm: Rhythm = EACH_SECOND,
 ) -> None:
-    """Return when ``is_enough``, or after ``wait_s``, or when the caller has left or the server stops."""
+    """Return when ``is_enough``, or after ``wait_s``, or when the caller has left or the server stops.
+
+    Raises: ProblemError (unauthenticated) when the caller's token was revoked or expired meanwhile.
+    """
+    await _until_changed(request, api, subscription, is_enough, wait_s, rhythm)
+    if not await api.authenticator.still(request.scope[CALLER]):
+        raise ProblemError(ProblemCode.UNAUTHENTICATED, "the token was revoked or has expired while this call waited")
+
+
+async def _until_changed(
+    request: Request,
+    api: Api,
+    subscription: Subscription,
+    is_enough: Callable[[], Awaitable[bool]],
+    wait_s: float,
+    rhythm: Rhythm,
+) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + wait_s
     is_heard = True

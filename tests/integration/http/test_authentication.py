@@ -10,6 +10,7 @@ from soong.orchestrator.http.app import _routes, right_of, routes_of
 from soong.orchestrator.http.authentication import MOST_FAILURES
 from soong.orchestrator.http.limits import Limits
 from soong.shared.permissions.access.token import IMPLIED, Right
+from tests.integration.consent import until
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import BOB, HttpHarness, code_of
 
@@ -100,6 +101,19 @@ async def test_a_stream_ends_when_its_token_is_revoked(open_http: OpenScene) -> 
                     pass
 
         assert (await scene.with_token(text).get(url)).status_code == 401
+
+
+async def test_a_poll_that_waits_is_refused_when_its_token_is_revoked_meanwhile(open_http: OpenScene) -> None:
+    async with open_http() as scene:
+        text = await scene.token(BOB, [Right.READ])
+        waiting = asyncio.create_task(scene.with_token(text).get("/v1/approvals?wait=20"))
+        await until(lambda: bool(scene.api.streams.held))
+
+        await scene.bench.store.access.revoke_token(text[6:42], now_us=scene.bench.clock.now_us())
+        await scene.ask()
+
+        async with asyncio.timeout(10):
+            assert code_of(await waiting) == "unauthenticated"
 
 
 def _needed() -> list[tuple[str, str, Right]]:

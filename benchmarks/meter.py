@@ -14,10 +14,10 @@ def measure(workbench: Workbench, workload: Workload, broker: redis.Redis) -> Sa
     """Run ``workload`` once between two readings of every counter."""
     redis_pid = int(broker.info("server")["process_id"])
     before = (workbench.transactions(), workbench.log_bytes())
-    commands, cpu_s = _commands(broker), _cpu_s((*workbench.processes(), redis_pid))
+    commands, cpu_s = count_commands(broker), _cpu_s((*workbench.processes(), redis_pid))
     waits_s = workbench.run(workload)
     cpu_used_s = _cpu_s((*workbench.processes(), redis_pid)) - cpu_s
-    commands_used = _commands(broker) - commands
+    commands_used = count_commands(broker) - commands
     transactions, log_bytes = map(_grown, before, (workbench.transactions(), workbench.log_bytes()))
     return Sample(sum(waits_s), cpu_used_s, commands_used, transactions, log_bytes, waits_s)
 
@@ -26,7 +26,8 @@ def _grown(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
 
 
-def _commands(broker: redis.Redis) -> int:
+def count_commands(broker: redis.Redis) -> int:
+    """Return how many commands a server has executed so far."""
     counted: dict[str, dict[str, int]] = broker.info("commandstats")
     # Only what was sent, not our own reading of the counters.
     return sum(entry["calls"] for name, entry in counted.items() if name != "cmdstat_info")

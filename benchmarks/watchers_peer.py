@@ -3,7 +3,6 @@
 ``python -m benchmarks.watchers_peer PORT TASK`` reads a token a line from standard input, one for each, and says that
 it is ready. The first asks until the task is there; then all connect at once. When the task has ended for all of them,
 what they saw is written as one JSON line.
-``python -m benchmarks.watchers_peer busy SHARE`` watches nothing and keeps a core busy to that share.
 """
 
 import asyncio
@@ -75,16 +74,5 @@ async def main(port: int, task: str, tokens: list[str]) -> None:
     print(json.dumps({**told, "cpu_s": time.process_time()}), flush=True)
 
 
-def keep_busy(share: float) -> None:
-    """Use such a share of a core, in short pieces, until killed: what watchers use, without watching."""
-    began_s = time.monotonic()
-    while True:
-        while time.process_time() < share * (time.monotonic() - began_s):
-            json.loads(json.dumps({str(number): number for number in range(500)}))
-        time.sleep(0.002)
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "busy":
-        keep_busy(float(sys.argv[2]))
     asyncio.run(main(int(sys.argv[1]), sys.argv[2], sys.stdin.read().split()))

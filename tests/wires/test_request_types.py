@@ -1,6 +1,7 @@
 """Our requests hold to what the providers publish: the types of their own clients, which they make of their specs."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Final
 
 import pytest
@@ -39,10 +40,10 @@ TASKS: Final[Mapping[str, Callable[[], AgentTask]]] = {
 }
 
 
-# As schemas: validated by Pydantic itself, their lists are looked at only while they are read.
-VALIDATORS: Final = {
-    wire: [Draft202012Validator(TypeAdapter(shape).json_schema()) for shape in shapes] for wire, shapes in TYPES.items()
-}
+@cache  # and not when the tests are collected: it takes seconds, in each process of a run
+def validator(wire: str, *, is_streamed: bool) -> Draft202012Validator:
+    """Return what checks a request as a schema: Pydantic itself looks at lists only while they are read."""
+    return Draft202012Validator(TypeAdapter(TYPES[wire][is_streamed]).json_schema())
 
 
 def problems(body: Mapping[str, Any], wire: str) -> list[str]:
@@ -50,7 +51,8 @@ def problems(body: Mapping[str, Any], wire: str) -> list[str]:
     is_streamed = bool(body.get("stream"))
     shape = TYPES[wire][is_streamed]
     unknown = body.keys() - {*shape.__required_keys__, *shape.__optional_keys__}
-    return [*sorted(unknown), *(error.message[:300] for error in VALIDATORS[wire][is_streamed].iter_errors(dict(body)))]
+    checks = validator(wire, is_streamed=is_streamed)
+    return [*sorted(unknown), *(error.message[:300] for error in checks.iter_errors(dict(body)))]
 
 
 @pytest.mark.spec("DIS-09", "REG-04")

@@ -7,8 +7,7 @@ says which command a person runs. Imports the SDK: only a connection does.
 import asyncio
 import logging
 import shlex
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
 import httpx2
@@ -28,6 +27,7 @@ from soong.shared.core.errors import SoongError
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.toolsets.mcp.bounded_stream import BoundedStream
 from soong.shared.toolsets.mcp.logins import LoginFolder, ServerLogin, note_refusal
 from soong.shared.toolsets.mcp.references import resolved
 
@@ -236,24 +236,8 @@ def bound(response: httpx2.Response) -> None:
     if response.headers.get("Content-Encoding", "") not in ("", "identity"):
         raise LoginRefusedError(f"{inert_text(response.url.host)} sent a packed answer, which was not asked for")
     assert isinstance(response.stream, httpx2.AsyncByteStream)
-    response.stream = _BoundedStream(response.stream, inert_text(response.url.host))
-
-
-@dataclass(frozen=True, slots=True)
-class _BoundedStream(httpx2.AsyncByteStream):
-    stream: httpx2.AsyncByteStream
-    host: str
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for piece in self.stream:
-            size += len(piece)
-            if size > MAX_ANSWER_BYTES:
-                raise LoginRefusedError(f"{self.host} sent an answer of more than {MAX_ANSWER_BYTES} bytes")
-            yield piece
-
-    async def aclose(self) -> None:
-        await self.stream.aclose()
+    problem = f"{inert_text(response.url.host)} sent an answer of more than {MAX_ANSWER_BYTES} bytes"
+    response.stream = BoundedStream(response.stream, MAX_ANSWER_BYTES, lambda: LoginRefusedError(problem))
 
 
 def quieten_sdk() -> None:

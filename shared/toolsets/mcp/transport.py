@@ -152,25 +152,15 @@ async def http_transport(
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    class BoundedStream(httpx2.AsyncByteStream):
-        def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-            self._stream = stream
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            size = 0
-            async for piece in self._stream:
-                size += len(piece)
-                if size > MAX_LINE_BYTES:
-                    raise httpx2.StreamError(f"the answer has more than {MAX_LINE_BYTES} bytes")
-                yield piece
-
-        async def aclose(self) -> None:
-            await self._stream.aclose()
+    from soong.shared.toolsets.mcp.bounded_stream import BoundedStream
 
     async def bound(response: httpx2.Response) -> None:
-        is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        told, most, problem = response.headers, MAX_LINE_BYTES, f"the answer has more than {MAX_LINE_BYTES} bytes"
+        if told.get("content-encoding", "identity") != "identity":
+            most, problem = 0, "the answer is packed, which was not asked for"
+        is_events = told.get("content-type", "").lower().startswith("text/event-stream")
         if not is_events and isinstance(response.stream, httpx2.AsyncByteStream):  # the SDK bounds each event
-            response.stream = BoundedStream(response.stream)
+            response.stream = BoundedStream(response.stream, most, lambda: httpx2.StreamError(problem))
 
     timeout = httpx2.Timeout(HTTP_TIMEOUT_S, read=read_timeout_s)
     async with (

@@ -89,16 +89,20 @@ class Dispatcher:
                 sent += await asyncio.get_running_loop().run_in_executor(self._thread, self._fill, pool, wanted)
         return sent
 
-    async def call_worker(self, sessions: Collection[str]) -> bool:
-        """Call the next worker in turn that had free slots at the last look, if one of the sessions is new here.
+    def news(self, sessions: Collection[str]) -> set[str]:
+        """Return which of the sessions are heard of for the first time.
 
-        False when nobody was called. Who forges the names of new sessions makes workers look at rows, one at a time.
+        Who forges the names of new sessions makes workers look at rows, one at a time.
         """
-        new = [one for one in sessions if one not in self._heard_of]
+        new = {one for one in sessions if one not in self._heard_of}
         self._heard_of.update(dict.fromkeys(new))
         while len(self._heard_of) > HEARD_OF:
             del self._heard_of[next(iter(self._heard_of))]
-        if self._notifier is None or not self._idle or not new:
+        return new
+
+    async def call_worker(self) -> bool:
+        """Call the next worker in turn that had free slots at the last look; False when none had."""
+        if self._notifier is None or not self._idle:
             return False
         called, *others = self._idle
         self._idle = (*others, called)

@@ -39,6 +39,9 @@ FULL_LOOK_EVERY = 10
 CALLED_S = 0.01
 """How long a worker that was called has for its claim, before messages are sent for what is still ready."""
 
+ADOPT_AGAIN_S = (0.005, 0.02, 0.05, 0.1, 0.1, 0.1)
+"""Waits before the next tries to adopt a new session. What is not ours then is another's, or the sweep finds it."""
+
 
 class SessionReviewer(Protocol):
     """What the service needs of the broker (soong.orchestrator.approvals.broker)."""
@@ -128,6 +131,8 @@ class Orchestrator:
     _closing: set[str] = field(default_factory=set)
     """Of the owned sessions those that the end of their task closes."""
     _active: set[str] = field(default_factory=set)
+    _passed_over: set[str] = field(default_factory=set)
+    """New sessions that were not adopted when they were heard of."""
     _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     """In the order they began: they are stopped in it."""
     _reaper: Reaper = field(init=False)
@@ -216,17 +221,19 @@ class Orchestrator:
             is_called = False
             if not wanted <= self._owned.keys():
                 # A new session has steps that are ready, and a claim needs no owner: they begin while we look at it.
-                is_called = await self.parts.dispatcher.call_worker(wanted - self._owned.keys()) and len(wanted) == 1
+                news = self.parts.dispatcher.news(wanted - self._owned.keys())
+                is_called = len(wanted) == len(news) == 1 and await self.parts.dispatcher.call_worker()
                 adopted = await self._within(self._adopt(), set())
-                if adopted and not is_called:
+                if not is_called and (adopted & news or adopted - wanted):
                     await self._within(self.parts.dispatcher.dispatch(), 0)
                 wanted |= adopted
+                self._adopt_later(news - self._owned.keys())
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
                 if ownership is not None:
                     await self._safely(self._reconcile_session(ownership))
             if is_called:  # and claims at this moment: what it leaves is counted when it has
-                self._reconcile_in(CALLED_S, [])
+                self._reconcile_in(CALLED_S, ())
                 return
             await self._within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
@@ -253,6 +260,22 @@ class Orchestrator:
             self._remember(session)
             log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
         return {session.id for session in adopted}
+
+    def _adopt_later(self, passed_over: set[str]) -> None:
+        """Try again soon to adopt new sessions that were passed over: a claim may hold their rows."""
+        if passed_over and not self._passed_over:
+            self._begin(self._adopt_passed_over())
+        self._passed_over |= passed_over
+
+    async def _adopt_passed_over(self) -> None:
+        for wait_s in ADOPT_AGAIN_S:
+            await asyncio.sleep(wait_s)
+            if adopted := await self._within(self._adopt(), set()):
+                await self._safely(self.reconcile(adopted))
+            self._passed_over -= self._owned.keys()
+            if not self._passed_over:
+                return
+        self._passed_over.clear()
 
     def _remember(self, session: Session) -> None:
         self._owned[session.id] = session.ownership

@@ -30,25 +30,25 @@ async def a_dispatcher(*workers: str) -> tuple[Dispatcher, MemoryBus, MemoryStor
     return Dispatcher(store.claims, store.sessions, queue, board), board, store, queue
 
 
-async def test_workers_are_called_in_turn_each_session_once() -> None:
+async def test_workers_are_called_in_turn() -> None:
     dispatcher, board, _, _ = await a_dispatcher("wrk_1", "wrk_2")
     await dispatcher.dispatch()
     ears = [await board.subscribe_worker(worker) for worker in ("wrk_1", "wrk_2")]
 
-    called = [await dispatcher.call_worker([session]) for session in ("sess_1", "sess_2", "sess_2")]
+    called = [await dispatcher.call_worker() for _ in ears]
 
-    assert called == [True, True, False]
+    assert called == [True, True]
     assert [await ear.wait(0.01) for ear in ears] == [("",), ("",)]
 
 
 async def test_nobody_is_called_before_workers_are_known_or_where_none_has_a_slot() -> None:
     dispatcher, _, store, _ = await a_dispatcher()
-    assert not await dispatcher.call_worker(["sess_1"])
+    assert not await dispatcher.call_worker()
 
     await store.sessions.register_worker(make_worker("wrk_full", slots=0))
     await dispatcher.dispatch()
 
-    assert not await dispatcher.call_worker(["sess_2"])
+    assert not await dispatcher.call_worker()
 
 
 async def test_what_a_call_has_not_reached_is_sent_over_the_queue() -> None:
@@ -58,17 +58,18 @@ async def test_what_a_call_has_not_reached_is_sent_over_the_queue() -> None:
     await dispatcher.dispatch()
     await scene.task("a")
 
-    assert await dispatcher.call_worker([scene.own.session_id])
+    assert await dispatcher.call_worker()
     await dispatcher.dispatch()
 
     assert queue.sent == 1
 
 
-async def test_sessions_of_invented_names_take_no_memory() -> None:
-    dispatcher, *_ = await a_dispatcher("wrk_1")
-    await dispatcher.dispatch()
+async def test_sessions_are_news_once_and_invented_names_take_no_memory() -> None:
+    dispatcher, *_ = await a_dispatcher()
 
+    assert dispatcher.news(["sess_1", "sess_2"]) == {"sess_1", "sess_2"}
+    assert dispatcher.news(["sess_2", "sess_3"]) == {"sess_3"}
     for number in range(HEARD_OF + 10):
-        await dispatcher.call_worker([f"sess_{number}"])
+        dispatcher.news([f"sess_{number}"])
 
     assert len(dispatcher._heard_of) == HEARD_OF

@@ -1,5 +1,6 @@
 """One look at several sessions, while what is owned changes."""
 
+import asyncio
 from collections.abc import Sequence
 
 from soong.orchestrator.owner.commands import Commands
@@ -8,9 +9,9 @@ from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.step import SessionWork
-from tests.model.builders import make_owner, make_session
+from tests.model.builders import make_owner, make_session, make_worker
 from tests.model.clock import FakeClock
 from tests.model.memory import MemoryBus, MemoryStore
 from tests.one_loop import NoFolders, NoQuestions
@@ -41,8 +42,8 @@ class TakenStore(MemoryStore):
         return await super().session_work(ownership)
 
 
-def make_orchestrator(store: TakenStore) -> Orchestrator:
-    clock, board = FakeClock(), MemoryBus()
+def make_orchestrator(store: MemoryStore, board: MemoryBus) -> Orchestrator:
+    clock = FakeClock()
     parts = Parts(
         store=store,
         notifier=board,
@@ -50,7 +51,7 @@ def make_orchestrator(store: TakenStore) -> Orchestrator:
         clock=clock,
         scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
         commands=Commands(store, store, store, board, clock),
-        dispatcher=Dispatcher(store, store, CountedBroker()),
+        dispatcher=Dispatcher(store, store, CountedBroker(), board),
         broker=NoQuestions(),
         recorder=NoFolders(),
     )
@@ -60,7 +61,7 @@ def make_orchestrator(store: TakenStore) -> Orchestrator:
 async def test_sessions_that_were_lost_in_the_middle_of_a_look_are_not_looked_at() -> None:
     store = TakenStore()
     store.looked_at = []
-    store.orchestrator = make_orchestrator(store)
+    store.orchestrator = make_orchestrator(store, MemoryBus())
     await store.orchestrator._register()
     for session_id in ("sess_1", "sess_2"):
         await store.sessions.open_session(make_session(session_id))
@@ -70,3 +71,32 @@ async def test_sessions_that_were_lost_in_the_middle_of_a_look_are_not_looked_at
 
     assert store.looked_at == ["sess_1"]
     assert not store.orchestrator._owned
+
+
+class BusyStore(MemoryStore):
+    """Has its first adoption pass over every session, as PostgreSQL does while a claim holds their rows."""
+
+    adoptions: int
+
+    async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
+        self.adoptions += 1
+        return () if self.adoptions == 1 else await super().adopt_sessions(owner_id)
+
+
+async def test_a_session_that_the_called_worker_holds_is_adopted_a_moment_later() -> None:
+    store, board = BusyStore(), MemoryBus()
+    store.adoptions = 0
+    await store.sessions.register_worker(make_worker("wrk_1"))
+    orchestrator = make_orchestrator(store, board)
+    await orchestrator._register()
+    await orchestrator.parts.dispatcher.dispatch()
+    await store.sessions.open_session(make_session("sess_1"))
+    ear = await board.subscribe_worker("wrk_1")
+
+    await orchestrator.reconcile(["sess_1"])
+
+    assert await ear.wait(1) == ("",)
+    assert not orchestrator._owned
+    async with asyncio.timeout(10):
+        while not orchestrator._owned:  # noqa: ASYNC110  # rows have no event
+            await asyncio.sleep(0.005)

@@ -29,6 +29,9 @@ GRANT_SETTLES_S = 5.0
 OTHERS_SETTLE_S = 0.5
 """The same after somebody else's answer, which may have been a grant."""
 
+FRESH_S = 0.25
+"""What was read no longer ago is not read again for our own answer alone; whatever else happens is heard."""
+
 _ScopedLane = tuple[str, str, str]
 """A session's lane."""
 
@@ -73,7 +76,10 @@ class RemoteResponder:
     _lanes: dict[str, _ScopedLane] = field(default_factory=dict)
     _held: dict[_ScopedLane, float] = field(default_factory=dict)
     _sessions: dict[str, Session] = field(default_factory=dict)
+    _pending: Sequence[PermissionRequest] = ()
     _waiting: tuple[PermissionRequest, ...] = ()
+    _read_s: float = -FRESH_S
+    """When these were read."""
     _provenance: Provenance = field(default_factory=Provenance)
 
     async def run(self) -> None:
@@ -93,11 +99,12 @@ class RemoteResponder:
         attendance.attend([self.session_id] if self.session_id else [])
         attending = asyncio.get_running_loop().create_task(attendance.run())
         try:
+            is_news = True
             while not self._is_over:
-                await self._poll()
+                await (self._poll() if is_news else self._go_on())
                 if not self.session_id:
                     attendance.attend(request.identity.session_id for request in self._waiting)
-                await self._wait(subscription)
+                is_news = await self._wait(subscription)
         finally:
             await _cancelled(self._asking, attending)
             await subscription.close()
@@ -113,23 +120,35 @@ class RemoteResponder:
                 log.warning("provenance_unread", error=str(error))
                 await asyncio.sleep(POLL_EVERY_S)
 
-    async def _wait(self, subscription: Subscription) -> None:
-        """Wait for a hint, the end of the question that is shown, or the next look."""
-        hearing = asyncio.get_running_loop().create_task(_hear(subscription))
+    async def _wait(self, subscription: Subscription) -> bool:
+        """Wait for a hint, the end of the question that is shown, or the next look; say whether rows may be news."""
+        loop = asyncio.get_running_loop()
+        hearing = loop.create_task(_hear(subscription))
         try:
             await asyncio.wait(
                 {hearing, *([self._asking] if self._asking else [])}, return_when=asyncio.FIRST_COMPLETED
             )
+            return hearing.done() or loop.time() - self._read_s > FRESH_S
         finally:
             await _cancelled(hearing)
 
+    async def _go_on(self) -> None:
+        """Show the next of what was read just now: nothing but our own answer came since."""
+        self._waiting = tuple(request for request in self._waiting if request.id not in self._answered)
+        self.on_waiting(self._waiting)
+        await self._take_back()
+        if self._shown is None:
+            self._show_next(self._pending)
+
     async def _poll(self) -> None:
+        begun_s = asyncio.get_running_loop().time()
         try:
             questions = await self._questions()
         except UnavailableError as error:
             log.warning("pending_unanswered", error=str(error))
             return
-        pending = [question.request for question in questions]
+        self._read_s = begun_s
+        self._pending = pending = [question.request for question in questions]
         self._hold_settled(pending)
         self._answered &= {request.id for request in pending}
         self._said &= self._answered

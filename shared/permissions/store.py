@@ -90,6 +90,10 @@ class ConsentStore(Protocol):
         """
         ...
 
+    async def still_pending(self, request_ids: Sequence[str]) -> frozenset[str]:
+        """Return which of these requests are pending, of runs that have not ended, in one read."""
+        ...
+
     async def drop_excess(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
         """Withdraw all pending requests of a run of the session but ``kept``, in one transaction; return how many.
 

@@ -361,6 +361,9 @@ async def test_how_a_question_was_closed_is_reported_with_the_key_that_its_decis
         claim.identity.run_id, "call_3", claim.fence, reason="abort", now_us=scene.now_us
     )
 
+    asked = [open_one.id, known.id, unknown.id, withdrawn.id, "req_none"]
+    assert await scene.store.consent.still_pending(asked) == {open_one.id}
+    assert not await scene.store.consent.still_pending([])
     assert await scene.store.consent.settled(open_one.id) is None
     assert await scene.store.consent.settled(known.id) == ClosedQuestion(
         signed, await scene.store.keys.signing_key("key_1")

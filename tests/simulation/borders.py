@@ -37,7 +37,7 @@ READS = frozenset({
     "open_tasks", "owners", "session", "list_sessions", "busy_sessions", "responders", "take_commands", "command",
     "workers",
     "run", "list_runs", "nodes", "events", "is_tainted", "calls", "request", "pending", "answer_of", "decision_of",
-    "open_questions", "settled", "signing_key", "signing_keys",
+    "open_questions", "settled", "still_pending", "signing_key", "signing_keys",
 })  # fmt: skip
 """The methods that change no row."""
 

@@ -122,14 +122,25 @@ class DecisionInbox:
                 due_s = loop.time()  # what was closed before we listened is seen, not heard
             left_s = due_s - loop.time()
             heard: Sequence[str] = await self._ear.wait(left_s) if left_s > CLOSE_S else ()
+            self._early.extend(one for one in heard if one and one not in self._waiting)
             if "" in heard or due_s - loop.time() <= CLOSE_S:
                 due_s = loop.time() + POLL_EVERY_S
-                heard = list(self._waiting)
+                heard = await self._closed()
             for request_id in heard:
                 if request_id in self._waiting:
                     await self._poll(request_id)
-                else:
-                    self._early.append(request_id)
+
+    async def _closed(self) -> Sequence[str]:
+        """Return which requests are not pending any more: one read for all, however many wait."""
+        waiting = list(self._waiting)
+        if len(waiting) <= 1:
+            return waiting
+        try:
+            pending = await self.store.still_pending(waiting)
+        except UnavailableError as error:
+            log.warning("decisions_unanswered", error=str(error))
+            return ()
+        return [request_id for request_id in waiting if request_id not in pending]
 
     async def _poll(self, request_id: str) -> None:
         try:

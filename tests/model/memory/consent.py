@@ -85,6 +85,11 @@ class MemoryConsent:
         return ClosedQuestion(decision, None if decision is None else self.rows.keys.get(decision.key_id))
 
     @transaction
+    def still_pending(self, request_ids: Sequence[str]) -> frozenset[str]:
+        known = [one for one in request_ids if one in self.rows.requests]
+        return frozenset(one for one in known if self._state(one) is RequestState.PENDING)
+
+    @transaction
     def drop_excess(self, ownership: Ownership, run_id: str, kept: Sequence[str], *, now_us: int) -> int:
         self.rows.owned(ownership)
         pending = [one.id for one in self._pending(ownership.session_id) if one.identity.run_id == run_id]

@@ -21,6 +21,7 @@ from soong.shared.permissions.request import Answer, Decision, PermissionRequest
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.storage.sql.claims.parking import note_withdrawn, unpark
 from soong.shared.storage.sql.consent.questions import (
+    STILL_PENDING,
     close_unread,
     open_questions_of,
     pending_of,
@@ -191,6 +192,10 @@ class SqlConsent:
 
     async def settled(self, request_id: str) -> ClosedQuestion | None:
         return await self._database.read(lambda tx: settled_of(tx, request_id))
+
+    async def still_pending(self, request_ids: Sequence[str]) -> frozenset[str]:
+        ids = list(request_ids)
+        return frozenset(await self._database.read(lambda tx: tx.column(STILL_PENDING, ids=ids)))
 
     async def questions(
         self, *, session_id: str = "", include_closed: bool = False, beyond: str = "", limit: int = 1000

@@ -136,6 +136,13 @@ QUESTION: Final = Statement(
     LEFT JOIN decisions AS d ON d.request_id = q.id WHERE q.id = :id
     """,  # noqa: S608
 )
+STILL_PENDING: Final = Statement(
+    "still pending: those of these questions that are undecided, and their runs not over",
+    """
+    SELECT q.id FROM permission_requests AS q JOIN runs ON runs.id = q.run_id
+    WHERE q.id IN @ids AND q.state = 'pending' AND runs.end_reason IS NULL
+    """,
+)
 
 _BODY: Final = permission_requests.c.body
 _REQUESTS: Final = select(

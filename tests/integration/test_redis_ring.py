@@ -112,6 +112,24 @@ async def test_equal_hints_that_wait_are_sent_once(clients: RedisClients, notifi
     assert await clients.commands.xlen(REQUESTS) == 1
 
 
+async def test_hints_to_followers_gather_and_go_with_the_next_that_work_waits_for(
+    clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("soong.shared.storage.redis.notifier.FOLLOWERS_S", 3600.0)
+    notifier._sent_s = asyncio.get_running_loop().time()
+    follower, owner = await subscriber.subscribe_run("run_1"), await subscriber.subscribe_owner()
+
+    await notifier.notify_runs(["run_1", "run_2"])
+    early = await follower.wait(0.05)
+    await notifier.notify_owners(["sess_1"])
+
+    assert list(early) == []
+    assert await heard(owner, "sess_1") == ["sess_1"]
+    assert await heard(follower, "run_1") == ["run_1"]
+    await follower.close()
+    await owner.close()
+
+
 async def test_an_unreadable_hint_is_passed_over(
     clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:

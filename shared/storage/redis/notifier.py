@@ -2,11 +2,15 @@
 
 A caller is not held up by Redis: hints gather while one round trip runs, equal ones count once, and while Redis is away
 they wait, up to a limit, for its return. What is dropped is counted; the sweep makes it good.
+
+Every call of every agent notifies those who follow its run, who are people. The first such hint is sent at once; for
+``FOLLOWERS_S`` after a round trip those that come gather for the next, which any other hint begins at once.
 """
 
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 from redis.asyncio import Redis
@@ -25,6 +29,7 @@ SAY_EVERY_S = 30.0
 DECISIONS_KEPT_S = 86_400
 """A worker's stream outlives its last entry by this long: incarnations come and go, their streams must too."""
 CLOSE_LIMIT_S = 2.0
+FOLLOWERS_S = 0.02
 
 # (how, where, id): the whole of a hint but for the session that a raised request names beside its id.
 _How: TypeAlias = Literal["publish", "call", "stream"]
@@ -40,6 +45,9 @@ class RedisNotifier:
         self._client = client
         self._waiting: dict[_Hint, str] = {}
         self._sending: asyncio.Task[None] | None = None
+        self._sent_s = -FOLLOWERS_S
+        self._urgent = asyncio.Event()
+        """A hint waits that work waits for, or nothing more is to come."""
         self._said_at = -SAY_EVERY_S
         self.dropped = 0
 
@@ -58,7 +66,7 @@ class RedisNotifier:
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
-            self._put("publish", run_channel(run_id), run_id)
+            self._put("publish", run_channel(run_id), run_id, is_urgent=False)
 
     async def publish_answer(self, run_id: str, payload: str) -> int:
         try:
@@ -74,20 +82,24 @@ class RedisNotifier:
 
     async def close(self) -> None:
         """Send what waits, for a short while."""
+        self._urgent.set()
         if self._sending is None:
             return
         await asyncio.wait({self._sending}, timeout=CLOSE_LIMIT_S)
         self._sending.cancel()
         await asyncio.gather(self._sending, return_exceptions=True)
 
-    def _put(self, how: _How, where: str, id: str, session_id: str = "") -> None:
+    def _put(self, how: _How, where: str, id: str, session_id: str = "", *, is_urgent: bool = True) -> None:
         self._keep((how, where, id), session_id)
+        if is_urgent:
+            self._urgent.set()
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def _send(self) -> None:
         failures = 0
         while self._waiting:
+            await self._until_due()
             batch, self._waiting = self._waiting, {}
             try:
                 await self._send_batch(batch)
@@ -101,6 +113,17 @@ class RedisNotifier:
                 failures += 1
             else:
                 failures = 0
+
+    async def _until_due(self) -> None:
+        """Wait while only followers of runs would be notified, and were a moment ago."""
+        loop = asyncio.get_running_loop()
+        wait_s = self._sent_s + FOLLOWERS_S - loop.time()
+        if wait_s > 0 and not self._urgent.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._urgent.wait()
+        self._urgent.clear()
+        self._sent_s = loop.time()
 
     def _keep(self, hint: _Hint, session_id: str) -> None:
         self._waiting[hint] = session_id

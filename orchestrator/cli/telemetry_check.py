@@ -41,8 +41,7 @@ async def check_telemetry(_settings: Settings) -> Finding:
 def _is_installed() -> bool:
     try:
         return (
-            find_spec("opentelemetry.sdk.trace") is not None
-            and find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+            find_spec("opentelemetry.sdk.trace") is not None and find_spec("opentelemetry.proto.trace.v1") is not None
         )
     except ModuleNotFoundError:
         return False

@@ -6,7 +6,7 @@ when it comes back, or when another orchestrator continues.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Protocol
@@ -50,15 +50,23 @@ class EventConsumer(Protocol):
         ...
 
 
+async def at_once() -> None:
+    """Wait for nothing."""
+
+
 @dataclass(slots=True)
 class EventFollower:
-    """Runs a consumer from :meth:`run` until that is cancelled; :meth:`finish` then takes what is left."""
+    """Runs a consumer from :meth:`run` until that is cancelled; :meth:`finish` then takes what is left.
+
+    ``until_quiet`` is awaited before each look but the first: what need not be timely leaves the CPU to the engine.
+    """
 
     feed: EventFeed
     consumer: EventConsumer
     clock: Clock
     owner_id: Callable[[], str]
     interval_s: float
+    until_quiet: Callable[[], Awaitable[None]] = at_once
     _since_us: int | None = None
     """Since when ends of tasks are looked at; None while another orchestrator acts for the consumer."""
     _noted_us: int = 0
@@ -73,8 +81,10 @@ class EventFollower:
     async def run(self) -> None:
         """Look again and again."""
         while True:
+            # The first look is at once: a new consumer begins with the tasks that are open then.
             pause_s = await self._looked_s()
             await asyncio.sleep(pause_s)
+            await self.until_quiet()
 
     async def finish(self, within_s: float) -> None:
         """Take what is left within this time; a successor takes the rest."""

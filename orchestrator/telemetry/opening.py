@@ -18,6 +18,8 @@ log = get_logger(__name__)
 
 FINISH_S: Final = 3.0
 """How long the end of an orchestrator waits for a collector."""
+LONGEST_INTERVALS: Final = 6
+"""How long spans wait for a free core, in intervals of their sending."""
 METRICS_INTERVAL_S: Final = 5.0
 NOT_INSTALLED: Final = f"OpenTelemetry is not installed; pip install '{DISTRIBUTION}[otel]'"
 
@@ -46,13 +48,19 @@ def open_telemetry(
     if not settings.traces:
         return Telemetry()
     try:
+        from soong.orchestrator.event_log.quiet_time import QuietTime
         from soong.orchestrator.telemetry.otlp import OtlpCollector
     except ImportError as error:
         log.warning("telemetry_off", problem=NOT_INSTALLED, error=str(error))
         return Telemetry()
-    collector = OtlpCollector(version)
+    try:
+        collector = OtlpCollector(settings.target, version)
+    except OSError as error:
+        log.warning("telemetry_off", problem=f"a certificate of OTEL_EXPORTER_OTLP_* cannot be used: {error}")
+        return Telemetry()
     consumer = SpanConsumer(collector, store.runs, store.tasks, settings.captures_content)
-    follower = EventFollower(store.feed, consumer, clock, owner_id, settings.interval_s)
+    quiet = QuietTime(settings.interval_s * LONGEST_INTERVALS)
+    follower = EventFollower(store.feed, consumer, clock, owner_id, settings.interval_s, quiet.wait)
 
     async def close() -> None:
         await follower.finish(FINISH_S)

@@ -1,34 +1,23 @@
-"""The collector behind the standard OTEL_* variables: spans over OTLP. The only module that imports OpenTelemetry.
+"""The collector behind the standard OTEL_* variables. Nothing else imports OpenTelemetry, but for the encoding.
 
-Where to send, with which headers, certificates, compression and time limit, which traces are sampled and what describes
-this service is read from the environment by the OpenTelemetry SDK itself.
+Which traces are sampled and what describes this service is read from the environment by the OpenTelemetry SDK itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
+from soong.orchestrator.telemetry.otlp_encoding import encode, resource_of
+from soong.orchestrator.telemetry.otlp_sender import OtlpSender
 from soong.orchestrator.telemetry.spans import Span, TraceOrigin
+from soong.shared.core.telemetry import OtlpTarget
 
-NANO: Final = 1000
-_KINDS: Final[Mapping[str, SpanKind]] = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_NOT_SAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
 
 
 def service(version: str) -> Resource:
@@ -41,47 +30,26 @@ def service(version: str) -> Resource:
 class OtlpCollector:
     """Implements :class:`soong.orchestrator.telemetry.span_consumer.Collector`."""
 
-    def __init__(self, version: str) -> None:
-        self._resource = service(version)
-        self._scope = InstrumentationScope("soong", version)
-        self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
-        self._exporter = OTLPSpanExporter()
+    def __init__(self, target: OtlpTarget, version: str) -> None:
+        """Raises: OSError, a certificate cannot be used."""
+        described = service(version)
+        self._version = version
+        self._resource = resource_of(described.attributes)
+        self._sampler = TracerProvider(resource=described, shutdown_on_exit=False).sampler
+        self._sender = OtlpSender(target)
 
     def is_sampled(self, origin: TraceOrigin) -> bool:
         context = None
         if origin.parent_id:
-            flags = _SAMPLED if origin.is_sampled else TraceFlags(TraceFlags.DEFAULT)
+            flags = _SAMPLED if origin.is_sampled else _NOT_SAMPLED
             parent = SpanContext(origin.trace_id, origin.parent_id, is_remote=True, trace_flags=flags)
             context = set_span_in_context(NonRecordingSpan(parent))
         asked = self._sampler.should_sample(context, origin.trace_id, "invoke_workflow")
         return asked.decision is Decision.RECORD_AND_SAMPLE
 
-    def send(self, spans: Sequence[Span]) -> bool:
-        return self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
+    def send(self, spans: Sequence[Span]) -> str:
+        return self._sender.post(encode(spans, self._resource, self._version))
 
     def close(self) -> None:
-        """End a sending that waits to be tried again."""
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
-
-    def _readable(self, span: Span) -> ReadableSpan:
-        links = [Link(_context(span.trace_id, linked)) for linked in span.links]
-        events = [Event(event.name, event.attributes, event.time_us * NANO) for event in span.events]
-        status = Status(StatusCode.ERROR, span.message or span.error) if span.error else Status(StatusCode.UNSET)
-        return ReadableSpan(
-            span.name,
-            context=_context(span.trace_id, span.id),
-            parent=_context(span.trace_id, span.parent_id) if span.parent_id else None,
-            resource=self._resource,
-            attributes=span.attributes,
-            events=events,
-            links=links,
-            kind=_KINDS[span.kind],
-            status=status,
-            start_time=span.start_us * NANO,
-            end_time=span.end_us * NANO,
-            instrumentation_scope=self._scope,
-        )
-
-
-def _context(trace: int, span: int) -> SpanContext:
-    return SpanContext(trace, span, is_remote=False, trace_flags=_SAMPLED)
+        """Close the connection."""
+        self._sender.close()

@@ -31,8 +31,8 @@ class Collector(Protocol):
         """Say whether the trace is wanted."""
         ...
 
-    def send(self, spans: Sequence[Span]) -> bool:
-        """Say whether it took them; of none, whether it answers."""
+    def send(self, spans: Sequence[Span]) -> str:
+        """Return why it did not take them, empty when it did; of no spans, why it does not answer."""
         ...
 
 
@@ -63,14 +63,15 @@ class SpanConsumer:
         return Taken(cursors)
 
     async def _send(self, spans: Sequence[Span]) -> None:
-        if await asyncio.to_thread(self.collector.send, spans):
+        problem = await asyncio.to_thread(self.collector.send, spans)
+        if not problem:
             self._refused = 0
             return
-        self._refused = self._refused + 1 if await asyncio.to_thread(self.collector.send, ()) else 0
+        self._refused = 0 if await asyncio.to_thread(self.collector.send, ()) else self._refused + 1
         if self._refused < REFUSALS:
-            raise UndeliveredError("the collector took no spans; see OTEL_EXPORTER_OTLP_ENDPOINT")
+            raise UndeliveredError(f"the collector took no spans: {problem}; see OTEL_EXPORTER_OTLP_ENDPOINT")
         self._refused = 0
-        log.error("spans_refused", spans=len(spans), first=spans[0].name)
+        log.error("spans_refused", spans=len(spans), first=spans[0].name, problem=problem)
 
     async def _origin(self, run: FeedRun) -> TraceOrigin:
         """Return the trace of a run's task."""

@@ -7,6 +7,7 @@ its note of it, is the same span; and a child names its parent although that one
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Literal, TypeAlias
 
@@ -52,6 +53,7 @@ class Span:
     message: str = ""
 
 
+@lru_cache(4096)  # each span names the one above it
 def span_id(run_id: str, *place: str | int) -> int:
     """Return the id of the span of a place in a run's log."""
     return _number("/".join((run_id, *map(str, place))), 8)

@@ -112,6 +112,10 @@ def test_a_trace_parent_is_taken_as_the_standard_says(text: str, expected: Trace
         ("OTEL_TRACES_EXPORTER", "zipkin", "expected otlp or none"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "expected http/protobuf"),
         ("OTEL_BSP_SCHEDULE_DELAY", "soon", "milliseconds"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0", "milliseconds"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "expected gzip or none"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "secret", "expected name=value"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a=b%0d%0ac: d", "expected name=value"),
     ],
 )
 def test_a_variable_that_cannot_be_followed_says_why(
@@ -123,4 +127,5 @@ def test_a_variable_that_cannot_be_followed_says_why(
     settings = load_telemetry()
 
     assert words in settings.problem
+    assert "secret" not in settings.problem
     assert not settings.traces

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.identity import Origin, Role, RunIdentity
-from soong.shared.core.jsontext import MAX_DEPTH, Json
+from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
@@ -309,17 +309,28 @@ def events_of(rows: Iterable[Any], after: int = 0) -> Iterator[Event]:
 
 
 def _events_of_row(row: Any) -> Iterator[Event]:
-    reading = RowReader()
-    nothing: list[Json] = []
-    preceding = reading.take(lambda: _preceding_of(row.preceding), nothing) if row.preceding else nothing
-    for number, entry in enumerate(preceding, start=row.seq - len(preceding)):
-        yield _event_of_entry(row.run_id, number, entry)
-    data = reading.object("data", row.data)
-    time_us = reading.take(lambda: number_of("time_us", row.time_us), 0)
-    if reading.problems:
-        yield _malformed_event(row.run_id, row.seq, time_us, reading.problem)
+    run_id, seq = row.run_id, row.seq
+    preceding, data, time_us, problem = _texts_of_row(row)
+    for number, entry in enumerate(preceding, start=seq - len(preceding)):
+        yield _event_of_entry(run_id, number, entry)
+    if problem:
+        yield _malformed_event(run_id, seq, time_us, problem)
     else:
-        yield Event(row.run_id, row.seq, row.type, time_us, data)
+        yield Event(run_id, seq, row.type, time_us, data)
+
+
+def _texts_of_row(row: Any) -> tuple[list[Json], JsonObject, int, str]:
+    """Return the events before the last one, the data and time of that, and what is malformed."""
+    nothing: list[Json] = []
+    try:
+        preceding = _preceding_of(row.preceding) if row.preceding else nothing
+        return preceding, object_of("data", row.data), number_of("time_us", row.time_us), ""
+    except MalformedError:  # seldom: each part is read alone
+        reading = RowReader()
+        preceding = reading.take(lambda: _preceding_of(row.preceding), nothing) if row.preceding else nothing
+        data = reading.object("data", row.data)
+        time_us = reading.take(lambda: number_of("time_us", row.time_us), 0)
+        return preceding, data, time_us, reading.problem
 
 
 def _preceding_of(text: str) -> list[Json]:

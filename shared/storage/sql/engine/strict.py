@@ -68,12 +68,25 @@ def value_of(column: str, text: Any, most: int = MAX_CHARS, depth: int = MAX_DEP
     if not isinstance(text, str) or len(text) > most:
         raise MalformedError(f"{column} is longer than {most} characters")
     try:
-        value: Json = _DECODER.decode(text)
+        value = _decoded(text)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{column} is not JSON: {_words_of(error)}") from error
     if text.count("[") + text.count("{") > depth and deeper_than(value, depth):
         raise MalformedError(f"{column} is nested deeper than {depth} levels")
     return value
+
+
+def _decoded(text: str) -> Json:
+    """Return the value of JSON text. Raises: ValueError, RecursionError."""
+    try:
+        # Ours has no blanks around it; to look for them takes as long as to read what is there.
+        value, end = _DECODER.raw_decode(text)
+    except ValueError:
+        value, end = None, -1
+    if end != len(text):
+        value = _DECODER.decode(text)
+    read: Json = value
+    return read
 
 
 def object_of(column: str, text: Any, most: int = MAX_CHARS) -> dict[str, Any]:

@@ -119,12 +119,11 @@ def _compared(workload: Workload, sides: Sequence[_Tracing], clients: Sequence["
     for side in sides:
         side.fan_cpu_s.clear()
     for number in range(rounds + 1):
-        pair = [measure(on, workload, clients[0])]
-        off.settle_s = on.settle_s
-        pair.append(measure(off, workload, clients[1]))
-        if number:  # the first warms both up
-            for kept, sample in zip(samples, pair, strict=True):
-                kept.append(sample)
+        for place in (0, 1) if number % 2 else (1, 0):  # who comes second meets a machine that is warm
+            off.settle_s = on.settle_s
+            sample = measure(sides[place], workload, clients[place])
+            if number:  # the first warms both up
+                samples[place].append(sample)
     figures = [
         _figure(workload, on.name, "cpu", "ms/step", *(_cpu_ms(side, workload) for side in samples)),
         _figure(workload, on.name, "cpu-in-fan", "ms/step", *(_fan_cpu_ms(side, workload) for side in sides)),

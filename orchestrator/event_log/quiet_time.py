@@ -10,9 +10,10 @@ from typing import Final
 import psutil
 
 WINDOW_S: Final = 0.25
-FREE_CORES: Final = min(1.0, (os.cpu_count() or 1) / 2)
-"""So many must have had nothing to do in a window. Workers on this machine leave less while there are steps for them;
-the CPU time of this process says little of them, because they claim steps by themselves."""
+FREE_CORES: Final = 0.75 * min(2, os.cpu_count() or 1)
+"""So many must have had nothing to do in a window: the work that can wait takes one, its database a part of another.
+Workers on this machine leave less while there are steps for them; the CPU time of this process says little of them,
+because they claim steps by themselves."""
 
 
 def idle_s() -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from soong.orchestrator.event_log.quiet_time import WINDOW_S, QuietTime, idle_s
+from soong.orchestrator.event_log.quiet_time import FREE_CORES, WINDOW_S, QuietTime, idle_s
 
 LONGEST_S = 30.0
 
@@ -29,8 +29,9 @@ async def test_work_begins_after_one_window_on_a_machine_that_does_nothing() -> 
     assert await Machine().waited_s() == WINDOW_S
 
 
-async def test_work_waits_for_the_first_window_with_a_free_core() -> None:
-    assert await Machine([0.0, 0.3, 0.1, 1.2, 0.0]).waited_s() == 4 * WINDOW_S
+async def test_work_waits_for_the_first_window_with_room_for_it() -> None:
+    busy = [share * FREE_CORES for share in (0.0, 0.3, 0.9)]
+    assert await Machine([*busy, 1.1 * FREE_CORES, 0.0]).waited_s() == 4 * WINDOW_S
 
 
 async def test_work_on_a_machine_that_stays_busy_waits_no_longer_than_the_limit() -> None:

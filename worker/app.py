@@ -106,8 +106,9 @@ def run_celery(
     *,
     recycle_limits: RecycleLimits,
     parent: ParentPipe,
+    is_ready: threading.Event,
 ) -> int:
-    """Consume until stopped, then drain; return the exit code."""
+    """Consume until stopped, then drain; return the exit code. ``is_ready`` is set once messages are taken."""
     grace = timedelta(seconds=settings.drain_s)
 
     def begin_drain(**_: object) -> None:
@@ -122,7 +123,6 @@ def run_celery(
         threading.Timer(ORPHAN_GRACE_S, os._exit, (1,)).start()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    is_ready = threading.Event()
     signals.worker_ready.connect(lambda **_: is_ready.set(), weak=False)
     signals.worker_shutting_down.connect(begin_drain, weak=False)
     worker = app.Worker(

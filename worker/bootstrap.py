@@ -5,6 +5,7 @@ import random
 import secrets
 import socket
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -58,15 +59,19 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
     recycle_limits, parent = RecycleLimits.of(settings, random.SystemRandom()), ParentPipe()
     thread = LoopThread()
     thread.start()
+    is_ready = threading.Event()
     app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
-    process = thread.submit(_build(settings, config, clean, node_name, thread, watcher, recycle_limits, pulse)).result()
+    built = _build(settings, config, clean, node_name, thread, watcher, recycle_limits, pulse, is_ready)
+    process = thread.submit(built).result()
     thread.submit(process.start()).result()
     status.ready()
     settle_gc()
     watcher.start()
     try:
-        code = run_celery(app, settings, node_name, process, thread, recycle_limits=recycle_limits, parent=parent)
+        code = run_celery(
+            app, settings, node_name, process, thread, recycle_limits=recycle_limits, parent=parent, is_ready=is_ready
+        )
     finally:
         thread.submit(_drain(process, settings, recycle_limits)).result()
         watcher.stop()
@@ -86,6 +91,7 @@ async def _build(
     watcher: FlowerEvents | NoFlower,
     recycle_limits: RecycleLimits,
     pulse: Pulse,
+    is_ready: threading.Event,
 ) -> WorkerProcess:
     clock = SystemClock()
     store = await open_store(settings.effective_database_url, migrate=False, credential=secrets.token_hex(32))
@@ -113,6 +119,7 @@ async def _build(
         additional=agents.additional,
         lent=agents.lent,
         pulse=pulse,
+        is_ready=is_ready.is_set,
     )
 
 

@@ -118,7 +118,10 @@ class WorkerProcess:
         additional: AdditionalSteps | None = None,
         lent: LentSlots | None = None,
         pulse: Pulse | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``is_ready``: Celery has started. Before that no call is heard, for the process could not stop in order."""
+        self._is_ready = is_ready
         self._pulse = pulse
         self._recycle_limits = recycle_limits or RecycleLimits()
         self._store = store
@@ -286,7 +289,7 @@ class WorkerProcess:
         look_at_s = loop.time() + self._settings.beat_s
         while (left_s := look_at_s - loop.time()) > 0 and worker_id == self._incarnation.worker_id:
             heard = await subscription.wait(left_s)
-            if "" in heard and self.slots.free_slots() > 0:
+            if "" in heard and self._is_ready() and self.slots.free_slots() > 0:
                 self.slots.fill()
             if not heard or worker_id in heard:
                 return

@@ -121,10 +121,17 @@ class Site:
         self.broker = ApprovalBroker(self.store, self.board, key, self.clock, self.settings, owner_id=lambda: owner.id)
         self._begin(self._hear_questions())
 
-    async def start_worker(self, slots: int = 1, *, is_dispatched: bool = True, **settings: object) -> WorkerProcess:
+    async def start_worker(
+        self,
+        slots: int = 1,
+        *,
+        is_dispatched: bool = True,
+        is_ready: Callable[[], bool] = lambda: True,
+        **settings: object,
+    ) -> WorkerProcess:
         """Start a worker process; each of its slots takes a dispatch whenever there is something to claim.
 
-        One that is not dispatched gets none.
+        One that is not dispatched gets none. ``is_ready`` stands for the start of Celery.
         """
         own = self.settings.model_copy(update={"slots": slots, **settings})
         incarnation = Incarnation(
@@ -153,6 +160,7 @@ class Site:
             thread=_Soon(),
             on_drain=agents.lot.hurry,
             closers=(inbox.close,),
+            is_ready=is_ready,
         )
         await process.start()
         self._processes.append(process)

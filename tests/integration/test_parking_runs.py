@@ -298,3 +298,24 @@ async def test_a_worker_that_drains_claims_nothing_for_a_call(open_here: OpenSit
             await asyncio.sleep(0.01)
 
         assert (await site.steps())["a"].status is READY
+
+
+async def test_a_worker_whose_celery_still_starts_hears_no_call(open_here: OpenSite) -> None:
+    """It would run steps before it takes signals, and a recycling would kill it."""
+    ready: list[bool] = []
+    async with open_here() as site:
+        await site.submit(echo("a"))
+        worker = await site.start_worker(2, is_dispatched=False, is_ready=lambda: bool(ready))
+        called = worker._incarnation.worker_id
+
+        for _ in range(5):
+            await site.board.call_worker(called)
+            await asyncio.sleep(0.01)
+        assert (await site.steps())["a"].status is READY
+        ready.append(True)
+
+        async def is_done() -> bool:
+            await site.board.call_worker(called)
+            return (await site.steps())["a"].status is COMPLETED
+
+        await until(is_done)

@@ -83,6 +83,7 @@ def _set(field: AnyValue, value: Attribute) -> None:
     elif isinstance(value, float):
         field.double_value = value
     else:
+        field.array_value.SetInParent()  # an empty one, too, is there
         for item in value:
             field.array_value.values.add(string_value=_unicode(str(item)))
 

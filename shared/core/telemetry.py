@@ -18,6 +18,8 @@ DEFAULT_ENDPOINT: Final = "http://localhost:4318"
 PROTOCOL: Final = "http/protobuf"
 _TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE: Final = re.compile(r"[ -~]*")
+"""RFC 9110 section 5.5, without what a value should not have."""
 _TRUE: Final = frozenset({"true", "1", "span_only", "span_and_event"})
 
 
@@ -119,7 +121,8 @@ def _headers(text: str) -> Mapping[str, str]:
     headers: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, value = map(str.strip, part.partition("="))
-        if not equals or not _HEADER_NAME.fullmatch(name) or not (value := unquote(value)).isprintable():
+        value = unquote(value)
+        if not equals or not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             # Neither is shown: a key may stand on the wrong side.
             raise ValueError("OTEL_EXPORTER_OTLP_HEADERS has a part that is not a header: expected name=value,…")
         headers[name.lower()] = value

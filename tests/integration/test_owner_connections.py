@@ -20,9 +20,10 @@ async def test_an_orchestrator_that_has_dispatched_leaves_no_connection(
 ) -> None:
     settings = load_settings(agent_home=tmp_path, database_url=f"sqlite:///{tmp_path}/s.db", redis_url=redis_url)
     with Redis.from_url(redis_url, client_name="watcher", decode_responses=True) as watcher:
+        before = {one["id"] for one in watcher.client_list()}  # of others on this server, our own among them
 
         def connections() -> int:
-            return len([one for one in watcher.client_list() if one["name"] != "watcher"])
+            return len([one for one in watcher.client_list() if one["id"] not in before])
 
         orchestrator = await build(settings)
         store = orchestrator.parts.store

@@ -72,7 +72,7 @@ class Dispatcher:
         """
         workers = [worker for worker in await self._sessions.workers() if worker.state is ProcessState.LIVE]
         idle = [worker.id for worker in workers if worker.busy < worker.slots]
-        # Whoever is new to us is called first: the order of those that we know is kept.
+        # New workers are called first; known ones keep their order.
         known = [one for one in self._idle if one in idle]
         self._idle = (*(one for one in idle if one not in known), *known)
         most = len(idle)

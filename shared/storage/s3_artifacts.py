@@ -151,7 +151,7 @@ class S3Artifacts:
         was_marked = False
         while (age_s := self._mark_age_s(digest)) is not None:
             if age_s >= REMOVAL_S or time.monotonic() >= until_s:
-                # Whoever removes it from now on sees the object that was just written, and leaves it.
+                # A removal from now on sees the object that was just written, and leaves it.
                 with suppress(_DeniedError):  # without the right to delete, the mark costs each write this one look
                     self._delete(self._mark_of(digest))
                 break

@@ -1,4 +1,4 @@
-"""What a front end over ACP is told of sessions: those of its principal, which it can open (ACP-02)."""
+"""A front end over ACP lists the sessions of its principal, which it can open (ACP-02)."""
 
 from dataclasses import replace
 from pathlib import Path

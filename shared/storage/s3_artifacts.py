@@ -125,7 +125,8 @@ class S3Artifacts:
         """Remove an artifact unless it was written since that moment; return the bytes freed, None when it stays.
 
         A mark is put first, and the object is looked at after it. A writer that comes before the mark has changed the
-        object's time by then; one that comes later finds the mark, waits for its end, and writes again.
+        object's time by then; one that comes later finds the mark, waits for its end, and writes again. One that looks
+        only after that end finds no mark and no object, and writes again too.
 
         Raises: UnavailableError.
         """
@@ -157,7 +158,8 @@ class S3Artifacts:
                 break
             was_marked = True
             time.sleep(_LOOK_S)
-        if was_marked:
+        # Without a mark, a removal that began before the object was written has ended: it took the object, or did not.
+        if was_marked or not self._has(digest):
             self._put(digest, data)
 
     def _put(self, digest: str, data: bytes) -> None:
@@ -204,6 +206,13 @@ class S3Artifacts:
         said = head["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         now = parsedate_to_datetime(said) if said else datetime.now(UTC)
         return float((now - head["LastModified"]).total_seconds())
+
+    def _has(self, digest: str) -> bool:
+        """Return whether the object is there; where the store denies the answer, it may be absent: False."""
+        try:
+            return self._head(self._key_of(digest)) is not None
+        except _DeniedError:
+            return False
 
     def _head(self, key: str) -> Any:
         try:

@@ -153,8 +153,9 @@ async def test_only_what_was_not_written_since_is_removed(site: ArtifactSite) ->
 
 
 @pytest.mark.spec("OPS-10.d")
+@pytest.mark.parametrize("looks_late", [False, True], ids=["sees-the-mark", "looks-when-it-is-gone"])
 async def test_a_collection_that_removes_what_is_written_meanwhile_leaves_it_written(
-    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, looks_late: bool
 ) -> None:
     """The writer comes between the collector's look and its removal: the worst moment."""
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": address}.items():
@@ -162,22 +163,32 @@ async def test_a_collection_that_removes_what_is_written_meanwhile_leaves_it_wri
     site = S3Site(tmp_path)
     ref = await site.store.put(b"both")
     writer = threading.Thread(target=site.store._write, args=(ref.digest, b"both"))
-    delete, has_written = S3Artifacts._delete, threading.Event()
-    put = S3Artifacts._put
+    put, look, delete = S3Artifacts._put, S3Artifacts._mark_age_s, S3Artifacts._delete
+    has_written, has_looked, may_look = threading.Event(), threading.Event(), threading.Event()
 
     def put_and_tell(self: S3Artifacts, digest: str, data: bytes) -> None:
         put(self, digest, data)
         has_written.set()
 
+    def look_and_tell(self: S3Artifacts, digest: str) -> float | None:
+        assert may_look.wait(30)
+        age_s = look(self, digest)
+        has_looked.set()
+        return age_s
+
     def write_first(self: S3Artifacts, key: str) -> None:
         if not writer.ident:
             writer.start()
-            assert has_written.wait(30)
+            assert (has_written if looks_late else has_looked).wait(30)
         delete(self, key)
 
     monkeypatch.setattr(S3Artifacts, "_put", put_and_tell)
+    monkeypatch.setattr(S3Artifacts, "_mark_age_s", look_and_tell)
     monkeypatch.setattr(S3Artifacts, "_delete", write_first)
+    if not looks_late:
+        may_look.set()
     site.store.remove(ref.digest, unused_since_s=time.time() + 60)
+    may_look.set()
     writer.join(30)
 
     assert await site.store.get(ref.digest) == b"both"

@@ -1,12 +1,12 @@
 """The examples that are installed with the program: plans and the modules of their scripted agents."""
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.installation import PACKAGE
+from soong.shared.core.lazy_dataclass import dataclass
 
 EXAMPLES: Final = PACKAGE / "examples"
 AUDITED: Final = "celery"

@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
 from soong.shared.engine.sessions.session import ApprovalMode

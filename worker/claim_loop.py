@@ -9,10 +9,11 @@ a single dispatch fills a process. Rows decide everything; the claim loop holds 
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.claims import ClaimStore

@@ -5,13 +5,13 @@ import functools
 import inspect
 from collections.abc import Awaitable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from types import CodeType
 from typing import Final
 
 from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.functions import StepContext, StepFunction, resolve
 from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd
 from soong.shared.engine.wire.capabilities import BUILTIN

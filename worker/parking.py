@@ -9,12 +9,13 @@ the time again.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.step import Lease

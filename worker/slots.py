@@ -7,13 +7,14 @@ parked, or dropped (the lease is gone, nothing may be written). Running a step i
 import asyncio
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, assert_never
 
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import place_of
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.claims import ClaimStore

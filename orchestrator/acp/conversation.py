@@ -5,12 +5,12 @@ session; so what came before is found as long as it is kept.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Final
 
 from soong.orchestrator.client.client import Client
 from soong.shared.core.errors import NotFoundError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.asks import follows

@@ -4,7 +4,6 @@ A value; its caller shows it. Nothing in it has been made inert.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.approvals.full_input import FullInput, read_full_input
@@ -12,6 +11,7 @@ from soong.orchestrator.approvals.question_status import QuestionStatus, status_
 from soong.orchestrator.approvals.target_check import TargetChecker, TargetStatus
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.identity import RunIdentity
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.request import PermissionRequest, Question

@@ -1,11 +1,12 @@
 """What an owner rules on a question, before it is signed: pure, with a distinct outcome per denial (PER-14)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.gate import facts_of

@@ -6,11 +6,11 @@ It is the real input exactly when its digest is that one; otherwise it is said w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, digest, parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.permissions.gate import MAX_SHOWN_CHARS

@@ -3,10 +3,10 @@
 Pure. Texts of others (reasons, principals) are returned as they are; their callers make them inert.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.approvals.decide import FAULTS
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.request import Answer, Decision, Question, RequestState
 from soong.shared.permissions.store import ConsentStore
 from soong.shared.tools.result import ErrorType

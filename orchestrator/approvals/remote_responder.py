@@ -5,7 +5,7 @@ It knows only the rows: notifications only tell it when to read them.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
@@ -14,6 +14,7 @@ from soong.orchestrator.approvals.responders import POLL_EVERY_S, answer_by, ins
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.foreign import words_of
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session

@@ -5,12 +5,13 @@ worth is for the broker to say. Who attaches is :mod:`soong.orchestrator.approva
 """
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import AlreadyDecidedError, UnavailableError
 from soong.shared.core.foreign import ForeignError, await_foreign, shown, words_of
 from soong.shared.core.jsontext import JsonObject, canonical, parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import (

@@ -8,7 +8,7 @@ session grant would answer (a lane). Grants and deadlines are kept in memory; ev
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 
 from soong.orchestrator.approvals import decide
@@ -28,6 +28,7 @@ from soong.shared.core.errors import (
     UnavailableError,
 )
 from soong.shared.core.foreign import words_of
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.status import RunStatus

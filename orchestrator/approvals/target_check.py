@@ -7,12 +7,12 @@ worker holds a write to the state that was shown (``path_conflict``), whatever i
 import asyncio
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from soong.orchestrator.approvals.full_input import FullInput
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import call_foreign
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionRequest

@@ -1,10 +1,10 @@
 """Runs that are cancelled while they wait for a person without a worker: what shows runs hears it from their owner."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Protocol
 
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.storage.store import Store

@@ -12,13 +12,14 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from io import BytesIO
 from pathlib import Path
 from typing import IO, BinaryIO, Final, cast
 
 from soong.shared.core.errors import ForgedError, UsageError
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"

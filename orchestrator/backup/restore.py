@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from soong.orchestrator.backup.archive import DATA, DATABASE, HOME, KEYS, ArchiveReader, Member
@@ -16,6 +15,7 @@ from soong.orchestrator.embedded.service_file import LOCK_FILE, ServiceHeldError
 from soong.shared.core.errors import ForgedError, UsageError
 from soong.shared.core.file_systems import flush_file_system
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings
 
 

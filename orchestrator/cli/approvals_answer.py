@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Final
 
@@ -17,6 +17,7 @@ from soong.orchestrator.cli.question_text import short_id
 from soong.orchestrator.client.program import program
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.wire.notifier import Notifier

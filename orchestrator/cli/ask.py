@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -15,6 +14,7 @@ from soong.orchestrator.client.submission import Submission, ask_submission, fol
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.model_settings import parse_settings

@@ -4,8 +4,9 @@ Nothing is imported here: `soong --help` prints this table without paying for th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """``soong config``: every setting with its value and where the value comes from; nothing is changed here."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Final
 
 import typer
 
 from soong.orchestrator.cli.console import emit, output, table
 from soong.shared.core.config import CONFIG_FILE, load_config
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings, source_of, without_password
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

@@ -1,9 +1,9 @@
 """What a check of ``soong doctor`` says."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 class Level(StrEnum):

@@ -9,13 +9,14 @@ writes, and never read from a task's rows.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from soong.orchestrator.client.catalog import Catalogue, deployed_modules
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
 from soong.shared.engine.tasks.step import NewTask

@@ -10,7 +10,7 @@ import sys
 import termios
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from rich.cells import cell_len
@@ -37,6 +37,7 @@ from soong.orchestrator.client.program import program
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, offered_choices
 
 LEAST_PREVIEW_ROWS: Final = 6

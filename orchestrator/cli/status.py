@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import typer
 
@@ -15,6 +14,7 @@ from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.metrics import Metrics

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.cli.finding import Finding, Level
@@ -11,6 +10,7 @@ from soong.orchestrator.embedded.health import ChildHealth, ServiceHealth, healt
 from soong.orchestrator.embedded.service_file import read_record
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import NotFoundError, SoongError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.metrics import WorkerLoad

@@ -1,9 +1,10 @@
 """The audit log read page by page: for its export, and for the check that nothing in it was changed."""
 
 from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.audit_log.entry import AuditEntry, Break, Verifier
 from soong.shared.permissions.audit_log.store import AuditStore
 from soong.shared.permissions.audit_log.uses import problem

@@ -6,13 +6,13 @@ What only some commands need (metrics, garbage collection, roles, artifacts) is 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from soong.orchestrator.client.client import Client
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import RUNS, Settings, secret_values
 from soong.shared.engine.wire.notifier import Notifier, Subscription
 from soong.shared.sandbox.redact import redactor

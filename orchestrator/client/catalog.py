@@ -4,7 +4,7 @@ The tools are those that workers with the same settings register, under the user
 are known where they run.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +22,7 @@ from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, PlanStep

@@ -9,11 +9,12 @@ import functools
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, TypeVar
 
 from soong.shared.core.clock import Clock, utc_date
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState, session_scope
 from soong.shared.engine.runs.store import LastRuns

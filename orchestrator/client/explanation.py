@@ -5,7 +5,7 @@ and nothing is written; a target may look at the disk, as it does before a real 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from soong.orchestrator.client.catalog import Catalogue
@@ -14,6 +14,7 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import RUNS
 from soong.shared.permissions.configured import configured_write_roots, surface_request
 from soong.shared.permissions.explain import (

@@ -5,13 +5,13 @@ is retired a while after, so that an owner which read the file just before still
 is in the file and not in the table is published by :meth:`KeyRing.adopt` alone: by an operator who knows it.
 """
 
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotFoundError, UsageError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.keys import ExpiredDecision, KeyStore, SigningKey
 from soong.shared.permissions.signing import Signer
 

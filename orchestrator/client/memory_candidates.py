@@ -6,12 +6,12 @@ workers can write beneath the folder.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import Run

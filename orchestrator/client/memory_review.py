@@ -6,13 +6,13 @@ runs are refused: memory that a run could accept for itself would need no person
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from soong.orchestrator.client.memory_candidates import CandidateRows, MemoryCandidate, candidates_of, proposed
 from soong.shared.core.clock import Clock, rfc3339
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
 from soong.shared.core.jsontext import dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.toolsets.memory.provider import Memory, MemoryProvider
 

@@ -1,7 +1,7 @@
 """What a task came to: its steps, what its runs wrote, what they were denied, and how that counts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from itertools import groupby
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 from soong.orchestrator.approvals.question_status import denial_sentence
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, NodeKind
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind

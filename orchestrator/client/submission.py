@@ -5,7 +5,7 @@ Everything that can be wrong with a plan, its inputs and its rules is found here
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -19,6 +19,7 @@ from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.telemetry import trace_parent
 from soong.shared.core.texts import require_text
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, configured_budget, parse_budget

@@ -6,10 +6,10 @@ gap: everything that is written in between is found by its number, also while no
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.wire.notifier import NullSubscription, Subscription

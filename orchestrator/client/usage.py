@@ -1,12 +1,12 @@
 """What agents have used, summed over the runs that have ended: by day, session, task, agent or model (DIS-11)."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
 from soong.shared.core.clock import utc_date
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.store import RunStore
 

@@ -4,8 +4,8 @@ Read from rows alone: nobody is asked over the broker, so a busy or stalled work
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore

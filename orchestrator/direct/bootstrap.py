@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +19,7 @@ from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, load_settings, secret_values
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import ApprovalMode, Session

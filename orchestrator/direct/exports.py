@@ -5,10 +5,10 @@ with validation, hooks, permission, limits and the record, as a call of any agen
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.jsontext import Json, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.naming import NameTable
 from soong.shared.tools.result import ToolResult

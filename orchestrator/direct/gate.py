@@ -7,7 +7,7 @@ owner's own rules (:mod:`soong.orchestrator.approvals.decide`).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 
 from soong.orchestrator.approvals import decide
@@ -16,6 +16,7 @@ from soong.orchestrator.approvals.provenance import provenance_here
 from soong.orchestrator.approvals.responders import Lane, answer_by, lane_of
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions import call_facts

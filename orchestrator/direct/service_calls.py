@@ -8,7 +8,7 @@ those of any agent. All calls of one :class:`ServiceCalls` belong to one session
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import SoongError, StartedByRunError, UnavailableError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.expansion import new_ask

@@ -8,12 +8,13 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 
 CONTROL_VERSION = 1
 LINE_LIMIT_BYTES = 64 * 1024

@@ -1,7 +1,6 @@
 """The state of an embedded service's workers, as the service reports it over its control socket."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +8,7 @@ from soong.orchestrator.embedded.child import STEADY_AFTER_S
 from soong.orchestrator.embedded.control import ask_once
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 
 DYING_AFTER: Final = 3
 """Ends in a row after which a worker counts as one that does not stay alive."""

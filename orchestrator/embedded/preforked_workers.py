@@ -19,13 +19,14 @@ import runpy
 import sys
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
 from soong.orchestrator.embedded.environment import ORPHAN_GRACE_S, PARENT_FD, STATUS_FD, child_environment
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.redis import redis_url
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.process import HAS_SUBREAPER

@@ -8,11 +8,11 @@ import os
 import re
 import subprocess
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from soong.orchestrator.embedded.folders import REDIS_SOCKET
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.programs import SYSTEM_FOLDERS, own_folders, programs_of_the_system
 
 OLDEST = (6, 2)

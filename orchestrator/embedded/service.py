@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import version
 from typing import Literal, Protocol
 
@@ -28,6 +28,7 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.storage.store import Store

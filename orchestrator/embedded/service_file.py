@@ -9,12 +9,13 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 from soong.shared.core.errors import ConflictError, InvalidConfigError
+from soong.shared.core.lazy_dataclass import dataclass
 
 LOCK_FILE = "service.lock"
 RECORD_FILE = "service.json"

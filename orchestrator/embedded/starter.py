@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from soong.orchestrator.embedded.control import ControlClient
@@ -14,6 +13,7 @@ from soong.orchestrator.embedded.environment import child_environment, module_co
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.shared.core.errors import UnavailableError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 
 START_LIMIT_S = 60.0

@@ -7,12 +7,13 @@ when it comes back, or when another orchestrator continues.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import Final, Protocol
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError, UnavailableError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.tasks.event_feed import EventFeed, FeedCursor, FeedPart, Totals
 

@@ -4,10 +4,11 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final
 
 import psutil
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 WINDOW_S: Final = 0.25
 FREE_CORES: Final = 0.75 * min(2, os.cpu_count() or 1)

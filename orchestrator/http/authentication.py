@@ -6,12 +6,13 @@ and not in an address, which is logged by everybody on the way.
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from soong.orchestrator.http.peers import Peer
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.shared.core.clock import Clock
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.permissions.access.store import AccessStore
 from soong.shared.permissions.access.token import ApiToken, Right, digest_of, read_token

@@ -4,7 +4,6 @@ They hold no data. What the console shows it asks of the API, with the token of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
+from soong.shared.core.lazy_dataclass import dataclass
 
 router = APIRouter(tags=["service"])
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,6 +20,7 @@ from soong.orchestrator.http.shared_reads import SharedReads
 from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.orchestrator.http.task_feed import TaskFeeds
 from soong.orchestrator.http.watched_reads import WatchedReads
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService

@@ -6,7 +6,7 @@ For servers of other protocols, which have established who the caller is.
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,6 +14,7 @@ from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.edge import CALLER, App, Message
 from soong.orchestrator.mcp.api import ApiProblemError, ApiReply
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.access.token import Right
 
 

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -22,6 +22,7 @@ from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.peers import Address, Peers
 from soong.orchestrator.http.problems import TOLD, ProblemCode, ProblemError, problem_of
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.access.token import Right
 
 OPEN_PATHS: Final = frozenset({"/", "/api", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/sign-in"})

@@ -1,6 +1,6 @@
 """How much one server takes and holds, and for how long, so that no one caller is all that it has."""
 
-from dataclasses import dataclass
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ ours, a page of another origin is refused whatever it asks for, and there is no 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.shared.core.errors import UsageError
+from soong.shared.core.lazy_dataclass import dataclass
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")

@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 
 from soong.orchestrator.approvals.provenance import provenance_of, workers_here
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.sandbox.family import HAS_MARK, RegisteredWorker

@@ -1,6 +1,5 @@
 """A permission question as the API shows it, and what of it may be answered by whom (PER-06, PER-13, PER-14)."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
@@ -14,6 +13,7 @@ from soong.orchestrator.schemas.base import Schema
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.policy import Policy, policy_for

@@ -5,8 +5,10 @@ Two hundred browsers that wait for a question ask the same each second.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeVar, cast
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 T = TypeVar("T")
 

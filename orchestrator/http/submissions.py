@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -26,6 +26,7 @@ from soong.orchestrator.http.strict import Body
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, digest
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.plan.inputs import bind_inputs

@@ -4,7 +4,7 @@ Every tool is a call of the API, so its rights, limits and messages are the API'
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Protocol
 
 from mcp.server.mcpserver import Context
@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 
 MAX_ERRORS_SHOWN: Final = 10
 

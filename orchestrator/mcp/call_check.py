@@ -5,7 +5,6 @@ The API refuses as well; here a refusal says to a model, or to the person behind
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -14,6 +13,7 @@ from pydantic import BaseModel
 
 from soong.orchestrator.mcp.api import ServerState
 from soong.shared.core.inert import inert
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.problems import Unknown
 
 READ, RUN, APPROVE = "read", "run", "approve"

@@ -6,7 +6,6 @@ requests of 2026-07-28. It owns nothing; each request speaks to the API for its 
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from soong.orchestrator.mcp.run_tools import list_runs, read_artifact, read_run
 from soong.orchestrator.mcp.submit_tools import submit_goal, submit_plan, validate_plan
 from soong.orchestrator.mcp.task_tools import list_tasks, read_step, show_task, task_result, wait_for_task
 from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.lazy_dataclass import dataclass
 
 NAME: Final = "soong"
 INSTRUCTIONS: Final = """Soong runs DAGs of AI agents and functions on durable workers.

@@ -6,13 +6,14 @@ is read from its own row and sent only while that row waits for an answer; budge
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from soong.orchestrator.event_log.event_facts import word
 from soong.orchestrator.notifications.foreign_text import one_line
 from soong.shared.core.clock import utc_date
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import EventName
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.status import EndReason

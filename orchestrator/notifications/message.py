@@ -6,12 +6,12 @@ form. A link leads to the console, where a person signs in: it holds no token an
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.notification_outbox import Notice
 
 SHOWN: Final = 10

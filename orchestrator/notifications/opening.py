@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
 
 from soong.orchestrator.event_log.follower import EventFollower
@@ -18,6 +17,7 @@ from soong.orchestrator.notifications.sender import NotificationSender
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.ids import new_id
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import NotificationsConfig
 from soong.shared.engine.tasks.notification_outbox import Notice

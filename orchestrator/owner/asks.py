@@ -5,7 +5,7 @@ paused, cancelled or is no longer ours. A successor takes a run up under the nex
 """
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from soong.orchestrator.owner.service import Ended
@@ -23,6 +23,7 @@ from soong.shared.core.errors import (
     UsageError,
 )
 from soong.shared.core.foreign import contained
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership

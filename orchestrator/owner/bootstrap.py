@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
@@ -31,6 +30,7 @@ from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import RUNS, Settings, secret_values
 from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.budgets import DAY, configured_budget

@@ -6,11 +6,12 @@ decided here, from the results the map step waited for.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, TypeAlias
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LimitExceededError, TemplateError, UnavailableError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership

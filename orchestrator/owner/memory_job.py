@@ -10,7 +10,7 @@ It runs in the owner: workers only read the home (docs/decisions/0024-the-memory
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 from soong.orchestrator.client.memory_candidates import (
@@ -33,6 +33,7 @@ from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.store import RunStore

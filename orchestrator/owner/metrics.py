@@ -4,7 +4,7 @@ No counter lives in a process: whichever process is asked says the same, also ri
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from soong.orchestrator.client.workers import free_slots
 from soong.orchestrator.owner.metric_totals import families
 from soong.shared.core.clock import Clock
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.event_feed import Totals
 from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, MetricsSource, PoolMetrics

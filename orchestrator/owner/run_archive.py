@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Final, Protocol
@@ -21,6 +21,7 @@ from soong.orchestrator.client.memory_candidates import is_job
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import ForeignEntryError, ForgedError, NotFoundError, UnavailableError
 from soong.shared.core.jsontext import Json, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import Run

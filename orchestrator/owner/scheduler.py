@@ -8,12 +8,12 @@ leaves open waits for what it decides, with all that depends on it (DAG-05). Its
 An ask ends with its own run, and never here.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.owner.expander import Expander
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidTransitionError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from soong.orchestrator.owner.unschedulable import UnschedulableSteps
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotOwnerError, UnavailableError
 from soong.shared.core.ids import new_id
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership, Session

@@ -1,9 +1,9 @@
 """Reads all that a replay needs of a task; nothing else is looked at afterwards."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from soong.shared.agents.replay.lives import RunRecord
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.step import Step, StepResult, Task

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, cast
 
@@ -17,6 +17,7 @@ from soong.shared.agents.replay.replay import replay_run
 from soong.shared.agents.runtime.agent_task import ModelRules, agent_task
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.engine.tasks.kinds import StepKind

@@ -6,13 +6,13 @@ Several orchestrators may collect at the same time, also next to `soong gc`: eac
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.retention.amounts import read_age, read_size
 from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 

@@ -7,13 +7,14 @@ collection leaves nothing that the next one does not find. It works next to a ru
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Final
 
 from soong.orchestrator.retention.files import StoredFiles, StoredFolders
 from soong.orchestrator.retention.forecast import Forecast, Removal, ended_tasks, forecast
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.tasks.retention import EndedTask, Retention, StoredArtifact
 

@@ -6,10 +6,10 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from soong.shared.core.errors import ForeignEntryError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.tasks.retention import StoredArtifact
 from soong.shared.sandbox.rooted import RootedFolder

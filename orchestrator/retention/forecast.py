@@ -3,10 +3,11 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from soong.orchestrator.retention.files import StoredFiles, StoredFolders
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.retention import EndedTask, Retention, StoredArtifact
 
 PAGE: Final = 100

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
 
 from soong.orchestrator.event_log.follower import EventFollower
@@ -10,6 +9,7 @@ from soong.orchestrator.telemetry.metrics_consumer import MetricsConsumer
 from soong.orchestrator.telemetry.span_consumer import SpanConsumer
 from soong.shared.core.clock import Clock
 from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.telemetry import TelemetrySettings
 from soong.shared.storage.store import Store

@@ -6,10 +6,12 @@ its note of it, is the same span; and a child names its parent although that one
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Literal, TypeAlias
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 Attribute: TypeAlias = str | int | float | bool | tuple[str, ...]
 Attributes: TypeAlias = Mapping[str, Attribute]

@@ -8,7 +8,7 @@ the code tool that does the same, so what takes ``code.write_file`` from a run t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegis
 from soong.shared.core.acp_config import AcpAgentConfig
 from soong.shared.core.config import CONFIG_FILE, Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 
 READ_FILE: Final = "code.read_file"

@@ -4,7 +4,6 @@ Prices are those of the model library's data unless the configuration has its ow
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
@@ -15,6 +14,7 @@ from pydantic_ai.usage import RequestUsage
 from soong.shared.agents.compaction import tokens_of
 from soong.shared.agents.definition import Price
 from soong.shared.agents.model import SCRIPT
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.budgets import MICRO, Charge
 from soong.shared.engine.runs.record import Usage
 

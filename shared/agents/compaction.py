@@ -6,7 +6,7 @@ another process takes up. What opened the run and its last answers always remain
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, cast
 
 from pydantic_ai.messages import (
@@ -25,6 +25,7 @@ from soong.shared.agents.forking import inherited
 from soong.shared.agents.messages import VERSION, messages_of, text_of, user_node
 from soong.shared.core.errors import SchemaVersionError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewNode, Node, NodeKind
 from soong.shared.tools.result import ArtifactRef, TextBlock
 from soong.shared.tools.results import codec

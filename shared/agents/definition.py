@@ -6,13 +6,14 @@ worker needs no file of its own, and a file that changes later changes nothing o
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final, cast
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode
 
 BUILT_IN: Final = "built-in"

@@ -7,7 +7,7 @@ its problems, and the others are used.
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -21,6 +21,7 @@ from soong.shared.agents.definition import (
 )
 from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.texts import fault
 from soong.shared.engine.tasks.plan.document import Document, read_document
 from soong.shared.engine.tasks.plan.models import (

@@ -8,7 +8,7 @@ be cut off, and every call before it in the answer is such a read. So the order 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from pydantic_ai.messages import (
@@ -21,6 +21,7 @@ from pydantic_ai.messages import (
 )
 
 from soong.shared.agents.model_answers import AnswerFollower
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.arguments import parsed, validated
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.early import EarlyCall

@@ -6,11 +6,12 @@ continues with the model that it had come to, and each answer is counted and pri
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.agents.definition import Price
 from soong.shared.agents.pacing import Pacing
+from soong.shared.core.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse

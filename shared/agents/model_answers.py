@@ -4,7 +4,6 @@ Owns the judgement of an answer's end. It is made on the wire: the provider's ow
 cut, whatever the library made of it.
 """
 
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pydantic_ai.exceptions import AgentRunError, UnexpectedModelBehavior
@@ -13,6 +12,8 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 _STREAMED: Final = frozenset({"anthropic"})
 """Providers whose answers arrive as a stream within one request, also when they are asked for complete ones."""

@@ -9,8 +9,10 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Protocol
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 MINUTE_S: Final = 60.0
 MOST_SHARED_S: Final = 3600.0

@@ -1,12 +1,13 @@
 """What the agent loop is given, what it needs of the layer above it, and how a run ends."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from soong.shared.agents.definition import AgentLimits, Compaction, ModelOptions, Price
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason

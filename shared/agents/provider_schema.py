@@ -6,7 +6,6 @@ and stays the provider's to refuse. Our schemas are of a subset that every provi
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic_ai.exceptions import AgentRunError, UserError
@@ -15,6 +14,7 @@ from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.wrapper import WrapperModel
 
 from soong.shared.core.errors import InvalidToolError, SoongError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import PROVIDER_MAX_CHARS, PROVIDER_PATTERN, NameTable
 

@@ -10,9 +10,10 @@ Turns are counted in which calls of the tool were denied, until one is permitted
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ToolResult
 

@@ -1,7 +1,7 @@
 """The model requests of one run: charged to its budgets, sent, and counted (DIS-09, DIS-11)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import Decimal
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from soong.shared.agents.spending import NEARLY_SPENT, warning
 from soong.shared.agents.turn import add, usage_of
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.budgets import WARN_AT, Charge
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import Usage

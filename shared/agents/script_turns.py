@@ -9,12 +9,12 @@ import threading
 import types
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from soong.shared.core.errors import ScriptFailedError, ToolCallError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.scripted import ScriptedAgent
 from soong.shared.tools.value_limits import UnfitError, plain
 

@@ -4,7 +4,7 @@ Owns the judgement of a final answer against the step's schema. What follows fro
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from pydantic_ai.messages import ModelResponse, ToolCallPart
@@ -16,6 +16,7 @@ from soong.shared.agents.definition import Price
 from soong.shared.agents.messages import arguments_of, calls_of, text_of
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.record import Usage
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import NameTable

@@ -34,8 +34,9 @@ A tool's failure is a value and never ends a run; cancellation is a signal and i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 class SoongError(Exception):

@@ -1,8 +1,9 @@
 """Markdown files that begin with front matter: fields between two lines of ``---``, then text."""
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 MAX_FRONT_CHARS: Final = 16 * 1024
 

@@ -1,10 +1,10 @@
 """Who acts: the lineage that every call, request and event of a run carries (CARD-3)."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 class Role(StrEnum):

@@ -8,10 +8,10 @@ commands write none.
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from soong.shared.core.inert import inert
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.terminal import drawing_stream
 
 if TYPE_CHECKING:

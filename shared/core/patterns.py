@@ -5,11 +5,11 @@ lookaround, which cannot be matched in linear time; ``\d``, ``\w``, ``\s`` and `
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from soong.shared.core.errors import InvalidPatternError
+from soong.shared.core.lazy_dataclass import dataclass
 
 MAX_PATTERN_CHARS: Final = 1_000
 _MAX_PROGRAM_BYTES: Final = 1024 * 1024

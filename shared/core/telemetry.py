@@ -7,9 +7,11 @@ rest (sampling, resource) is read by the OpenTelemetry SDK.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 from urllib.parse import unquote
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"

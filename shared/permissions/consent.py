@@ -5,7 +5,6 @@ no grant: its rules are in the session's row, bound to the step, and survive wha
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -13,6 +12,7 @@ from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import UsageError
 from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide

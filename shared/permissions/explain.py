@@ -4,12 +4,12 @@ Made of the same values that judge, so that what is shown cannot drift from what
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.gate import scope_of
 from soong.shared.permissions.network import NetworkMode
 from soong.shared.permissions.policy import (

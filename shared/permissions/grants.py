@@ -1,8 +1,9 @@
 """The session's grants: what was allowed for the session, in the owner's memory and nowhere else (PER-04, PER-07)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.request import Decision, PermissionRequest
 
 

@@ -6,10 +6,10 @@ more, whatever date it bears, since a thief writes the date himself.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from soong.shared.core.errors import ForgedError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.request import Decision
 
 

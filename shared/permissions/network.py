@@ -5,11 +5,11 @@ The same words are checked a second time where a connection is made and at each 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.sandbox.hosts import is_host_within

@@ -8,7 +8,7 @@ not. A worker's own configuration narrows it and never widens it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from typing import Final
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.network import NetworkPolicy
 from soong.shared.permissions.rules import CallFacts, Effect, Rule, read_rule
 from soong.shared.permissions.scope import ScopeKind, is_within

@@ -8,7 +8,7 @@ nothing; what a run really does is judged again, call by call.
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from soong.shared.core.errors import BudgetExceededError, TemplateError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.budget import MIB, ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import scope_of, with_item

@@ -4,10 +4,11 @@ A value; the kernel tells what a process is and to whose family it belongs, in :
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.family import MOST_ANCESTORS, MOST_PROGRAM_CHARS, ProcessFacts
 
 _NAME_CHARS = 300

@@ -5,12 +5,13 @@ A **request** is raised by a run for the session's one callback; an **answer** i
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.tools.result import ErrorType
 

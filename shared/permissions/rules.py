@@ -6,7 +6,6 @@ Owns the facts that rules speak of and the text forms of a rule. Which rule deci
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
 from soong.shared.sandbox.hosts import HostRefusedError, normal_host
 from soong.shared.tools.definition import Permission, Risk, Target

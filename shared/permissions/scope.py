@@ -6,12 +6,12 @@ resolves the rules of a command line.
 """
 
 import os
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Final
 
 from soong.shared.core.inert import is_told_apart
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.hosts import is_host_within
 from soong.shared.tools.definition import Target
 

@@ -1,9 +1,10 @@
 """The port for consent: requests, answers, decisions. Consumption is part of ``RunStore.start_call``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import Ownership, Responder, Session
 from soong.shared.permissions.keys import SigningKey

@@ -5,12 +5,13 @@ one is :mod:`soong.shared.sandbox.process`, the one with Bubblewrap :mod:`soong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from soong.shared.core.errors import SoongError
+from soong.shared.core.lazy_dataclass import dataclass
 
 CommandEnd: TypeAlias = Literal["exited", "timeout", "output_limit"]
 Stream: TypeAlias = Literal["stdout", "stderr"]

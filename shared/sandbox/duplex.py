@@ -12,10 +12,11 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final, Protocol
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.process import HAS_SUBREAPER

@@ -4,9 +4,9 @@ Pure judgement; :mod:`soong.shared.sandbox.network` makes connections by it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.hosts import AddressClass, HostRefusedError, host_of_url, normal_host, reach_of
 
 MAX_ADDRESSES: Final = 8

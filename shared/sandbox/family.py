@@ -13,12 +13,13 @@ import resource
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox import subreaper
 
 HAS_MARK: Final = sys.platform.startswith("linux")

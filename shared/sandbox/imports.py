@@ -4,11 +4,11 @@
 starts, a ``json.py`` with the next import. Modules of other names stay free to be written.
 """
 
-from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.names import plain
 
 _SUFFIXES: Final = frozenset(map(plain, all_suffixes()))

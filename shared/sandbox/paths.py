@@ -9,12 +9,13 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.git_folders import steers_repository
 from soong.shared.sandbox.imports import ImportGuard

@@ -11,12 +11,12 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from soong.shared.core.errors import ForeignEntryError
 from soong.shared.core.file_systems import flush_file_system
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import kind_of
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -3,8 +3,9 @@
 import contextlib
 import os
 import signal
-from dataclasses import dataclass
 from typing import Final
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 _MAX_REPORT_BYTES: Final = 4096
 

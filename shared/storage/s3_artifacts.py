@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from soong.shared.core.errors import ForgedError, InvalidConfigError, NotFoundError, UnavailableError, UsageError
 from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.retention import StoredArtifact
 from soong.shared.storage.artifacts import MAX_ARTIFACT_BYTES
 from soong.shared.tools.result import ArtifactRef

@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)

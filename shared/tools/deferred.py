@@ -6,12 +6,13 @@ earlier tools stays valid (REG-09). The surface itself never changes: everything
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from soong.shared.core.config import ToolsConfig
 from soong.shared.core.full_text import FullTextIndex
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.docs import first_sentence
 from soong.shared.tools.naming import name_matches

@@ -5,7 +5,7 @@ of a call to the pipeline and the OS boundary to :mod:`soong.shared.sandbox`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 

@@ -5,9 +5,9 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.result import ErrorType
 
 EVERY_CALL: Mapping[str, tuple[ErrorType, ...]] = {

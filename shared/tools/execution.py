@@ -5,12 +5,13 @@ Owns the changing state of one call. The order of its stages is :mod:`soong.shar
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, TypeVar, cast
 
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.foreign import ForeignError, await_foreign
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import shown_arguments
 from soong.shared.tools.call_abort import taken_back

@@ -7,7 +7,7 @@ wrong with the run (a lost lease, a database that is away, cancellation) passes 
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -16,6 +16,7 @@ from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotOw
 from soong.shared.core.foreign import is_interrupted
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import parsed, validated
 from soong.shared.tools.call_abort import taken_back

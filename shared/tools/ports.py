@@ -5,11 +5,12 @@ persist (:class:`CallLog`). The order is fixed (EXE-01).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal, Protocol
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition, Traits
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult

@@ -5,9 +5,10 @@ grant. A person's words come with it. While anybody waits, the time limit of the
 park, because its call runs.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.definition import (
     CallAnswer,
     CallQuestion,

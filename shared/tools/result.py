@@ -5,12 +5,13 @@ return values to :mod:`soong.shared.tools.pipeline` and storage to the call log.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 class ErrorType(StrEnum):

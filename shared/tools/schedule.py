@@ -7,11 +7,11 @@ waits for every call, so nothing runs on behind a turn.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.arguments import parsed
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall

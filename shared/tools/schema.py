@@ -7,11 +7,11 @@ a secret.
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator

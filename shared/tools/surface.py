@@ -5,7 +5,7 @@ named reason. Hard limits come first: no configuration, definition or request is
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import lru_cache
 from typing import TypeAlias, cast
@@ -14,6 +14,7 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.foreign import call_foreign, name_of
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.naming import name_matches
 

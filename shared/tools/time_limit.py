@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.ports import Gate, GateCall, Verdict
 
 

@@ -7,11 +7,12 @@ that a worker runs.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
 
 from soong.shared.core.config import Config, load_config
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, secret_files, secret_values
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.names import SENSITIVE

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from soong.shared.agents.acp_agents import AcpAgent
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import CommandAccess, SandboxUnavailableError
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, ProcessLauncher

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from acp import RequestError, schema
 
 from soong.shared.agents.acp_agents import RUN_COMMAND
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.result import TextBlock, ToolResult
 from soong.worker.acp.calls import AgentCalls
 

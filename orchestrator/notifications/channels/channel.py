@@ -1,9 +1,9 @@
 """The port of a channel: one attempt to bring one message to one receiver."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from soong.orchestrator.notifications.message import Message
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

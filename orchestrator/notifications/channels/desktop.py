@@ -5,12 +5,12 @@ import html
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.message import Message
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_own_program
 

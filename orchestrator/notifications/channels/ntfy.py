@@ -1,13 +1,13 @@
 """ntfy: a topic that phones and desktops subscribe to (https://docs.ntfy.sh/publish/#publish-as-json)."""
 
 import json
-from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.channels.http_post import post
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import NtfyConfig
 from soong.shared.toolsets.mcp.references import resolved
 

@@ -5,7 +5,6 @@ markup, so it is escaped.
 """
 
 import json
-from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.notifications.channels.channel import Delivery
@@ -13,6 +12,7 @@ from soong.orchestrator.notifications.channels.http_post import post
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import SlackConfig
 from soong.shared.toolsets.mcp.references import resolved
 

@@ -3,7 +3,6 @@
 import asyncio
 import smtplib
 import ssl
-from dataclasses import dataclass
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime, localtime
@@ -11,6 +10,7 @@ from typing import Final
 
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.message import Message
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import EmailConfig
 from soong.shared.toolsets.mcp.references import resolved
 

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.notifications.channels.channel import Delivery
@@ -14,6 +13,7 @@ from soong.orchestrator.notifications.channels.http_post import post
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import WebhookConfig
 from soong.shared.toolsets.mcp.references import resolved
 

@@ -6,7 +6,6 @@ Neither times and prices nor the order of calls that ran side by side say anythi
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
@@ -14,6 +13,7 @@ from soong.shared.agents.messages import is_of_a_call
 from soong.shared.agents.replay.lives import CALL_ENDS, Life, call_of
 from soong.shared.agents.replay.recorded import ReplayedLog
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node, NodeKind
 
 OF_THE_LOOP: Final = frozenset(

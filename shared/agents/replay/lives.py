@@ -5,12 +5,12 @@ events alone (an answer from ``model_responded``, a result from the end of its c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.agents.forking import inherited
 from soong.shared.agents.messages import is_of_a_call
 from soong.shared.agents.turn import FINAL_TOOL
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import CallRow

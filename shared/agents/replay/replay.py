@@ -8,7 +8,7 @@ program, the agent's definition or the configuration has changed what a run does
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from soong.shared.agents.loop import run_agent
@@ -20,6 +20,7 @@ from soong.shared.agents.replay.script import ModelScript, RecordedBudgets, Reco
 from soong.shared.agents.runtime.agent_task import ModelRules
 from soong.shared.agents.runtime.transcript import clean_event, clean_node
 from soong.shared.core.clock import SystemClock
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import Redactor
 
 _ROUNDS: Final = 100

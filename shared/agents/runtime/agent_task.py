@@ -1,7 +1,6 @@
 """The work of a run as its loop takes it: of the run's rows, under the configuration of this process."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,6 +9,7 @@ from soong.shared.agents.ports import AgentTask
 from soong.shared.core.config import Config, ModelConfig
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.tools.deferred import DeferredTools

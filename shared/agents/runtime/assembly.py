@@ -8,7 +8,7 @@ pipeline meet the store.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc

@@ -10,13 +10,14 @@ while it runs (EXE-09, EXE-11); a short one costs nothing for that.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, result_nodes, started_event
 from soong.shared.engine.runs.events import EventType, NewEvent

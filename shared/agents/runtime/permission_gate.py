@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, SoongError, UnavailableError
 from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore

@@ -1,6 +1,5 @@
 """A run that is put together and can begin (:mod:`soong.shared.agents.runtime.assembly`)."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from soong.shared.agents.fallbacks import Fallbacks
@@ -8,6 +7,7 @@ from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import ToolPipeline
 

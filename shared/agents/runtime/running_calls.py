@@ -1,7 +1,8 @@
 """The tool calls of a held run that are under way, so that one of them can be aborted while the run continues."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.call_abort import AbortableCall, abortable
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall

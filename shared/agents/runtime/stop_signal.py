@@ -5,10 +5,11 @@ have no result, and its open question stays open, for the resumed run asks the s
 parked, which has given up its lease already.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from soong.shared.agents.runtime.running_calls import RunningCalls
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.failure_report import StepIncidents
 
 StopReason = Literal["cancel", "release", "drop", "park"]

@@ -7,12 +7,12 @@ is permitted while less than the budget is charged, so requests at once overspen
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Protocol
 
 from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 
 DAY: Final = "day"
 """The scope of what all sessions together may use in a day of UTC."""

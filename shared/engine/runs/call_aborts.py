@@ -1,8 +1,8 @@
 """Aborts of single tool calls: a person ends one call, and its run continues with the result that says so (EXE-07)."""
 
-from dataclasses import dataclass
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import RunStore
 

@@ -3,11 +3,12 @@
 Event types are lower-case words with underscores; the list below is closed per layer and grows here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 class EventType(StrEnum):

@@ -1,11 +1,12 @@
 """Runs as values: one execution of an agent, with its lineage, surface, limits and usage (DIS-05)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewNode
 from soong.shared.engine.runs.status import EndReason, RunStatus
 

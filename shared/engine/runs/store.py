@@ -5,11 +5,12 @@ fence; no row matched means LeaseLostError and nothing is written.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Final, Protocol
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 

@@ -4,11 +4,12 @@ Owns the values. The rows are written through :mod:`soong.shared.engine.sessions
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from soong.shared.core.identity import Origin
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 class ApprovalMode(StrEnum):

@@ -5,10 +5,10 @@ says what to do next.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 

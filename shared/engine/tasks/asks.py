@@ -5,10 +5,10 @@ their root runs. Its root run is held as a step's run is, under a fence that eac
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import StepSpec

@@ -5,9 +5,10 @@ Owns the value that crosses the store port. What a client or an agent may ask fo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from soong.shared.core.errors import ConflictError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.plan.graph import find_cycle
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus

@@ -1,8 +1,8 @@
 """A task that has ended, with all that its result tells, as one read finds it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.store import LastRuns
 from soong.shared.engine.tasks.step import Step, Task
 

@@ -6,11 +6,12 @@ former one is marked as gone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.kinds import TaskKind
 

@@ -6,7 +6,7 @@ the task, and never from a worker.
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
 from soong.shared.core.errors import TemplateError
@@ -14,6 +14,7 @@ from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
 from soong.shared.core.ids import new_id, step_key
 from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.record import NewRun, Run
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.asks import FOLLOWS, ask_document

@@ -4,10 +4,11 @@ Read from the nodes of its last run when somebody needs it; a clean step has not
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepResult

@@ -8,12 +8,12 @@ on its loop; a *cheap* one (no I/O, microseconds) is called on the loop itself, 
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.problems import Unknown, near
 
 

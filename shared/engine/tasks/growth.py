@@ -6,13 +6,14 @@ named at once, and nothing of a document with one is carried out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from pydantic import TypeAdapter
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan

@@ -1,9 +1,10 @@
 """The closed sets that a plan chooses from for a step: what kind of work, who claims it, what its failure means."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ Owns the values and the port. They are shown elsewhere: metrics, lists of worker
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ before the first attempt and is the same in each: a receiver that gets a message
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Protocol
 
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.event_feed import Totals
 
 

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from soong.shared.core.identity import OWN, Origin, RunIdentity
 from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.expansion import SurfaceOf, grown, retried_step

@@ -6,13 +6,14 @@ spent for each problem does not depend on how many there are.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from heapq import nsmallest
 from itertools import islice
 from typing import Final, TypeAlias
 
 from soong.shared.core.errors import InvalidPlanError, Problem
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.paths import Path, show
 
 MAX_PROBLEMS: Final = 50

@@ -6,11 +6,12 @@ What may be asked for is checked here as a plan's step is.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.paths import Path

@@ -5,9 +5,9 @@ What completed apart from it stays as it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from soong.shared.core.errors import NotFoundError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step

@@ -6,8 +6,9 @@ collection that was killed.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ it must be deterministic: what it does follows from its inputs and its calls' re
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, ToolCallError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.functions import known_functions, origin_of
 from soong.shared.engine.tasks.problems import Unknown
 

@@ -5,10 +5,11 @@ writes rows, and nowhere else. What decides who runs a step and when has columns
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Final
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 
 VERSION: Final = 1

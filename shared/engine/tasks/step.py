@@ -4,12 +4,13 @@ Owns the shapes that cross the store port. The plan's own language is :mod:`soon
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason

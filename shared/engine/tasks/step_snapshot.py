@@ -1,7 +1,6 @@
 """What of a step changes while it runs, without its spec and output: a console watches thousands of steps at once."""
 
-from dataclasses import dataclass
-
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step, StepError
 

@@ -7,10 +7,10 @@ unknown fields are ignored, so N reads N-1.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.wire.jobs import KEY_PREFIX
 
 MAX_PIECE_CHARS: Final = 300_000

@@ -1,6 +1,6 @@
 """What a part of a deployment may do in the database, as far as boundaries between the parts depend on it."""
 
-from dataclasses import dataclass
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.ids import new_id
+from soong.shared.core.lazy_dataclass import dataclass
 
 
 class Right(StrEnum):

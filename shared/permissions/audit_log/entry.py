@@ -8,12 +8,13 @@ elsewhere does (``soong audit verify --expect-digest``).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Final
 
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.core.lazy_dataclass import dataclass
 
 VERSION: Final = 1
 

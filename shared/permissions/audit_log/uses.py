@@ -4,9 +4,9 @@ A worker writes that it used a decision. What it wrote is compared with the deci
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from soong.shared.core.errors import ForgedError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Decision
 from soong.shared.permissions.signing import verify

@@ -5,8 +5,9 @@ The subreaper stays outside, as for commands: when it ends, so does Bubblewrap w
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.bubblewrap.runner import BubblewrapRunner
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, FamilyLauncher

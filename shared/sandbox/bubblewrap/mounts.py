@@ -7,11 +7,12 @@ Everything that is not listed does not exist inside. The deepest mount above a p
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.names import SENSITIVE
 from soong.shared.sandbox.paths import is_below

@@ -5,11 +5,11 @@ The program is taken from the system's own folders only: a file that a run wrote
 
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.programs import programs_of_the_system
 
 PROGRAM: Final = "bwrap"

@@ -11,10 +11,11 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout
 from soong.shared.sandbox.bubblewrap.probe import BubblewrapProbe, probe
 from soong.shared.sandbox.bubblewrap.refusals import denial

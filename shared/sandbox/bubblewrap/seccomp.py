@@ -11,8 +11,9 @@ import errno
 import platform
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from soong.shared.core.lazy_dataclass import dataclass
 
 ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 5 << 16  # SECCOMP_RET_ERRNO; the errno is in the lower half

@@ -5,10 +5,10 @@ import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout, Mount, SandboxView, view_of
 from soong.shared.sandbox.bubblewrap.probe import ISOLATION, BubblewrapProbe
 from soong.shared.sandbox.bubblewrap.seccomp import filter_program

@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from soong.shared.agents.pacing import MINUTE_S, LocalPacer
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 
 PREFIX: Final = "soong:pace:"

@@ -4,9 +4,10 @@ Hooks come from the SDK or the user's configuration, never from the project that
 want together; what one may want is :mod:`soong.shared.tools.hooks.hook`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.hooks.hook import (
     DEFAULT_HOOK_TIMEOUT,
     STRENGTH,

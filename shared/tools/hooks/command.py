@@ -18,7 +18,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from soong.shared.core.config import CommandsConfig, HookConfig, HooksConfig
 from soong.shared.core.errors import InvalidConfigError, InvalidJsonError
 from soong.shared.core.jsontext import Json, parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, SandboxUnavailableError, Stream
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.paths import is_below

@@ -7,13 +7,14 @@ model sees, never whether the call succeeded. Their order is :mod:`soong.shared.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import Final, Literal, Protocol, TypeAlias
 
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.definition import NO_PROGRESS, Progress, RunDirs, Target, ToolDefinition
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.result import ContentBlock, ToolResult

@@ -8,12 +8,13 @@ changed; cancelling the call cancels the hook.
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Generic, Literal, TypeVar
 
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.foreign import await_foreign, name_of
 from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.hooks.hook import (
     STRENGTH,
     HookCall,

@@ -5,11 +5,12 @@ anything is cut: half a secret is no longer recognised as one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import ToolDefinition

@@ -6,11 +6,12 @@ what is given here has been redacted before it was kept, or is meant for the mod
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Literal, assert_never
 
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
 
 MAX_PERSON_CHARS: Final = 4_000

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from soong.shared.agents.definition import AgentDefinition
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Worker

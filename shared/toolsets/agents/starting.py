@@ -7,12 +7,13 @@ owner waits for the same runs (DIS-08).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal
 
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.failure_report import is_unclean
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION

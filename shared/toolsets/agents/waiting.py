@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.engine.tasks.matching import lacking

@@ -6,9 +6,10 @@ is looked for outwards from where it says, forwards first. Time is linear for hu
 bounded for all others.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, TypeAlias
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.unified_diff import Hunk, UnifiedDiff, lines_of
 

@@ -17,11 +17,11 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, kind_of, open_resolved, opened_file, refused
 from soong.shared.sandbox.threads import check
 

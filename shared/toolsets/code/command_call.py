@@ -6,12 +6,13 @@ covers the exact argv and the content of the files that it names (PER-08);
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
 from soong.shared.core.config import CommandsConfig
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from soong.shared.sandbox.links import stands_linked

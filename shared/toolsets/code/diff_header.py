@@ -6,10 +6,11 @@ written is always the tool's own ``path``, and :mod:`soong.shared.toolsets.code.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import Final, Literal
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 
 HUNK_LINE: Final = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")

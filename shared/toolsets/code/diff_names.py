@@ -5,9 +5,9 @@ A name is only ever compared; it never chooses what is written.
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.paths import Located, Roots
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.diff_header import Header, Name

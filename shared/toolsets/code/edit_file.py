@@ -8,11 +8,12 @@ A sensitive file is the exception: whether it contains a text is not revealed be
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Event
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.links import is_linked_elsewhere
 from soong.shared.sandbox.paths import Located, PathPolicy, shown_path, valid_text

@@ -1,9 +1,9 @@
 """What a call of code.edit_file asks for, held to everything that needs no file (FS-05)."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.exact_edits import Edit

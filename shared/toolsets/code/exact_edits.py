@@ -7,10 +7,10 @@ lines like the place it goes to: a call that knows nothing of ``\r\n`` neither m
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.result import ErrorType, ToolError
 
 MAX_MIXED_PLACES: Final = 10_000

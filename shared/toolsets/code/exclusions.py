@@ -7,11 +7,12 @@ not depend on the query: a count that did would reveal, question by question, th
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from threading import Event
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_below
 from soong.shared.sandbox.key_material import MARKERS, blocks_of, holds_key
 from soong.shared.sandbox.links import is_linked_elsewhere

@@ -10,10 +10,11 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_file
 from soong.shared.sandbox.paths import is_below
 from soong.shared.toolsets.code.program_kinds import runs_a_script

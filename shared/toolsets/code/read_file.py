@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 from threading import Event
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import opened_file
 from soong.shared.sandbox.key_material import KeyBlocks
 from soong.shared.sandbox.names import readable

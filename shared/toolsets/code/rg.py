@@ -8,11 +8,11 @@ it follows no link, and it gets an empty environment.
 import heapq
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.process import run

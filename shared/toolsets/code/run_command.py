@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 from typing import Final
 
 from soong.shared.core.config import CommandsConfig
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from soong.shared.sandbox.paths import PathPolicy

@@ -1,9 +1,10 @@
 """The code tools as one source (REG-07, REG-12)."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 
 from soong.shared.core.config import Config
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner

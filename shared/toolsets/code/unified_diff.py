@@ -6,9 +6,10 @@ Where git takes a diff whose result is not what it says, we refuse it: ``STRICTE
 A diff without a file header is refused, as git does.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.diff_header import (
     GIT_MARK,

@@ -7,11 +7,11 @@ it is the same: what ripgrep may have read elsewhere reaches nobody.
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from threading import Event
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_below
 from soong.shared.sandbox.threads import check
 from soong.shared.toolsets.code.rg import MAX_COLUMNS, Match

@@ -7,7 +7,6 @@ problems of a file are found before any is reported.
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.paths import is_below
 from soong.shared.tools.definition import Permission
 from soong.shared.tools.naming import check_name

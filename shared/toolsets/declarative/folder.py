@@ -7,12 +7,12 @@ its folder belong to the user or to root and are writable by nobody else. A proj
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from soong.shared.core.errors import InvalidJsonError, Problem, UsageError
 from soong.shared.core.jsontext import Json, canonical, parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import opened_directory, opened_file
 from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool, read_tool
 

@@ -6,12 +6,12 @@ Both times from the definition and the validated input alone, so that what was s
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject, digest
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.paths import is_below, valid_text
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
 from soong.shared.tools.definition import RunDirs, Target, ToolContext

@@ -7,10 +7,10 @@ positional parameter, so that no value is ever part of the text that the shell p
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.result import ErrorType, ToolError
 
 OPENING: Final = "{{"

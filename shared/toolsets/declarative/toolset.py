@@ -1,13 +1,14 @@
 """The declarative tools of a home as one source (REG-07, CMD-02)."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, InvalidToolError
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.programs import untrusted_folders

@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, canonical, digest, dump, parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
 

@@ -8,7 +8,7 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import OWN_ID, McpServerConfig
 from soong.shared.sandbox.descriptors import PathRefusedError

@@ -6,7 +6,6 @@ grant holds the digest of the definition: a tool that changes is asked about aga
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.sandbox.hosts import host_of_url
 from soong.shared.sandbox.terminal_text import inert_text

@@ -10,11 +10,12 @@ import asyncio
 import contextvars
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
 from soong.shared.sandbox.terminal_text import inert_text

@@ -7,12 +7,12 @@ must not ask for one (https://modelcontextprotocol.io/specification/2025-11-25/c
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from soong.shared.core.errors import InvalidJsonError, SoongError
 from soong.shared.core.inert import is_told_apart
 from soong.shared.core.jsontext import parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.terminal_text import inert_text
 
 FieldValue: TypeAlias = str | int | float | bool | list[str]

@@ -6,11 +6,11 @@ it is configured now. What comes back was written by strangers and is bounded.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits

@@ -7,11 +7,12 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import ToolContext

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +12,7 @@ from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.inert import inert
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.tools.registry import ToolRegistry

@@ -6,12 +6,12 @@ The SDK's own stdio transport starts a plain child, which outlives a killed work
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.sandbox.kept_process import KeptProcess
 

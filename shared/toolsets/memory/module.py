@@ -5,11 +5,11 @@ It is foreign code: what it gives is held to the form of a memory and to the sco
 
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.memory.provider import Memory, MemoryProvider, MemoryScope
 from soong.shared.toolsets.modules import import_own

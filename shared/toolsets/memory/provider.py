@@ -6,12 +6,13 @@ tool of a model does.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Final, Protocol
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.inert import is_seen
+from soong.shared.core.lazy_dataclass import dataclass
 
 MAX_CONTENT_CHARS: Final = 4_000
 MAX_TAGS: Final = 10

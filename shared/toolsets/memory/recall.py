@@ -5,11 +5,12 @@ did (PER-21). No tool writes memory: see :mod:`soong.orchestrator.owner.memory_j
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.taint import METADATA_KEY
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits

@@ -5,13 +5,13 @@ What a skill asks for is data: it is shown and grants nothing (PER-10). Fields o
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.plan.document import read_document
 
 MAX_NAME_CHARS: Final = 64

@@ -6,11 +6,12 @@ name that both levels have means the user's: a project cannot replace what its u
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from soong.shared.core.config import Config
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory, opened_file
 from soong.shared.sandbox.paths import is_below
 from soong.shared.tools.result import ErrorType, ToolError

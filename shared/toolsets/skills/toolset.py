@@ -4,13 +4,14 @@ Loading adds a context node and changes nothing outside, so it is read-only; it 
 (ETS-01, PER-10).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
 from soong.shared.core.config import Config
 from soong.shared.core.inert import is_told_apart
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.taint import METADATA_KEY
 from soong.shared.sandbox.paths import valid_text
 from soong.shared.sandbox.threads import run_blocking

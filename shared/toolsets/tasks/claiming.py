@@ -6,11 +6,11 @@ final answer.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.claims import ClaimStore

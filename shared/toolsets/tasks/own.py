@@ -5,10 +5,10 @@ argument. One who plans (main, orchestrator) reads any task of its session with 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.failure_report import tools_of
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.kinds import StepKind

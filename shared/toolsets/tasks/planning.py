@@ -7,12 +7,12 @@ crash asks for nothing twice: its effect id names the task it makes and the comm
 
 import json
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import Task

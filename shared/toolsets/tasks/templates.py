@@ -1,10 +1,11 @@
 """Templates for those who plan: how a plan is written, and what a task of a common shape looks like (DAG-01)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.toolsets.tasks.showing import TAGS

@@ -1,9 +1,9 @@
 """The body of an answer, held to a size while it comes: before and after it is unpacked."""
 
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.result import ErrorType, ToolError
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import codecs
 import os
 import re
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import ChildCommand
 from soong.shared.sandbox.process import run
 from soong.shared.tools.result import ErrorType, ToolError

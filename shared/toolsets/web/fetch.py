@@ -6,12 +6,12 @@ Each page of a long text is fetched again; the full text is an artifact.
 """
 
 import asyncio
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.egress import Resolver
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url
 from soong.shared.sandbox.network import MAX_REDIRECTS, open_client, resolve

@@ -1,8 +1,8 @@
 """A page of a text by lines, and the result that shows it (NET-01); as code.read_file pages a file."""
 
-from dataclasses import dataclass
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.result import TextBlock, ToolResult
 from soong.shared.toolsets.web.body import ResponseBody

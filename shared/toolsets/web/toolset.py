@@ -1,7 +1,6 @@
 """The web tools as one source (REG-07, REG-12)."""
 
-from dataclasses import dataclass
-
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.egress import Resolver
 from soong.shared.sandbox.network import resolve
 from soong.shared.tools.definition import ToolDefinition

@@ -6,11 +6,12 @@ costs is counted while it is made, so that it is refused before it is there.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from soong.shared.core.errors import BudgetExceededError
 from soong.shared.core.jsontext import MAX_DEPTH, Json
+from soong.shared.core.lazy_dataclass import dataclass
 
 MIB: Final = 1024 * 1024
 MAX_TEXT_BYTES: Final = 4 * MIB

@@ -5,11 +5,11 @@ Mermaid draws finer where there is something to draw it; this one opens in any b
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from soong.shared.core.inert import blanked
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.status import StepStatus

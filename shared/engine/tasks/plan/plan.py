@@ -6,12 +6,13 @@ Whatever a plan says is checked before anything is written.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.problems import Hint

@@ -10,13 +10,13 @@ What is made is counted while it is made (:mod:`soong.shared.engine.tasks.plan.b
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, takewhile
 from typing import TypeAlias
 
 from soong.shared.core.errors import InvalidJsonError, TemplateError
 from soong.shared.core.jsontext import Json, dump, parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.problems import listed

@@ -6,7 +6,6 @@ reading continues and one message lists all that is wrong.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeAlias, TypeVar, get_args
 
@@ -14,6 +13,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, TypeAdapter, ValidationErr
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.functions import nearest
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.plan import Report

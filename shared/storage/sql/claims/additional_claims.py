@@ -7,11 +7,11 @@ it is locked.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.ids import step_key
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.additional_claims import (
     ClaimingRun,
     ClaimRefusal,

@@ -6,11 +6,12 @@ A map step's value is the list of its children's outputs in item order; it is ga
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, TypeVar
 
 from soong.shared.core.identity import Origin, Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.spec import StepSpec

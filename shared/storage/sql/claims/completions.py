@@ -1,9 +1,10 @@
 """Ends as a worker reports them: which still count, what they write, what they unlock."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.status import StepStatus

@@ -6,7 +6,7 @@ end takes no lock; a transaction that was undone, or applied and not confirmed, 
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from sqlalchemy import and_, case, func, select
@@ -14,6 +14,7 @@ from sqlalchemy import and_, case, func, select
 from soong.shared.core.errors import ForgedError, InvalidJsonError
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, linked
 from soong.shared.permissions.audit_log.notes import REPORTED, of_malformed_report, of_report, redacted

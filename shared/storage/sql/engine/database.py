@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Connection, RootTransaction
 
 from soong.shared.core.errors import SoongError, TooSlowError, UnavailableError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.storage.sql.engine.engine import (
     first_line,

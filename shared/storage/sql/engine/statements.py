@@ -7,9 +7,9 @@ batch of any size is one statement with one plan.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.storage.sql.engine.json_encoding import encode_ascii
 
 _ROWS: Final = re.compile(r"@(\w+) (\w+)\(([^)]*)\)")

@@ -6,12 +6,12 @@ transaction, so nothing of an older version stays and no process sees a moment w
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import URL, Connection, text
 
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.roles.role_privileges import (

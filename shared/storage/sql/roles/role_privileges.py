@@ -6,9 +6,9 @@ once; a test fails for one that does not, and another runs all work of a worker 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.storage.sql.engine.pooler import CREDENTIAL
 
 

@@ -7,10 +7,10 @@ fence.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.errors import LeaseLostError, SoongError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import Appended, CallRow, CallStatus

@@ -1,9 +1,10 @@
 """The owner's side of tasks: pausing, cancelling, finishing."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus

@@ -7,10 +7,10 @@ seen the new edges, finds that out by the count, and is written again (see
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership

@@ -76,7 +76,9 @@ def _compile(cls: type, frozen: bool) -> None:
     if hasattr(cls, "__post_init__"):
         namespace["__post_init__"] = cls.__post_init__
     members = [(each.name, each.type, each) for each in cls.__dataclass_fields__.values()]  # type: ignore[attr-defined]
-    equal = dataclasses.make_dataclass(cls.__name__, members, namespace=namespace, frozen=frozen)
+    # With slots a default that is no parameter is assigned; without, it would be left to the class, which has a slot.
+    has_slots = "__slots__" in vars(cls)
+    equal = dataclasses.make_dataclass(cls.__name__, members, namespace=namespace, frozen=frozen, slots=has_slots)
     for name, left in list(vars(cls).items()):
         if isinstance(left, _Later):
             setattr(cls, name, vars(equal)[name])

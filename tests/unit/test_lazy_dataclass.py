@@ -185,3 +185,17 @@ def test_many_threads_may_use_a_class_first() -> None:
         thread.join()
 
     assert made == [Shared(1)] * 8
+
+
+@dataclass(slots=True)
+class Signals:
+    most: int = 0
+    count: int = field(default=3, init=False)
+
+
+def test_a_default_that_is_no_parameter_is_assigned() -> None:
+    signals = Signals()
+
+    signals.count += 1
+
+    assert signals.count == 4

@@ -21,7 +21,7 @@ Instant = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"
 class Schema(BaseModel):
     """A document that is sent."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def instant(us: int | None) -> str | None:

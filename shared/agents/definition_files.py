@@ -23,7 +23,7 @@ from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.texts import fault
-from soong.shared.engine.tasks.plan.document import Document, read_document
+from soong.shared.engine.tasks.plan.document import Document
 from soong.shared.engine.tasks.plan.models import (
     AnswerTokens,
     Flag,
@@ -157,6 +157,8 @@ def read_definition(text: str, path: Path) -> AgentDefinition:
     Raises:
         InvalidPlanError: with every problem, each with its line.
     """
+    from soong.shared.engine.tasks.plan.yaml_document import read_document
+
     problems = Problems()
     parts = split(text)
     if parts is None:

@@ -23,7 +23,6 @@ from soong.shared.core.config import AgentsConfig
 from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.front_matter import split
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.plan.document import read_document
 from soong.shared.sandbox.paths import is_below
 
 PROJECT_FOLDER: Final = Path(".soong", "agents")
@@ -167,6 +166,8 @@ def _body(body: str, path: Path) -> str:
 
 def _claude_fields(text: str, path: Path) -> Mapping[str, Any]:
     """Return the fields. Descriptions there are often no YAML: then each line that begins with a name is a field."""
+    from soong.shared.engine.tasks.plan.yaml_document import read_document
+
     try:
         value: Json = read_document(f"\n{text}", str(path)).value
         if isinstance(value, dict):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_STRICT: Final = ConfigDict(frozen=True, extra="forbid", strict=True)
+_STRICT: Final = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 Text = Annotated[str, Field(min_length=1)]
 _NAME: Final = r"\.?[^./][^/]*"

@@ -269,29 +269,32 @@ class BudgetsConfig(ConfigSection):
 
 
 class Config(ConfigSection):
-    """All sections. Frozen: a process works under the configuration it started with."""
+    """All sections. Frozen: a process works under the configuration it started with.
 
-    permission: PermissionConfig = PermissionConfig()
-    tools: ToolsConfig = ToolsConfig()
-    paths: PathsConfig = PathsConfig()
-    commands: CommandsConfig = CommandsConfig()
-    network: NetworkConfig = NetworkConfig()
-    hooks: HooksConfig = HooksConfig()
-    skills: SkillsConfig = SkillsConfig()
-    instructions: InstructionsConfig = InstructionsConfig()
-    context: ContextConfig = ContextConfig()
-    agents: AgentsConfig = AgentsConfig()
-    acp: AcpConfig = AcpConfig()
-    memory: MemoryConfig = MemoryConfig()
-    budgets: BudgetsConfig = BudgetsConfig()
+    Defaults are constructed, not validated, which would build the validators of all sections at import.
+    """
+
+    permission: PermissionConfig = PermissionConfig.model_construct()
+    tools: ToolsConfig = ToolsConfig.model_construct()
+    paths: PathsConfig = PathsConfig.model_construct()
+    commands: CommandsConfig = CommandsConfig.model_construct()
+    network: NetworkConfig = NetworkConfig.model_construct()
+    hooks: HooksConfig = HooksConfig.model_construct()
+    skills: SkillsConfig = SkillsConfig.model_construct()
+    instructions: InstructionsConfig = InstructionsConfig.model_construct()
+    context: ContextConfig = ContextConfig.model_construct()
+    agents: AgentsConfig = AgentsConfig.model_construct()
+    acp: AcpConfig = AcpConfig.model_construct()
+    memory: MemoryConfig = MemoryConfig.model_construct()
+    budgets: BudgetsConfig = BudgetsConfig.model_construct()
     prices: dict[str, PriceConfig] = Field(default_factory=dict)
     models: dict[str, ModelConfig] = Field(default_factory=dict)
     toolsets: dict[Text, bool | Globs] = Field(
         default_factory=dict,
         description="Toolsets switched off (`false`), or reduced to the tools that a list of globs covers.",
     )
-    mcp: McpConfig = McpConfig()
-    notifications: NotificationsConfig = NotificationsConfig()
+    mcp: McpConfig = McpConfig.model_construct()
+    notifications: NotificationsConfig = NotificationsConfig.model_construct()
 
     @property
     def secret_env(self) -> tuple[str, ...]:
@@ -322,7 +325,7 @@ def load_config(home: Path) -> Config:
         text = None if content is None else content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"{path} cannot be read: {error}") from error
-    return Config() if text is None else parse_config(text, str(path))
+    return Config.model_construct() if text is None else parse_config(text, str(path))
 
 
 def _content(path: Path) -> bytes | None:

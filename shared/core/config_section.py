@@ -9,6 +9,6 @@ Seconds: TypeAlias = Annotated[float, Field(gt=0, le=600)]
 
 
 class ConfigSection(BaseModel):
-    """One table of the configuration."""
+    """One table of the configuration. Its validator is built when a file is read: most homes have none."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)

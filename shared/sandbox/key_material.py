@@ -9,13 +9,15 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from soong.shared.core.lazy_pattern import lazy_pattern
+
 HEAD_BYTES: Final = 8192
 MAX_BLOCK_BYTES: Final = 64 * 1024
 """A block without an end is taken to end here: the longest keys have a quarter of it."""
 MARKERS: Final = "-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY|---- BEGIN SSH2|PuTTY-User-Key-File-|AGE-SECRET-KEY-"
 """What a file with a key may hold, as an expression for ripgrep; more files hold it than have a key."""
 
-_KEY: Final = re.compile(
+_KEY: Final = lazy_pattern(
     # A line of its own begins a block; so does a marker that the key's own letters follow, as inside JSON.
     rb"^[ \t]*-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[ \t]*\r?$"
     rb"|-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:\\+[rn]|\s)+[A-Za-z0-9+/=]{16}"
@@ -24,7 +26,7 @@ _KEY: Final = re.compile(
     rb"|^AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{20}",
     re.MULTILINE,
 )
-_EDGE: Final = re.compile(
+_EDGE: Final = lazy_pattern(
     rb"(?P<begin>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 [A-Z ]{0,40}PRIVATE KEY ----)"
     rb"|-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- END SSH2 [A-Z ]{0,40}PRIVATE KEY ----"
 )

@@ -19,7 +19,6 @@ from soong.shared.core.config import Config
 from soong.shared.core.installation import MODULE_FOLDERS
 from soong.shared.sandbox.imports import ImportGuard
 from soong.shared.sandbox.names import plain
-from soong.shared.sandbox.paths import is_below
 
 _OF_A_PREFIX: Final = ("bin", "sbin", "Scripts", "lib", "lib32", "lib64", "Lib", "DLLs", "pyvenv.cfg")
 _PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
@@ -106,7 +105,13 @@ def _is_program_file(file: str) -> bool:
 
 
 def _is_of_the_program(path: Path) -> bool:
-    return any(is_below(path, known) for known in program_files())
+    return f"{path}/".startswith(_program_folders())
+
+
+@lru_cache(maxsize=1)
+def _program_folders() -> tuple[str, ...]:
+    """Return the same as prefixes: one comparison in C for each of thousands of files."""
+    return tuple(f"{str(known).rstrip('/')}/" for known in program_files())
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,6 @@ from typing import Final
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.plan.document import read_document
 from soong.shared.toolsets.memory.provider import Memory, MemoryScope
 
 USER_FOLDER: Final = "user"
@@ -55,6 +54,8 @@ def read_memory(text: str, name: str) -> Memory:
 
 
 def _fields(front: str) -> Mapping[str, Json]:
+    from soong.shared.engine.tasks.plan.yaml_document import read_document
+
     if len(front) > MAX_FRONT_CHARS:
         raise BrokenMemoryError(f"its front matter has {len(front)} characters; at most {MAX_FRONT_CHARS} are read")
     if not front.strip():

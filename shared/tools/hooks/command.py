@@ -62,7 +62,7 @@ Texts = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class _HookAnswer(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     v: Literal[1] = 1
     reason: str = ""

@@ -47,7 +47,7 @@ Text = Annotated[str, Field(min_length=1)]
 class ToolFile(BaseModel):
     """The fields of a file and their JSON types; what they must say of each other is checked by :func:`read_tool`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     name: Text
     description: Annotated[str, Field(min_length=1, max_length=MAX_DESCRIPTION_CHARS)]

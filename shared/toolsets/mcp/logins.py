@@ -50,7 +50,7 @@ class ServerLogin(BaseModel):
     server (RFC 7591, 6749, 8414, 9728), as the SDK reads them; ``is_ended``: it was refused and cannot be renewed.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     v: Literal[1] = 1
     server: str

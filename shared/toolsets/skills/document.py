@@ -12,7 +12,6 @@ from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.engine.tasks.plan.document import read_document
 
 MAX_NAME_CHARS: Final = 64
 MAX_DESCRIPTION_CHARS: Final = 1024
@@ -58,6 +57,8 @@ def read_skill(text: str, folder_name: str) -> SkillText:
 
 
 def _fields(front: str) -> Mapping[str, Json]:
+    from soong.shared.engine.tasks.plan.yaml_document import read_document
+
     if len(front) > MAX_FRONT_CHARS:
         raise BrokenSkillError(f"its front matter has {len(front)} characters; at most {MAX_FRONT_CHARS} are read")
     if not front.strip():

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path as FilePath
 from typing import Final
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.jsontext import Json, JsonObject
@@ -19,7 +19,7 @@ from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
-from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document, read_document
+from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document
 from soong.shared.engine.tasks.plan.models import (
     BRANCHES,
     CHILD_MODELS,
@@ -82,6 +82,8 @@ def parse_plan(text: str, source: str, known: PlanNames | None = None) -> Plan:
     Raises:
         InvalidPlanError: with every problem, in document order.
     """
+    from soong.shared.engine.tasks.plan.yaml_document import read_document
+
     return _read(read_document(text, source), known or PlanNames())
 
 
@@ -211,4 +213,6 @@ _STAND_INS: Final[JsonObject] = {
 _UNREADABLE: Final = PlanStep("", instructions="-")
 _HEAD: Final = DocumentReader.of(PlanHead)
 _INPUT: Final = DocumentReader.of(InputDocument)
-_STEP: Final[DocumentReader[StepDocument]] = DocumentReader(TypeAdapter(StepDocument), BRANCHES, _elsewhere)
+_STEP: Final[DocumentReader[StepDocument]] = DocumentReader(
+    TypeAdapter(StepDocument, config=ConfigDict(defer_build=True)), BRANCHES, _elsewhere
+)

@@ -196,11 +196,11 @@ class Conversation:
         """Keep an event of the run, with the time of now."""
         self._events.append(NewEvent(type, data, self.clock.now_us()))
 
-    async def flush(self, calls: Sequence[ToolCall] = ()) -> None:
-        """Write what waits, before ``calls`` are made. Raises: LeaseLostError."""
+    async def flush(self, calls: Sequence[ToolCall] = (), *, may_wait: bool = False) -> None:
+        """Write what waits, before ``calls`` are made, or with the end of the first of them. Raises: LeaseLostError."""
         nodes, events = self.take()
         if nodes or events:
-            await self.transcript.append(nodes, events, calls)
+            await self.transcript.append(nodes, events, calls, may_wait=may_wait)
 
     def take(self) -> tuple[tuple[NewNode, ...], tuple[NewEvent, ...]]:
         """Return what waits and forget it: the caller writes it."""

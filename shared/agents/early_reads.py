@@ -62,6 +62,11 @@ class EarlyReads:
     _part: ToolCallPart | None = None
     """The call that arrives, as far as it has, until it has started."""
 
+    @property
+    def has_started(self) -> bool:
+        """Say whether calls of the answer have started."""
+        return bool(self._reads)
+
     # -- following an answer
     def take(self, event: ModelResponseStreamEvent) -> None:
         self.view.take(event)

@@ -56,12 +56,18 @@ class RunTranscript(Protocol):
         ...
 
     async def append(
-        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
+        self,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        calls: Sequence[ToolCall] = (),
+        *,
+        may_wait: bool = False,
     ) -> None:
         """Append in one transaction, after whatever the call log has kept back, without secrets.
 
         ``calls`` are about to be made; arguments that the nodes do not hold in full are kept apart until they
-        end (EVT-05), and comes back as ``open_input`` of :meth:`calls`. Raises: LeaseLostError.
+        end (EVT-05), and comes back as ``open_input`` of :meth:`calls`. Where they only read, it ``may_wait``: it is
+        then written in the transaction of the first end among them. Raises: LeaseLostError.
         """
         ...
 

@@ -68,6 +68,11 @@ def plan_groups(calls: Sequence[ToolCall], lookup: Lookup) -> tuple[Group, ...]:
     return tuple(groups)
 
 
+def only_reads(calls: Sequence[ToolCall], lookup: Lookup) -> bool:
+    """Say whether none of these calls changes anything: each can be made again."""
+    return all(_kind_of(call, lookup(call.tool)) in (GroupKind.READS, GroupKind.READ) for call in calls)
+
+
 async def run_turn(
     calls: Sequence[ToolCall],
     executor: Executor,

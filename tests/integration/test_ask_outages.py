@@ -1,8 +1,8 @@
 """An ask while the database is away: its agent continues, and nothing of it is reported as its failure."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +16,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import load_settings
-from soong.shared.engine.runs.events import NewEvent, NewNode
-from soong.shared.engine.runs.store import Appended, CallRow
+from soong.shared.engine.runs.store import Appended
 from soong.shared.engine.tasks.expansion import new_ask
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
@@ -38,27 +37,22 @@ async def look(_inputs: JsonObject, agent: AgentHandle) -> Json:
 
 
 class AwayStore(MemoryStore):
-    """Does not answer the first time that a run's log is appended to."""
+    """Does not answer the first time that a run's log is written to."""
 
     times_away = 1
 
-    async def append(
-        self,
-        run_id: str,
-        fence: int,
-        *,
-        nodes: Sequence[NewNode] = (),
-        events: Sequence[NewEvent] = (),
-        calls: Sequence[CallRow] = (),
-        now_us: int,
-        taints: bool = False,
-    ) -> Appended:
+    async def append(self, *args: Any, **named: Any) -> Appended:
+        self._be_away_once()
+        return await super().append(*args, **named)
+
+    async def end_call(self, *args: Any, **named: Any) -> None:
+        self._be_away_once()
+        await super().end_call(*args, **named)
+
+    def _be_away_once(self) -> None:
         if self.times_away:
             self.times_away -= 1
             raise UnavailableError("the database is away")
-        return await super().append(
-            run_id, fence, nodes=nodes, events=events, calls=calls, now_us=now_us, taints=taints
-        )
 
 
 @pytest.mark.spec("DIS-01", "DAG-07")

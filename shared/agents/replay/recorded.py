@@ -56,9 +56,14 @@ class ReplayedLog:
         ]
 
     async def append(
-        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
+        self,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        calls: Sequence[ToolCall] = (),
+        *,
+        may_wait: bool = False,
     ) -> None:
-        del calls
+        del calls, may_wait
         if not self.is_closed:
             self.nodes_ += nodes
             self.events += events

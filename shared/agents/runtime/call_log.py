@@ -5,13 +5,14 @@ transaction, and its end in another: two by design. A read can be run again, so 
 written with its end: one transaction per call, its ledger row among it (PER-19, EXE-02).
 
 Events that are kept back are written after ``SHOW_AFTER_S`` at the latest, so that a watcher sees a long call
-while it runs (EXE-09, EXE-11); a short one costs nothing for that.
+while it runs (EXE-09, EXE-11); a short one costs nothing for that. An answer whose calls only read is kept back, too,
+for ``HOLD_S`` at most, and written with the first end among its calls.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import field
-from typing import Final
+from typing import Any, Final
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
@@ -20,7 +21,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, result_nodes, started_event
-from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
 from soong.shared.engine.runs.store import CallRow, RunStore
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
@@ -32,6 +33,8 @@ from soong.shared.tools.result import ErrorType, ToolResult
 log = get_logger(__name__)
 
 SHOW_AFTER_S: Final = 1.0
+HOLD_S: Final = 0.25
+"""A run that a crash interrupts meanwhile asks its model again, as after a crash before the answer was there."""
 
 
 @dataclass(slots=True)
@@ -58,6 +61,10 @@ class RunCallLog:
     _kept: list[NewEvent] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _showing: asyncio.Task[None] | None = None
+    _held: Sequence[NewNode] = ()
+    """The nodes of an answer whose calls only read, until they are written."""
+    _unwritten: Exception | None = None
+    """Why they could not be: nothing that comes after them is written by this life of the run."""
     _taints: bool = False
     """A call that has begun may read what strangers wrote: the run is marked with the next end (PER-21)."""
 
@@ -94,19 +101,33 @@ class RunCallLog:
         self._keep(event)
         if is_discarded:
             return
-        events = await self.take()
-        await self.runs.end_call(
+        await self._settled()
+        held, events = self._taken()
+        end = self.runs.end_call(
             self.run_id,
             self.fence,
             call.id,
             result=None,
-            nodes=result_nodes(call.tool, result),
+            nodes=[*held, *result_nodes(call.tool, result)],
             events=events,
             now_us=self.clock.now_us(),
             taints=self._taints,
             call=None if record is None else self._row(call, record),
         )
+        await (self._before_others(end) if held else end)
         await self.notify()
+
+    def hold(self, nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> bool:
+        """Keep an answer back whose calls only read; False, and nothing is kept, for a run that is interrupted."""
+        if self.interruption.is_set or self._held or self._showing is not None:
+            return False
+        self._held = nodes
+        self._kept += events
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._show_later()
+        return True
 
     async def note(self, type: str, data: JsonObject) -> None:
         if type == EventType.ABORTED_TOOLS and self.interruption.goes_on_elsewhere:
@@ -114,14 +135,51 @@ class RunCallLog:
         self._keep(NewEvent(type, data, self.clock.now_us()))
 
     async def take(self) -> list[NewEvent]:
-        """Return the events kept back and forget them: the next write includes them, in order."""
+        """Return the events kept back and forget them: the next write includes them, in order.
+
+        An answer that is kept back is written first. Raises: LeaseLostError, UnavailableError.
+        """
+        await self._settled()
+        if self._held:
+            held, events = self._taken()
+            now_us = self.clock.now_us()
+            await self._before_others(
+                self.runs.append(self.run_id, self.fence, nodes=held, events=events, now_us=now_us)
+            )
+            await self.notify()
+        return self._taken()[1]
+
+    async def _settled(self) -> None:
+        """Wait for what is being written that others come after."""
         while self._showing is not None:
             await asyncio.shield(self._showing)
+        if self._unwritten is not None:
+            raise self._unwritten
+
+    def _taken(self) -> tuple[Sequence[NewNode], list[NewEvent]]:
+        """Return what is kept back and forget it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        held, self._held = self._held, ()
         kept, self._kept = self._kept, []
-        return kept
+        return held, kept
+
+    async def _before_others(self, write: Coroutine[Any, Any, object]) -> None:
+        """Write an answer that was kept back: the ends of its other calls wait, and fail with it."""
+        self._showing = asyncio.get_running_loop().create_task(self._written_first(write))
+        await asyncio.shield(self._showing)
+        if self._unwritten is not None:
+            raise self._unwritten
+
+    async def _written_first(self, write: Coroutine[Any, Any, object]) -> None:
+        try:
+            await write
+        except Exception as error:  # noqa: BLE001  # raised by every write that would come after it
+            self._unwritten = error
+        finally:
+            self._showing = None
+            self._show_later()
 
     async def flush(self) -> None:
         """Write what is kept back, if anything. Raises: LeaseLostError."""
@@ -140,9 +198,11 @@ class RunCallLog:
         self._show_later()
 
     def _show_later(self) -> None:
-        if self._kept and self._timer is None and self._showing is None and not self.interruption.is_set:
+        is_idle = self._timer is None and self._showing is None and self._unwritten is None
+        if self._kept and is_idle and not self.interruption.is_set:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self.show_after_s, self._begin_to_show, loop)
+            after_s = min(HOLD_S, self.show_after_s) if self._held else self.show_after_s
+            self._timer = loop.call_later(after_s, self._begin_to_show, loop)
 
     def _begin_to_show(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
@@ -154,11 +214,13 @@ class RunCallLog:
 
         Never raises, so that its callers continue.
         """
-        events, self._kept = self._kept, []
+        held, events = self._taken()
         try:
-            await self.runs.append(self.run_id, self.fence, events=events, now_us=self.clock.now_us())
+            await self.runs.append(self.run_id, self.fence, nodes=held, events=events, now_us=self.clock.now_us())
             await self.notify()
         except (LeaseLostError, UnavailableError) as error:
+            if held:  # whether they are written is unknown, and twice they must not be
+                self._unwritten = error
             self._kept = events + self._kept
             log.info("events_kept_back", run=self.run_id, error=str(error))
             self._showing = None

@@ -45,15 +45,25 @@ class StoredTranscript:
         return await self.runs.calls(self.run_id)
 
     async def append(
-        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
+        self,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        calls: Sequence[ToolCall] = (),
+        *,
+        may_wait: bool = False,
     ) -> None:
+        clean_nodes = [clean_node(node, self.redactor) for node in nodes]
+        clean_events = [clean_event(event, self.redactor) for event in events]
+        open_rows = [row for call in calls if (row := self._open_row(call)) is not None]
+        if may_wait and not open_rows and self.log.hold(clean_nodes, clean_events):
+            return
         kept = await self.log.take()
         await self.runs.append(
             self.run_id,
             self.fence,
-            nodes=[clean_node(node, self.redactor) for node in nodes],
-            events=[*kept, *(clean_event(event, self.redactor) for event in events)],
-            calls=[row for call in calls if (row := self._open_row(call)) is not None],
+            nodes=clean_nodes,
+            events=[*kept, *clean_events],
+            calls=open_rows,
             now_us=self.clock.now_us(),
         )
         await self.log.notify()

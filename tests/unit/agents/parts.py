@@ -59,7 +59,12 @@ class Notebook:
         return self.calls_
 
     async def append(
-        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
+        self,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        calls: Sequence[ToolCall] = (),
+        *,
+        may_wait: bool = False,
     ) -> None:
         self.appends += 1
         self.written += nodes

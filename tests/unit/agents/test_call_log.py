@@ -14,7 +14,7 @@ from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.runs.events import NewNode, NodeKind
+from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.redact import redactor
@@ -361,3 +361,85 @@ async def test_a_call_that_was_discarded_with_its_answer_is_an_event_and_nothing
     assert [(name, data["error"]) for name, data in await bench.events()] == [("tool_failed", "stream_discarded")]
     assert not await bench.store.runs.nodes(bench.run_id)
     assert not await bench.store.runs.calls(bench.run_id)
+
+
+def _transcript(bench: CallLogHarness) -> StoredTranscript:
+    return StoredTranscript(bench.store, bench.log, FakeClock(), bench.run_id, bench.claim.fence, redactor([SECRET]))
+
+
+async def _answer(bench: CallLogHarness, *calls: ToolCall) -> None:
+    answer = NewNode(NodeKind.ASSISTANT, {"v": 1, "message": {}})
+    await _transcript(bench).append([answer], [NewEvent("model_responded", {})], calls, may_wait=True)
+
+
+async def _kinds(bench: CallLogHarness) -> list[NodeKind]:
+    return [node.kind for node in await bench.store.runs.nodes(bench.run_id)]
+
+
+@pytest.mark.spec("EXE-06.b", "EVT-01.b")
+async def test_an_answer_that_only_reads_is_written_with_the_first_end_of_its_calls() -> None:
+    bench = await make_bench()
+    calls = [ToolCall(f"c{number}", "test.echo", {}) for number in range(3)]
+
+    await _answer(bench, *calls)
+    before = bench.store.writes
+    await run_turn(calls, bench.pipeline)
+
+    assert (before, bench.store.writes) == (0, 3)
+    assert await _kinds(bench) == [NodeKind.ASSISTANT, *[NodeKind.TOOL_RESULT] * 3]
+    assert (await bench.types())[0] == "model_responded"
+
+
+@pytest.mark.spec("EXE-11")
+async def test_an_answer_is_written_while_a_long_read_runs() -> None:
+    bench = await make_bench(make_tool(handler=holding(lambda: bench)), show_after_s=0)
+    call = ToolCall("c1", "test.echo", {})
+
+    await _answer(bench, call)
+    running = asyncio.ensure_future(bench.pipeline.execute(call))
+    await until(lambda: _is_written(bench))
+
+    assert await _kinds(bench) == [NodeKind.ASSISTANT]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert await _kinds(bench) == [NodeKind.ASSISTANT, NodeKind.TOOL_RESULT]
+
+
+async def _is_written(bench: CallLogHarness) -> bool:
+    return bool(await bench.store.runs.nodes(bench.run_id))
+
+
+async def test_an_answer_is_written_before_whatever_else_is() -> None:
+    bench = await make_bench()
+
+    await _answer(bench, ToolCall("c1", "test.echo", {}))
+    await bench.log.note("hook_run", {})
+    kept = await bench.log.take()  # as a question takes it
+
+    assert (await bench.types(), kept) == (["model_responded", "hook_run"], [])
+    assert await _kinds(bench) == [NodeKind.ASSISTANT]
+
+
+async def test_nothing_comes_after_an_answer_that_could_not_be_written() -> None:
+    bench = await make_bench()
+    calls = [ToolCall(f"c{number}", "test.echo", {}) for number in range(2)]
+
+    await _answer(bench, *calls)
+    bench.log.fence -= 1
+    with pytest.raises(LeaseLostError):
+        await bench.pipeline.execute(calls[0])
+    bench.log.fence += 1
+
+    with pytest.raises(LeaseLostError):
+        await bench.pipeline.execute(calls[1])
+    assert await _kinds(bench) == []
+
+
+@pytest.mark.spec("EVT-05.d")
+async def test_an_answer_whose_call_keeps_its_input_apart_does_not_wait() -> None:
+    bench = await make_bench()
+
+    await _answer(bench, ToolCall("c1", "test.echo", {"text": SECRET}))
+
+    assert bench.store.writes == 1
+    assert await _kinds(bench) == [NodeKind.ASSISTANT]

@@ -69,7 +69,12 @@ class Tape:
         return list(self.rows.values())
 
     async def append(
-        self, nodes: Sequence[NewNode], events: Sequence[NewEvent], calls: Sequence[ToolCall] = ()
+        self,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        calls: Sequence[ToolCall] = (),
+        *,
+        may_wait: bool = False,
     ) -> None:
         self._write()
         self.nodes_ += nodes

@@ -299,7 +299,7 @@ class ClaimLoop:
         """Ring owners at once about what only they can do, and about work that is left for others."""
         if advance.owner_sessions:
             await self.notifier.notify_owners(sorted(advance.owner_sessions))
-        elif advance.ready_left:
+        if advance.ready_left:
             self._notify_later(NOTIFY_AGAIN_S if self._was_left else NOTIFY_FIRST_S)
         self._was_left = advance.ready_left
 

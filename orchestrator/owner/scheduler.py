@@ -17,8 +17,8 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.expansion import next_attempt
-from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import OpenTask, SessionWork, Step
 from soong.shared.engine.tasks.store import TaskStore
 
@@ -28,14 +28,6 @@ NEVER_RETRIED: Final = frozenset({"permission_timeout", "aborted_tools", "poison
 """Ends after which a person has to act first, whatever a worker says of them (DAG-05)."""
 
 BACKOFF_LIMIT_S: Final = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedTask:
-    """A task that this look ended."""
-
-    task_id: str
-    status: TaskStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.reaper import Reaper
-from soong.orchestrator.owner.scheduler import ReconcileResult, Scheduler
+from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.unschedulable import UnschedulableSteps
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotOwnerError, UnavailableError
@@ -26,7 +26,9 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership, Session
+from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import SessionWork
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.store import Store, retry_until_confirmed
 
@@ -132,6 +134,9 @@ class Orchestrator:
     _closing: set[str] = field(default_factory=set)
     """Of the owned sessions those that the end of their task closes."""
     _active: set[str] = field(default_factory=set)
+    _called: dict[str, float] = field(default_factory=dict)
+    """New sessions for which a worker was called, and until when it has for its claim, on the loop's clock."""
+    _after_calls: asyncio.TimerHandle | None = None
     _passed_over: set[str] = field(default_factory=set)
     """New sessions that were not adopted when they were heard of."""
     _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
@@ -219,7 +224,7 @@ class Orchestrator:
         """
         async with self._reconciling:
             wanted = set(session_ids)
-            is_called = False
+            is_called, news = False, set[str]()
             if not wanted <= self._owned.keys():
                 # A new session has steps that are ready, and a claim needs no owner: they begin while we look at it.
                 news = self.parts.dispatcher.news(wanted - self._owned.keys())
@@ -229,12 +234,18 @@ class Orchestrator:
                     await self._within(self.parts.dispatcher.dispatch(), 0)
                 wanted |= adopted
                 self._adopt_later(news - self._owned.keys())
+            has_ended = bool(wanted)
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
                 if ownership is not None:
-                    await self._safely(self._reconcile_session(ownership))
+                    await self._safely(self._reconcile_session(ownership, is_new=session_id in news))
+                    has_ended = has_ended and session_id not in self._owned
+                else:
+                    has_ended = False
             if is_called:  # and claims at this moment: what it leaves is counted when it has
-                self._reconcile_in(CALLED_S, ())
+                self._look_after_call(next(iter(news)))
+                return
+            if has_ended:  # nothing has become ready by this, and of what ends leave for others workers notify
                 return
             await self._within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
@@ -283,10 +294,38 @@ class Orchestrator:
         if session.closes_with_task:
             self._closing.add(session.id)
 
-    async def _reconcile_session(self, ownership: Ownership) -> None:
+    def _look_after_call(self, session_id: str) -> None:
+        """Look at what the called worker has left once it has had its time, unless the session is over by then."""
+        loop = asyncio.get_running_loop()
+        self._called[session_id] = loop.time() + CALLED_S
+        if self._after_calls is None:
+            self._after_calls = loop.call_later(CALLED_S, self._after_call)
+
+    def _after_call(self) -> None:
+        """Fill slots if a worker has had its time for a session that is not over."""
+        self._after_calls = None
+        loop = asyncio.get_running_loop()
+        first_s = min(self._called.values(), default=0.0)
+        if first_s > loop.time():
+            self._after_calls = loop.call_at(first_s, self._after_call)
+        elif self._called:
+            self._called.clear()
+            self._begin(self._safely(self.reconcile(())))
+
+    async def _look(self, ownership: Ownership, *, is_new: bool) -> tuple[SessionWork, Sequence[FinishedTask]]:
+        """Look at a session; a task that its session is to end with is ended by the same transaction.
+
+        A new one is only read: its first claim, under way now, holds its row.
+        """
+        tasks = self.parts.store.tasks
+        if ownership.session_id in self._closing and not is_new:
+            return await tasks.look_and_finish(ownership, now_us=self.parts.clock.now_us())
+        return await tasks.session_work(ownership), ()
+
+    async def _reconcile_session(self, ownership: Ownership, *, is_new: bool = False) -> None:
         session_id = ownership.session_id
         try:
-            work = await self.parts.store.tasks.session_work(ownership)
+            work, over = await self._look(ownership, is_new=is_new)
             is_closed = work.has_commands and await self.parts.commands.carry_out(ownership)
             if work.has_commands:
                 work = await self.parts.store.tasks.session_work(ownership)
@@ -298,22 +337,26 @@ class Orchestrator:
             log.info("session_left", session=session_id, reason=str(error))
             self._forget(ownership)
             return
-        if result.ended:  # first of all: somebody waits for it
+        ended = (*over, *result.ended)
+        if ended:  # first of all: somebody waits for it
             await self.parts.notifier.notify_session(session_id)
             await asyncio.sleep(0)  # it is sent before a read's thread takes the interpreter
         is_active = any(task.status is TaskStatus.RUNNING for task in result.open_tasks)
         (self._active.add if is_active else self._active.discard)(session_id)
-        if not result.open_tasks and (is_closed or await self._has_closed(result, session_id)):
+        if not result.open_tasks and (is_closed or await self._has_closed(ended, session_id)):
             self._forget(ownership)
         elif work.has_questions:
             await self.parts.broker.review([session_id])
         self._reconcile_later(session_id, result.due_us)
-        for end in result.ended:
-            await self.parts.recorder.write(end.task_id)
+        for end in ended:
+            if not end.is_recorded:
+                await self.parts.recorder.write(end.task_id)
 
-    async def _has_closed(self, result: ReconcileResult, session_id: str) -> bool:
+    async def _has_closed(self, ended: Sequence[FinishedTask], session_id: str) -> bool:
         """Say whether the end of a task, which this look brought, has closed its session."""
-        if not result.ended or session_id not in self._closing:
+        if any(end.is_closed for end in ended):
+            return True
+        if not ended or session_id not in self._closing:
             return False
         return (await self.parts.store.sessions.session(session_id)).is_closed
 
@@ -323,6 +366,7 @@ class Orchestrator:
             del self._owned[ownership.session_id]
             self._active.discard(ownership.session_id)
             self._closing.discard(ownership.session_id)
+            self._called.pop(ownership.session_id, None)
             self.parts.agents.drop(ownership.session_id)
 
     def _ask_ended(self, session_id: str, task_id: str) -> None:

@@ -194,6 +194,7 @@ OWNER_WRITES: dict[str, Write] = {
     ),
     "open_tasks": lambda scene, _: scene.store.tasks.open_tasks(scene.own),
     "session_work": lambda scene, _: scene.store.tasks.session_work(scene.own),
+    "look_and_finish": lambda scene, _: scene.store.tasks.look_and_finish(scene.own, now_us=scene.now_us),
     "pause_task": lambda scene, claim: scene.store.tasks.pause_task(
         scene.own, claim.identity.task_id, reason="x", now_us=scene.now_us
     ),

@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
+from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind, Ownership
+from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from tests.contract.scene import ContractHarness, cancelled
+from soong.shared.engine.tasks.step import SessionWork
+from tests.contract.scene import ContractHarness, cancelled, completed
 from tests.model.builders import make_map, make_owner, make_session, make_step
 
 
@@ -546,6 +549,58 @@ async def test_a_session_that_would_end_with_its_task_stays_open_when_that_faile
     status = await scene.store.tasks.finish_task(own, task_id, now_us=scene.now_us)
 
     assert (status, (await scene.store.sessions.session(own.session_id)).is_closed) == (TaskStatus.FAILED, False)
+
+
+async def test_a_look_ends_what_has_only_its_end_left_and_closes_the_session_with_it(scene: ContractHarness) -> None:
+    own = await ending_session(scene)
+    task_id = await scene.task("a", own=own)
+    claim = await scene.claim_one()
+    open_work = await scene.store.tasks.session_work(own)
+
+    assert await scene.store.tasks.look_and_finish(own, now_us=scene.now_us) == (open_work, [])
+    await scene.complete(claim)
+    work, ended = await scene.store.tasks.look_and_finish(own, now_us=scene.now_us)
+
+    assert (work, list(ended)) == (
+        SessionWork(),
+        [FinishedTask(task_id, TaskStatus.COMPLETED, is_closed=True, is_recorded=True)],
+    )
+    assert (await scene.store.sessions.session(own.session_id)).is_closed
+    assert await scene.store.tasks.unrecorded(own.owner_id) == []
+    task = await scene.store.tasks.task(task_id)
+    root = await scene.store.runs.run(task.root_run_id)
+    assert (task.status, root.status) == (TaskStatus.COMPLETED, RunStatus.COMPLETED)
+    assert await scene.store.tasks.look_and_finish(own, now_us=scene.now_us) == (SessionWork(), [])
+
+
+@pytest.mark.parametrize("usage", [Usage(requests=1), Usage(tool_calls=1)])
+async def test_a_look_leaves_the_folders_of_runs_that_did_something_to_be_written(
+    scene: ContractHarness, usage: Usage
+) -> None:
+    own = await ending_session(scene)
+    task_id = await scene.task("a", own=own)
+    claim = await scene.claim_one()
+    await scene.advance([replace(completed(claim), usage=usage)])
+
+    _, (ended,) = await scene.store.tasks.look_and_finish(own, now_us=scene.now_us)
+
+    assert (ended.is_closed, ended.is_recorded) == (True, False)
+    assert await scene.store.tasks.unrecorded(own.owner_id) == [task_id]
+
+
+async def test_a_look_ends_nothing_where_a_command_waits_or_a_step_failed(scene: ContractHarness) -> None:
+    own = await ending_session(scene)
+    task_id = await scene.task(make_step("a", on_failure=FailurePolicy.KEEP), own=own)
+    claim = await scene.claim_one()
+    await scene.fail(claim)
+    unsettled = await scene.store.tasks.session_work(own)
+    assert await scene.store.tasks.look_and_finish(own, now_us=scene.now_us) == (unsettled, [])
+    await scene.store.tasks.settle_failure(own, claim.step_key, FailurePolicy.KEEP, now_us=scene.now_us)
+    settled = await scene.store.tasks.session_work(own)
+
+    assert [task.is_due for task in settled.open_tasks] == [True]
+    assert await scene.store.tasks.look_and_finish(own, now_us=scene.now_us) == (settled, [])
+    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.RUNNING
 
 
 async def test_another_session_is_closed_by_nothing_but_a_command(scene: ContractHarness) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from soong.orchestrator.owner.run_archive import RunArchive
-from soong.orchestrator.owner.scheduler import FinishedTask
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import EndReason
+from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.shared.sandbox.rooted import RootedFolder

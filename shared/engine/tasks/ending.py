@@ -1,9 +1,10 @@
-"""A task that has ended, with all that its result tells, as one read finds it."""
+"""Tasks that have ended: with all that the result tells, as one read finds it, and as an owner's look ends them."""
 
 from collections.abc import Sequence
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.store import LastRuns
+from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 
 
@@ -14,3 +15,16 @@ class TaskEnd:
     task: Task
     steps: Sequence[Step]
     last_runs: LastRuns
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTask:
+    """A task that a look has ended.
+
+    ``is_closed``: its session was closed with it. ``is_recorded``: its runs have no folders to be written.
+    """
+
+    task_id: str
+    status: TaskStatus
+    is_closed: bool = False
+    is_recorded: bool = False

@@ -125,6 +125,12 @@ class SessionWork:
     def has_asks(self) -> bool:
         return any(task.kind is TaskKind.ASK for task in self.open_tasks)
 
+    @property
+    def ends_only(self) -> bool:
+        """Say whether nothing but the end of tasks is due."""
+        more = self.has_commands, self.is_expanding, self.has_failures, self.retry_us is not None, self.has_asks
+        return not any(more)
+
 
 @dataclass(frozen=True, slots=True)
 class StepError:

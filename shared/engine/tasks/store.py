@@ -17,7 +17,7 @@ from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.ending import TaskEnd
+from soong.shared.engine.tasks.ending import FinishedTask, TaskEnd
 from soong.shared.engine.tasks.kinds import FailurePolicy, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import (
@@ -173,6 +173,15 @@ class TaskStore(Protocol):
         """Return what there is to do in the session: its open tasks, those of them that are due, and what else.
 
         A task with a planner is never due here.
+        """
+        ...
+
+    async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> tuple[SessionWork, Sequence[FinishedTask]]:
+        """Return what there is to do as :meth:`session_work` does, after ending the tasks whose end is all of it.
+
+        They end as by :meth:`finish_task`; one that completes with few runs, none of which has a folder, is recorded
+        with its end. Where the session has more to do (a command, a map, a failure, a retry, an ask), nothing is
+        written.
         """
         ...
 

@@ -8,10 +8,11 @@ from typing import Literal, assert_never
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
+from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
@@ -29,6 +30,9 @@ from tests.model.memory.logs import end_run, note_run, note_step, tell_step
 from tests.model.memory.making import insert_run, insert_steps, open_step
 from tests.model.memory.retrying import start_again
 from tests.model.memory.rows import Rows, transaction
+
+FEW_RUNS = 32
+"""Of a task with more, the folders are looked for after its end."""
 
 
 class MemoryOwning:
@@ -204,6 +208,39 @@ class MemoryOwning:
         return ended
 
     @transaction
+    def look_and_finish(self, ownership: Ownership, *, now_us: int) -> tuple[SessionWork, Sequence[FinishedTask]]:
+        work = self._work(ownership)
+        ended = [
+            finished
+            for task in work.open_tasks
+            if work.ends_only and task.is_due and (finished := self._finish_alone(task.id, now_us)) is not None
+        ]
+        over = {one.task_id for one in ended}
+        return replace(work, open_tasks=tuple(task for task in work.open_tasks if task.id not in over)), ended
+
+    def _finish_alone(self, task_id: str, now_us: int) -> FinishedTask | None:
+        task, steps = self.rows.task(task_id), self.rows.steps_of(task_id)
+        own = [step for step in steps if not step.is_pull_worker]
+        if any(step.status not in STEP_ENDS for step in steps) or any(
+            step.status is not StepStatus.COMPLETED for step in own
+        ):
+            return None
+        self._tell_maps(task, now_us)
+        runs = [run for run in self.rows.runs.values() if run.identity.task_id == task_id]
+        folders = [
+            run
+            for run in runs
+            if run.usage != Usage()
+            or (run.id != task.root_run_id and run.started_us is not None and run.status is not RunStatus.COMPLETED)
+        ]
+        is_recorded = len(runs) <= FEW_RUNS and not folders
+        status = self._end_task(task, TaskEvent.COMPLETE, "", now_us).status
+        self._close_with_task(task.session_id)
+        if is_recorded:
+            self.rows.recorded.add(task_id)
+        return FinishedTask(task_id, status, self.rows.session(task.session_id).is_closed, is_recorded)
+
+    @transaction
     def unrecorded(self, owner_id: str) -> Sequence[str]:
         return [
             task.id
@@ -226,6 +263,9 @@ class MemoryOwning:
 
     @transaction
     def session_work(self, ownership: Ownership) -> SessionWork:
+        return self._work(ownership)
+
+    def _work(self, ownership: Ownership) -> SessionWork:
         self.rows.owned(ownership)
         session_id = ownership.session_id
         steps = [step for step in self.rows.steps.values() if step.session_id == session_id]

@@ -28,7 +28,11 @@ class TableRead:
 
     def read(self, tx: Transaction, **parameters: Any) -> Sequence[Any]:
         """Return the rows; their fields have the names of the columns."""
-        return list(map(self._row_of, tx.rows(self.statement, **parameters)))
+        return self.rows_of(tx.rows(self.statement, **parameters))
+
+    def rows_of(self, rows: Iterable[Sequence[Any]]) -> Sequence[Any]:
+        """Return rows of the statement that was sent, with the names of the columns."""
+        return list(map(self._row_of, rows))
 
     def first(self, tx: Transaction, **parameters: Any) -> Any:
         """Return the first row, or None."""

@@ -18,7 +18,7 @@ from soong.shared.storage.sql.engine.rows import call_of, events_of, node_of, ru
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import calls, events, nodes, runs, surfaces, taints
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, put_call, write_runs
 from soong.shared.storage.sql.tasks.taint import is_tainted
 from soong.shared.tools.surface import Surface
@@ -110,11 +110,24 @@ def _is_of_outcome(event: Event) -> bool:
 
 def last_runs_of(tx: Transaction, task_id: str) -> LastRuns:
     """See :meth:`soong.shared.engine.runs.store.RunStore.last_runs`."""
-    digests: dict[str, str] = dict(tx.rows(LAST_SURFACES, task_id=task_id))
+    return last_runs_of_rows(tx, *send_last_runs(tx, task_id))
+
+
+def send_last_runs(tx: Transaction, task_id: str) -> tuple[Reply, Reply]:
+    """Ask for what the last runs of a task tell; inside a pipeline, with what else is asked."""
+    return (
+        tx.send(LAST_SURFACES, task_id=task_id),
+        tx.send(RESULT_EVENTS, task_id=task_id, types=OUTCOME_EVENTS, deliverable=_DELIVERABLE, patterns=_PATTERNS),
+    )
+
+
+def last_runs_of_rows(tx: Transaction, surfaces: Reply, result_events: Reply) -> LastRuns:
+    """Return what the replies to :func:`send_last_runs` tell."""
+    digests: dict[str, str] = dict(surfaces.rows())
     bodies = tx.rows(SURFACE_BODIES, digests=sorted(set(digests.values()))) if digests else ()
     # A step that is pulled has an empty surface: the run that claims it uses its own.
     tools = {digest: Surface.from_json(stored).tools for digest, body in bodies if (stored := unpack(body))}
-    told = tx.rows(RESULT_EVENTS, task_id=task_id, types=OUTCOME_EVENTS, deliverable=_DELIVERABLE, patterns=_PATTERNS)
+    told = result_events.rows()
     granted = {run_id: tools[digest] for run_id, digest in digests.items() if digest in tools}
     return LastRuns(granted, list(filter(_is_of_outcome, events_of(map(_EventRow._make, told)))))
 

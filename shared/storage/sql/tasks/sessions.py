@@ -38,7 +38,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import commands, owners, responders, sessions, workers
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 
 _ORDER: Final = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
 _GONE: Final[ColumnElement[str]] = literal_column("'gone'")
@@ -331,6 +331,18 @@ def add_session(tx: Transaction, trail: AuditTrail, session: Session, values: Ma
     """Insert a session by its row, and note it in the audit log; nothing happens when it exists."""
     if _add(tx, sessions, values):
         trail.note(tx, [of_session(session)], session.created_us)
+
+
+def send_session(tx: Transaction, trail: AuditTrail, values: Mapping[str, object]) -> tuple[Reply, Reply]:
+    """Insert a session by its row inside a pipeline; :func:`note_session` takes the replies once they are there."""
+    return tx.send(_added(sessions.name, tuple(values)), **values), trail.head(tx)
+
+
+def note_session(tx: Transaction, trail: AuditTrail, session: Session, replies: tuple[Reply, Reply]) -> None:
+    """Note a session in the audit log, unless it existed."""
+    added, head = replies
+    if added.rows():
+        trail.add(tx, head, [of_session(session)], session.created_us)
 
 
 def read_workers(rows: Iterable[Any], busy: Mapping[str, int]) -> Iterator[Worker]:

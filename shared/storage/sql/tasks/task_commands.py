@@ -10,22 +10,45 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
+from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
 from soong.shared.storage.sql.claims.readiness import tell_maps
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.ownership import check_owned, command_done, owned_task
+from soong.shared.storage.sql.engine.ownership import (
+    OWNED,
+    OWNED_TASK,
+    check_owned,
+    check_owner,
+    command_done,
+    owned_task,
+)
 from soong.shared.storage.sql.engine.rows import plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
 from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
 from soong.shared.storage.sql.tasks.task_updates import SqlChanging
 
 MOVE_TASK: Final = Statement(
-    "move task: to its next status; its folders are to be written again in any case",
-    "UPDATE tasks SET status = :status, reason = :reason, ended_us = :ended_us, is_recorded = 0 WHERE id = :task_id",
+    "move task: to its next status; its folders are to be written again, unless none is to be written",
+    """
+    UPDATE tasks SET status = :status, reason = :reason, ended_us = :ended_us, is_recorded = :is_recorded
+    WHERE id = :task_id
+    """,
+)
+FEW_RUNS: Final = 32
+"""More are not looked at in the transaction that ends their task: what has to be written of them is found later."""
+RUNS_WITH_FOLDERS: Final = Statement(
+    "runs with folders: whether a task that completes has one besides its root run, or has too many runs to tell",
+    """
+    SELECT count(*), coalesce(sum(CASE
+        WHEN few.usage <> '{}' OR (few.started_us IS NOT NULL AND few.status <> 'completed') THEN 1 ELSE 0 END), 0)
+    FROM (SELECT usage, started_us, CASE WHEN id = (SELECT root_run_id FROM tasks WHERE id = :task_id)
+                                         THEN 'completed' ELSE status END AS status
+          FROM runs WHERE task_id = :task_id LIMIT :most) AS few
+    """,
 )
 UNRECORDED: Final = Statement(
     "unrecorded: tasks that are over, of sessions of this owner or of nobody's, whose folders are not written",
@@ -122,6 +145,7 @@ CLOSE_WITH_TASK: Final = Statement(
     """
     UPDATE sessions SET is_closed = 1 WHERE id = :session_id AND closes_with_task = 1
       AND NOT EXISTS (SELECT 1 FROM tasks WHERE session_id = :session_id AND status <> 'completed')
+    RETURNING id
     """,
 )
 IDS_BY_STATUS: Final = Statement(
@@ -173,18 +197,32 @@ class SqlTaskCommands(SqlChanging):
     async def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:
         def read(tx: Transaction) -> list[OpenTask]:
             check_owned(tx, ownership, is_read=True)
-            return list(_open_tasks(tx, ownership))
+            return list(_open_tasks(tx.rows(OPEN_TASKS, session_id=ownership.session_id)))
 
         return await self._database.read(read)
 
     async def session_work(self, ownership: Ownership) -> SessionWork:
         def read(tx: Transaction) -> SessionWork:
             check_owned(tx, ownership, is_read=True)
-            commands, expanding, failures, retry_us, asked = tx.rows(SESSION_WORK, session_id=ownership.session_id)[0]
-            found = tuple(_with_ends(tx, ownership))
-            return SessionWork(found, bool(commands), bool(expanding), bool(failures), retry_us, bool(asked))
+            row = tx.rows(SESSION_WORK, session_id=ownership.session_id)[0]
+            tasks = tx.rows(OPEN_TASKS, session_id=ownership.session_id)
+            return _with_due(tx, ownership, _seen(row, tasks))
 
         return await self._database.read(read)
+
+    async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> tuple[SessionWork, Sequence[FinishedTask]]:
+        def write(tx: Transaction) -> tuple[SessionWork, Sequence[FinishedTask]]:
+            with tx.pipeline():
+                owned = tx.send(OWNED, session_id=ownership.session_id)
+                work_row = tx.send(SESSION_WORK, session_id=ownership.session_id)
+                tasks = tx.send(OPEN_TASKS, session_id=ownership.session_id)
+            check_owner(owned.rows(), ownership)
+            work = _seen(work_row.rows()[0], tasks.rows())
+            if not work.ends_only:
+                return _with_due(tx, ownership, work), []
+            return _finish_all(tx, ownership, work, now_us)
+
+        return await self._database.write(write)
 
     async def unrecorded(self, owner_id: str) -> Sequence[str]:
         return await self._database.read(lambda tx: tx.column(UNRECORDED, owner_id=owner_id))
@@ -278,19 +316,38 @@ class SqlTaskCommands(SqlChanging):
         return await self._database.write(write)
 
 
-def _open_tasks(tx: Transaction, ownership: Ownership) -> Iterator[OpenTask]:
-    for task_id, status, kind, has_planner in tx.rows(OPEN_TASKS, session_id=ownership.session_id):
+def _open_tasks(rows: Sequence[Row]) -> Iterator[OpenTask]:
+    for task_id, status, kind, has_planner in rows:
         yield OpenTask(task_id, TaskStatus(status), TaskKind(kind), bool(has_planner))
 
 
-def _with_ends(tx: Transaction, ownership: Ownership) -> Iterator[OpenTask]:
-    for task in _open_tasks(tx, ownership):
-        yield task if task.has_planner else replace(task, is_due=_left(tx, ownership, task.id).is_due)
+def _seen(row: Row, tasks: Sequence[Row]) -> SessionWork:
+    """Return what rows of ``SESSION_WORK`` and ``OPEN_TASKS`` say; which tasks are due they do not."""
+    commands, expanding, failures, retry_us, asked = row
+    found = tuple(_open_tasks(tasks))
+    return SessionWork(found, bool(commands), bool(expanding), bool(failures), retry_us, bool(asked))
 
 
-def move_task(tx: Transaction, task_id: str, status: TaskStatus, reason: str, ended_us: int | None) -> None:
-    """Write a task's next status."""
-    tx.rows(MOVE_TASK, task_id=task_id, status=status.value, reason=plain(reason), ended_us=ended_us)
+def _with_due(tx: Transaction, ownership: Ownership, work: SessionWork) -> SessionWork:
+    found = (
+        task if task.has_planner else replace(task, is_due=_left(tx, ownership, task.id).is_due)
+        for task in work.open_tasks
+    )
+    return replace(work, open_tasks=tuple(found))
+
+
+def move_task(
+    tx: Transaction,
+    task_id: str,
+    status: TaskStatus,
+    reason: str,
+    ended_us: int | None,
+    *,
+    is_recorded: bool = False,
+) -> None:
+    """Write a task's next status; ``is_recorded`` when there is no folder to be written."""
+    told = {"status": status.value, "reason": plain(reason), "ended_us": ended_us}
+    tx.rows(MOVE_TASK, task_id=task_id, is_recorded=int(is_recorded), **told)
 
 
 def _pause_steps(tx: Transaction, task_id: str, *, is_paused: int) -> None:
@@ -342,9 +399,60 @@ def _finish(
     if not left.has_losses:
         status = _end(tx, run_log, task_id, root_run_id, status, TaskEvent.COMPLETE, "", now_us)
         if tx.value(HELD_SESSION, session_id=ownership.session_id):
-            tx.count(CLOSE_WITH_TASK, session_id=ownership.session_id)
+            tx.rows(CLOSE_WITH_TASK, session_id=ownership.session_id)
     else:
         reason = why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))
         status = _end(tx, run_log, task_id, root_run_id, status, TaskEvent.FAIL, reason, now_us)
     run_log.flush(tx)
     return status, left
+
+
+def _finish_all(
+    tx: Transaction, ownership: Ownership, work: SessionWork, now_us: int
+) -> tuple[SessionWork, list[FinishedTask]]:
+    """End the tasks that have nothing left; return the others, each with whether it is due, and those that ended."""
+    left: list[OpenTask] = []
+    ended: list[FinishedTask] = []
+    for task in work.open_tasks:
+        if task.has_planner:
+            left.append(task)
+            continue
+        found = _finish_alone(tx, ownership, task.id, now_us)
+        if isinstance(found, FinishedTask):
+            ended.append(found)
+        else:
+            left.append(replace(task, is_due=found.is_due))
+    return replace(work, open_tasks=tuple(left)), ended
+
+
+def _finish_alone(tx: Transaction, ownership: Ownership, task_id: str, now_us: int) -> FinishedTask | _RemainingWork:
+    """End a task of which nothing is left and nothing was lost, in two round trips; else return what is left.
+
+    The task is held before what is left of it is read: each statement sees what has been committed before it.
+    """
+    session_id = ownership.session_id
+    with tx.pipeline():
+        held = tx.send(OWNED_TASK, task_id=task_id, session_id=session_id)
+        left_row = tx.send(LEFT, task_id=task_id, session_id=session_id)
+        with_folders = tx.send(RUNS_WITH_FOLDERS, task_id=task_id, most=FEW_RUNS + 1)
+        session_row = tx.send(HELD_SESSION, session_id=session_id)
+    was, root_run_id, _ = held.rows()[0]
+    left = _RemainingWork(*map(bool, left_row.rows()[0]))
+    if left.is_open or left.has_losses:
+        return left
+    number, folders = with_folders.rows()[0]
+    is_recorded = number <= FEW_RUNS and not folders
+    run_log = RunLogBuffer(now_us)
+    if left.has_untold_maps:
+        tell_maps(tx, run_log, task_id, root_run_id)
+    status = advance_task(TaskStatus(was), TaskEvent.COMPLETE)
+    note, run_status, end_reason = _ENDS[TaskEvent.COMPLETE]
+    run_log.note(root_run_id, note, task=task_id, reason="")
+    run_log.end(root_run_id, run_status, end_reason)
+    closing: Reply | None = None
+    with tx.pipeline():
+        move_task(tx, task_id, status, "", now_us, is_recorded=is_recorded)
+        run_log.flush(tx)
+        if session_row.rows()[0][0]:
+            closing = tx.send(CLOSE_WITH_TASK, session_id=session_id)
+    return FinishedTask(task_id, status, closing is not None and bool(closing.rows()), is_recorded)

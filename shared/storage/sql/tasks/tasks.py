@@ -30,10 +30,10 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import steps, tasks
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
-from soong.shared.storage.sql.tasks.runs import last_runs_of
-from soong.shared.storage.sql.tasks.sessions import REOPEN, add_session, session_values
+from soong.shared.storage.sql.tasks.runs import last_runs_of_rows, send_last_runs
+from soong.shared.storage.sql.tasks.sessions import REOPEN, note_session, send_session, session_values
 from soong.shared.storage.sql.tasks.step_states import read_states
 
 INSERT_TASKS: Final = Insert(
@@ -109,8 +109,14 @@ class SqlTasks:
         )
 
         def write(tx: Transaction) -> None:
-            add_session(tx, self._trail, session, values)
-            _create(tx, task, rows)
+            with tx.pipeline():
+                added = send_session(tx, self._trail, values)
+                found = _send_looks(tx, task)
+            is_new = _is_new(tx, task, *found)
+            with tx.pipeline():
+                note_session(tx, self._trail, session, added)
+                if is_new:
+                    _put_all(tx, rows)
 
         await self._database.write(write)
 
@@ -159,8 +165,13 @@ class SqlTasks:
             status = _status_of(tx, task_id)
             if not status.is_terminal:
                 return status
-            own = read_steps(tx, STEPS_OF_TASK, task_id=task_id)
-            return TaskEnd(read_task(tx, task_id), own, last_runs_of(tx, task_id))
+            with tx.pipeline():
+                task = tx.send(TASK.statement, task_id=task_id)
+                edges = tx.send(STEPS_OF_TASK.edges, task_id=task_id)
+                own = tx.send(STEPS_OF_TASK.steps.statement, task_id=task_id)
+                told = send_last_runs(tx, task_id)
+            steps_read = steps_of_rows(edges.rows(), STEPS_OF_TASK.steps.rows_of(own.rows()))
+            return TaskEnd(task_of(TASK.rows_of(task.rows())[0]), steps_read, last_runs_of_rows(tx, *told))
 
         return await self._database.read(read)
 
@@ -187,22 +198,46 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
 
 
 def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
-    is_closed = tx.value(HELD_SESSION, session_id=task.session_id)
-    if is_closed is None:
+    with tx.pipeline():
+        found = _send_looks(tx, task)
+    if _is_new(tx, task, *found):
+        with tx.pipeline():
+            _put_all(tx, rows)
+
+
+def _send_looks(tx: Transaction, task: NewTask) -> tuple[Reply, Reply, Reply]:
+    """Ask for what is there of a new task's session and of its id, in one round trip."""
+    return (
+        tx.send(HELD_SESSION, session_id=task.session_id),
+        tx.send(TASK_SESSION, task_id=task.id),
+        tx.send(LEFT_OF_TASK, task_id=task.id),
+    )
+
+
+def _is_new(tx: Transaction, task: NewTask, held: Reply, written: Reply, left: Reply) -> bool:
+    """Say whether a task is to be written; a closed session is reopened for it.
+
+    Raises: NotFoundError, ConflictError, UnavailableError.
+    """
+    sessions_held = held.rows()
+    if not sessions_held:
         raise NotFoundError("session", task.session_id)
-    written_in = tx.value(TASK_SESSION, task_id=task.id)
-    if written_in is not None:
+    for (written_in,) in written.rows():
         if written_in != task.session_id:
             raise ConflictError(f"there is a task {task.id} in another session already")
-        return
+        return False
     planner = task.root_run.identity.parent_run_id
     if planner and not tx.rows(PLANNER, run_id=planner):
         raise ConflictError(NO_PLANNER)
-    if tx.rows(LEFT_OF_TASK, task_id=task.id):
+    if left.rows():
         problem = f"a former task {task.id} is being removed; submit it again, after `soong gc` if that was interrupted"
         raise UnavailableError(problem)
-    if is_closed:
+    if sessions_held[0][0]:
         tx.count(REOPEN, session_id=task.session_id)
+    return True
+
+
+def _put_all(tx: Transaction, rows: Sequence[ReadyRows]) -> None:
     for ready in rows:
         tx.put(ready)
 
@@ -232,7 +267,12 @@ def read_step(tx: Transaction, step_key: str) -> Step:
 
 def read_steps(tx: Transaction, wanted: StepRead, **parameters: Any) -> list[Step]:
     """Return the steps of a read in the order in which they were inserted."""
+    return steps_of_rows(tx.rows(wanted.edges, **parameters), wanted.steps.read(tx, **parameters))
+
+
+def steps_of_rows(edges: Sequence[Row], rows: Sequence[Any]) -> list[Step]:
+    """Return steps of their rows, with what each of them waits for."""
     depends_on: dict[str, list[str]] = {}
-    for child, parent in tx.rows(wanted.edges, **parameters):
+    for child, parent in edges:
         depends_on.setdefault(child, []).append(parent)
-    return [step_of(row, depends_on.get(row.key, ())) for row in wanted.steps.read(tx, **parameters)]
+    return [step_of(row, depends_on.get(row.key, ())) for row in rows]

@@ -26,9 +26,8 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership, Session
-from soong.shared.engine.tasks.ending import FinishedTask
+from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import SessionWork
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.store import Store, retry_until_confirmed
 
@@ -225,11 +224,19 @@ class Orchestrator:
         async with self._reconciling:
             wanted = set(session_ids)
             is_called, news = False, set[str]()
-            if not wanted <= self._owned.keys():
+            looks: dict[str, SessionLook] = {}
+            if strangers := wanted - self._owned.keys():
                 # A new session has steps that are ready, and a claim needs no owner: they begin while we look at it.
-                news = self.parts.dispatcher.news(wanted - self._owned.keys())
+                news = self.parts.dispatcher.news(strangers)
                 is_called = len(wanted) == len(news) == 1 and await self.parts.dispatcher.call_worker()
-                adopted = await self._within(self._adopt(), set())
+                if is_called and not await self._within(self.parts.store.sessions.needing_owner(news), tuple(news)):
+                    # Its end, or what the worker leaves, is heard of or looked for soon, and it is adopted with that.
+                    self._look_after_call(next(iter(news)))
+                    return
+                if strangers <= self._called.keys():
+                    adopted = await self._within(self._take_over(strangers, looks), set())
+                else:
+                    adopted = await self._within(self._adopt(), set())
                 if not is_called and (adopted & news or adopted - wanted):
                     await self._within(self.parts.dispatcher.dispatch(), 0)
                 wanted |= adopted
@@ -238,7 +245,8 @@ class Orchestrator:
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
                 if ownership is not None:
-                    await self._safely(self._reconcile_session(ownership, is_new=session_id in news))
+                    look = self._reconcile_session(ownership, looks.get(session_id), is_new=session_id in news)
+                    await self._safely(look)
                     has_ended = has_ended and session_id not in self._owned
                 else:
                     has_ended = False
@@ -272,6 +280,18 @@ class Orchestrator:
             self._remember(session)
             log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
         return {session.id for session in adopted}
+
+    async def _take_over(self, expected: set[str], looks: dict[str, SessionLook]) -> set[str]:
+        """Adopt sessions that a worker was called for, with the look at each by the same transaction."""
+        tasks, now_us = self.parts.store.tasks, self.parts.clock.now_us()
+        adopted = set()
+        for session, look in await tasks.take_over(self.owner_id, expected, now_us=now_us):
+            self._remember(session)
+            adopted.add(session.id)
+            if look is not None:
+                looks[session.id] = look
+            log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
+        return adopted
 
     def _adopt_later(self, passed_over: set[str]) -> None:
         """Try again soon to adopt new sessions that were passed over: a claim may hold their rows."""
@@ -309,10 +329,10 @@ class Orchestrator:
         if first_s > loop.time():
             self._after_calls = loop.call_at(first_s, self._after_call)
         elif self._called:
-            self._called.clear()
-            self._begin(self._safely(self.reconcile(())))
+            called, self._called = self._called.keys() - self._owned.keys(), {}
+            self._begin(self._safely(self.reconcile(called)))
 
-    async def _look(self, ownership: Ownership, *, is_new: bool) -> tuple[SessionWork, Sequence[FinishedTask]]:
+    async def _look(self, ownership: Ownership, *, is_new: bool) -> SessionLook:
         """Look at a session; a task that its session is to end with is ended by the same transaction.
 
         A new one is only read: its first claim, under way now, holds its row.
@@ -322,10 +342,13 @@ class Orchestrator:
             return await tasks.look_and_finish(ownership, now_us=self.parts.clock.now_us())
         return await tasks.session_work(ownership), ()
 
-    async def _reconcile_session(self, ownership: Ownership, *, is_new: bool = False) -> None:
+    async def _reconcile_session(
+        self, ownership: Ownership, look: SessionLook | None = None, *, is_new: bool = False
+    ) -> None:
+        """Do what is due in a session; ``look`` is what has just been seen of it."""
         session_id = ownership.session_id
         try:
-            work, over = await self._look(ownership, is_new=is_new)
+            work, over = look or await self._look(ownership, is_new=is_new)
             is_closed = work.has_commands and await self.parts.commands.carry_out(ownership)
             if work.has_commands:
                 work = await self.parts.store.tasks.session_work(ownership)

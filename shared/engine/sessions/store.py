@@ -4,7 +4,7 @@ Every adapter passes tests/contract. All methods are atomic: one transaction eac
 ``now_us`` for the record only; whether somebody lives is judged by watching beat counters, never by comparing clocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from soong.shared.engine.sessions.session import (
@@ -65,6 +65,13 @@ class SessionStore(Protocol):
         """Take every open session without an owner: set owner_id, epoch + 1. Two adopters never both get one.
 
         An owner that is gone gets none.
+        """
+        ...
+
+    async def needing_owner(self, session_ids: Collection[str]) -> Sequence[str]:
+        """Return which of these new sessions need an owner before the work of their task ends.
+
+        Not those that are to end with their task, ask nobody, have no map to expand and no open command.
         """
         ...
 

@@ -1,11 +1,12 @@
 """Tasks that have ended: with all that the result tells, as one read finds it, and as an owner's look ends them."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.store import LastRuns
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.engine.tasks.step import SessionWork, Step, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +29,7 @@ class FinishedTask:
     status: TaskStatus
     is_closed: bool = False
     is_recorded: bool = False
+
+
+SessionLook: TypeAlias = tuple[SessionWork, Sequence[FinishedTask]]
+"""What there is to do in a session, and the tasks that the look at it has ended."""

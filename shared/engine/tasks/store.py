@@ -9,7 +9,7 @@ task's own, are in the log of the task's root run. A run that is ended with its 
 ended in the same transaction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Literal, Protocol
 
 from soong.shared.core.identity import OWN, Origin
@@ -17,7 +17,7 @@ from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.ending import FinishedTask, TaskEnd
+from soong.shared.engine.tasks.ending import SessionLook, TaskEnd
 from soong.shared.engine.tasks.kinds import FailurePolicy, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import (
@@ -176,12 +176,21 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> tuple[SessionWork, Sequence[FinishedTask]]:
+    async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
         """Return what there is to do as :meth:`session_work` does, after ending the tasks whose end is all of it.
 
         They end as by :meth:`finish_task`; one that completes with few runs, none of which has a folder, is recorded
         with its end. Where the session has more to do (a command, a map, a failure, a retry, an ask), nothing is
         written.
+        """
+        ...
+
+    async def take_over(
+        self, owner_id: str, session_ids: Collection[str], *, now_us: int
+    ) -> Sequence[tuple[Session, SessionLook | None]]:
+        """Take the open sessions without an owner as :meth:`SessionStore.adopt_sessions` does.
+
+        Of those named that are to end with their task also look and finish, by the same transaction.
         """
         ...
 

@@ -7,7 +7,7 @@ from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.sessions.session import ProcessState, Session
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
@@ -16,6 +16,17 @@ from soong.shared.permissions.audit_log.notes import of_session
 from tests.model.memory.auditing import add_notes
 from tests.model.memory.logs import note_run, note_step, tell_step, write_nodes
 from tests.model.memory.rows import Rows
+
+
+def adopt(rows: Rows, owner_id: str) -> Sequence[Session]:
+    """Give every open session without an owner to one that lives."""
+    owner = rows.owners.get(owner_id)
+    if owner is None or owner.state is ProcessState.GONE:
+        return []
+    free = [session for session in rows.sessions.values() if not session.owner_id and not session.is_closed]
+    adopted = [replace(session, owner_id=owner_id, owner_epoch=session.owner_epoch + 1) for session in free]
+    rows.sessions.update({session.id: session for session in adopted})
+    return adopted
 
 
 def add_session(rows: Rows, session: Session) -> None:

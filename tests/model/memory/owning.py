@@ -1,7 +1,7 @@
 """The owner's side of tasks in memory: expanding, settling, pausing, cancelling, finishing."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal, assert_never
 
@@ -10,9 +10,9 @@ from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
-from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import check_over, why_failed
-from soong.shared.engine.tasks.ending import FinishedTask
+from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
@@ -27,7 +27,7 @@ from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step,
 from soong.shared.permissions.request import RequestState
 from tests.model.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
 from tests.model.memory.logs import end_run, note_run, note_step, tell_step
-from tests.model.memory.making import insert_run, insert_steps, open_step
+from tests.model.memory.making import adopt, insert_run, insert_steps, open_step
 from tests.model.memory.retrying import start_again
 from tests.model.memory.rows import Rows, transaction
 
@@ -208,7 +208,24 @@ class MemoryOwning:
         return ended
 
     @transaction
-    def look_and_finish(self, ownership: Ownership, *, now_us: int) -> tuple[SessionWork, Sequence[FinishedTask]]:
+    def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
+        return self._look_and_finish(ownership, now_us)
+
+    @transaction
+    def take_over(
+        self, owner_id: str, session_ids: Collection[str], *, now_us: int
+    ) -> Sequence[tuple[Session, SessionLook | None]]:
+        return [
+            (
+                session,
+                self._look_and_finish(session.ownership, now_us)
+                if session.closes_with_task and session.id in session_ids
+                else None,
+            )
+            for session in adopt(self.rows, owner_id)
+        ]
+
+    def _look_and_finish(self, ownership: Ownership, now_us: int) -> SessionLook:
         work = self._work(ownership)
         ended = [
             finished

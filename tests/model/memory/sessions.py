@@ -1,11 +1,12 @@
 """Sessions, owners, responders, commands and workers in memory."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.sessions.session import (
+    ApprovalMode,
     Command,
     CommandKind,
     Owner,
@@ -16,7 +17,8 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
-from tests.model.memory.making import add_session
+from soong.shared.engine.tasks.status import StepStatus
+from tests.model.memory.making import add_session, adopt
 from tests.model.memory.rows import Rows, page_before, transaction
 
 _ORDER = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
@@ -89,13 +91,19 @@ class MemorySessions:
 
     @transaction
     def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
-        owner = self.rows.owners.get(owner_id)
-        if owner is None or owner.state is ProcessState.GONE:
-            return []
-        free = [session for session in self.rows.sessions.values() if not session.owner_id and not session.is_closed]
-        adopted = [replace(session, owner_id=owner_id, owner_epoch=session.owner_epoch + 1) for session in free]
-        self.rows.sessions.update({session.id: session for session in adopted})
-        return adopted
+        return adopt(self.rows, owner_id)
+
+    @transaction
+    def needing_owner(self, session_ids: Collection[str]) -> Sequence[str]:
+        commands = [one for one in self.rows.commands.values() if one.id not in self.rows.ended_commands]
+        busy = {step.session_id for step in self.rows.steps.values() if step.status is StepStatus.EXPANDING}
+        busy |= {command.session_id for command in commands}
+        found = [session for session in self.rows.sessions.values() if session.id in session_ids]
+        return [
+            session.id
+            for session in found
+            if not session.closes_with_task or session.approval_mode is not ApprovalMode.DENY or session.id in busy
+        ]
 
     @transaction
     def busy_sessions(self, owner_id: str) -> Sequence[str]:

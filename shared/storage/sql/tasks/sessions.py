@@ -1,6 +1,6 @@
 """Sessions and the processes around them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final
@@ -90,6 +90,16 @@ BUSY: Final = Statement(
         UNION SELECT session_id FROM commands WHERE is_ended = 0
     ) AS open_work JOIN sessions AS s ON s.id = open_work.session_id
     WHERE s.owner_id = :owner_id ORDER BY s.ordinal
+    """,
+)
+NEEDING_OWNER: Final = Statement(
+    "needing owner: new sessions whose owner has something to do before the work of their task ends",
+    """
+    SELECT id FROM sessions WHERE id IN @ids AND (
+        closes_with_task = 0 OR approval_mode <> 'deny'
+        OR EXISTS (SELECT 1 FROM steps WHERE steps.session_id = sessions.id AND steps.status = 'expanding')
+        OR EXISTS (SELECT 1 FROM commands WHERE commands.session_id = sessions.id AND commands.is_ended = 0)
+    )
     """,
 )
 LIVE_OWNER: Final = Statement(
@@ -188,13 +198,12 @@ class SqlSessions:
         def look(tx: Transaction) -> bool:
             return bool(tx.rows(FREE_SESSION))
 
-        def write(tx: Transaction) -> list[Session]:
-            if not tx.rows(LIVE_OWNER, owner_id=owner_id):
-                return []
-            ids = tx.column(ADOPT, owner_id=owner_id)
-            return [session_of(row) for row in ADOPTED.read(tx, ids=ids)] if ids else []
+        if not await self._database.read(look):
+            return []
+        return await self._database.write(lambda tx: adopt(tx, owner_id))
 
-        return await self._database.write(write) if await self._database.read(look) else []
+    async def needing_owner(self, session_ids: Collection[str]) -> Sequence[str]:
+        return await self._database.read(lambda tx: tx.column(NEEDING_OWNER, ids=sorted(session_ids)))
 
     async def busy_sessions(self, owner_id: str) -> Sequence[str]:
         return await self._database.read(lambda tx: tx.column(BUSY, owner_id=owner_id))
@@ -325,6 +334,15 @@ def session_values(session: Session) -> Mapping[str, object]:
         "project_id": session.project_id,
         "closes_with_task": int(session.closes_with_task),
     }
+
+
+def adopt(tx: Transaction, owner_id: str) -> list[Session]:
+    """Take every open session without an owner."""
+    with tx.pipeline():
+        live = tx.send(LIVE_OWNER, owner_id=owner_id)
+        adopted = tx.send(ADOPT, owner_id=owner_id)
+    ids = [row[0] for row in adopted.rows()] if live.rows() else []
+    return [session_of(row) for row in ADOPTED.read(tx, ids=ids)] if ids else []
 
 
 def add_session(tx: Transaction, trail: AuditTrail, session: Session, values: Mapping[str, object]) -> None:

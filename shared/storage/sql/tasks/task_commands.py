@@ -1,6 +1,6 @@
 """The owner's side of tasks: pausing, cancelling, finishing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -8,9 +8,9 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
-from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import check_over, why_failed
-from soong.shared.engine.tasks.ending import FinishedTask
+from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
@@ -29,6 +29,7 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
 from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
+from soong.shared.storage.sql.tasks.sessions import adopt
 from soong.shared.storage.sql.tasks.task_updates import SqlChanging
 
 MOVE_TASK: Final = Statement(
@@ -210,17 +211,22 @@ class SqlTaskCommands(SqlChanging):
 
         return await self._database.read(read)
 
-    async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> tuple[SessionWork, Sequence[FinishedTask]]:
-        def write(tx: Transaction) -> tuple[SessionWork, Sequence[FinishedTask]]:
-            with tx.pipeline():
-                owned = tx.send(OWNED, session_id=ownership.session_id)
-                work_row = tx.send(SESSION_WORK, session_id=ownership.session_id)
-                tasks = tx.send(OPEN_TASKS, session_id=ownership.session_id)
-            check_owner(owned.rows(), ownership)
-            work = _seen(work_row.rows()[0], tasks.rows())
-            if not work.ends_only:
-                return _with_due(tx, ownership, work), []
-            return _finish_all(tx, ownership, work, now_us)
+    async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
+        return await self._database.write(lambda tx: _look_and_finish(tx, ownership, now_us))
+
+    async def take_over(
+        self, owner_id: str, session_ids: Collection[str], *, now_us: int
+    ) -> Sequence[tuple[Session, SessionLook | None]]:
+        def write(tx: Transaction) -> list[tuple[Session, SessionLook | None]]:
+            return [
+                (
+                    session,
+                    _look_and_finish(tx, session.ownership, now_us)
+                    if session.closes_with_task and session.id in session_ids
+                    else None,
+                )
+                for session in adopt(tx, owner_id)
+            ]
 
         return await self._database.write(write)
 
@@ -407,9 +413,19 @@ def _finish(
     return status, left
 
 
-def _finish_all(
-    tx: Transaction, ownership: Ownership, work: SessionWork, now_us: int
-) -> tuple[SessionWork, list[FinishedTask]]:
+def _look_and_finish(tx: Transaction, ownership: Ownership, now_us: int) -> SessionLook:
+    with tx.pipeline():
+        owned = tx.send(OWNED, session_id=ownership.session_id)
+        work_row = tx.send(SESSION_WORK, session_id=ownership.session_id)
+        tasks = tx.send(OPEN_TASKS, session_id=ownership.session_id)
+    check_owner(owned.rows(), ownership)
+    work = _seen(work_row.rows()[0], tasks.rows())
+    if not work.ends_only:
+        return _with_due(tx, ownership, work), []
+    return _finish_all(tx, ownership, work, now_us)
+
+
+def _finish_all(tx: Transaction, ownership: Ownership, work: SessionWork, now_us: int) -> SessionLook:
     """End the tasks that have nothing left; return the others, each with whether it is due, and those that ended."""
     left: list[OpenTask] = []
     ended: list[FinishedTask] = []

@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
@@ -9,10 +12,12 @@ from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import Ownership, Session
-from soong.shared.engine.tasks.step import SessionWork
-from tests.model.builders import make_owner, make_session, make_worker
-from tests.model.clock import FakeClock
+from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session
+from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Advance, SessionWork, StepEnd
+from tests.contract.scene import completed
+from tests.model.builders import make_owner, make_session, make_task, make_worker
+from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryBus, MemoryStore
 from tests.one_loop import NoFolders, NoQuestions
 
@@ -100,3 +105,64 @@ async def test_a_session_that_the_called_worker_holds_is_adopted_a_moment_later(
     async with asyncio.timeout(10):
         while not orchestrator._owned:  # noqa: ASYNC110  # rows have no event
             await asyncio.sleep(0.005)
+
+
+class CountedStore(MemoryStore):
+    """Counts the adoptions that are no part of a look."""
+
+    adoptions: int = 0
+
+    async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
+        self.adoptions += 1
+        return await super().adopt_sessions(owner_id)
+
+
+async def called(store: MemoryStore, board: MemoryBus, **session: Any) -> Orchestrator:
+    """Return an owner that has just called a worker for the step of a new session."""
+    await store.sessions.register_worker(make_worker("wrk_1"))
+    orchestrator = make_orchestrator(store, board)
+    await orchestrator._register()
+    await orchestrator.parts.dispatcher.dispatch()
+    await store.sessions.open_session(make_session("sess_1", **session))
+    await store.tasks.create_task(make_task("sess_1", "a"))
+    await orchestrator.reconcile(["sess_1"])
+    return orchestrator
+
+
+async def test_a_session_that_needs_no_owner_is_adopted_with_the_end_of_its_task() -> None:
+    store = CountedStore()
+    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
+    assert not orchestrator._owned
+
+    (claim,) = (await advance(store, claim=1)).claims
+    await advance(store, completed(claim))
+    await orchestrator.reconcile(["sess_1"])
+
+    session = await store.sessions.session("sess_1")
+    assert (session.owner_id, session.owner_epoch, session.is_closed) == (orchestrator.owner_id, 1, True)
+    assert (await store.tasks.task(claim.identity.task_id)).status is TaskStatus.COMPLETED
+    assert store.adoptions == 0
+    assert not orchestrator._owned
+
+
+async def test_a_session_that_needs_no_owner_is_adopted_a_moment_after_the_call() -> None:
+    store = MemoryStore()
+    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
+
+    async with asyncio.timeout(10):
+        while not orchestrator._owned:  # noqa: ASYNC110  # rows have no event
+            await asyncio.sleep(0.005)
+    assert "sess_1" in orchestrator._active
+
+
+@pytest.mark.parametrize("session", [{"closes_with_task": True}, {"approval_mode": ApprovalMode.DENY}])
+async def test_a_session_that_may_ask_or_stays_open_is_adopted_at_once(session: dict[str, Any]) -> None:
+    orchestrator = await called(MemoryStore(), MemoryBus(), **session)
+
+    assert list(orchestrator._owned) == ["sess_1"]
+
+
+async def advance(store: MemoryStore, *ends: StepEnd, claim: int = 0) -> Advance:
+    return await store.claims.advance(
+        "wrk_1", ends, claim=claim, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
+    )

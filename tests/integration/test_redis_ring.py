@@ -71,6 +71,39 @@ async def test_each_kind_of_notification_reaches_its_subscription_and_no_other(
         await subscription.close()
 
 
+async def test_a_session_is_heard_over_the_connection_of_one_that_is_not_followed_any_more(
+    notifier: RedisNotifier, subscriber: RedisSubscriber, redis_live: RedisServer
+) -> None:
+    with redis.Redis.from_url(redis_live.socket_url) as watcher:
+        before = {one["id"] for one in watcher.client_list()}  # of others on this server, our own among them
+        await (await subscriber.subscribe_session("sess_1")).close()
+        (made,) = {one["id"] for one in watcher.client_list()} - before
+        second = await subscriber.subscribe_session("sess_2")
+        listening = {one["id"] for one in watcher.client_list(_type="pubsub")} - before
+
+    await notifier.notify_session("sess_1")
+    await notifier.notify_session("sess_2")
+
+    assert await heard(second, "sess_2") == ["sess_2"]
+    assert listening == {made}
+    await second.close()
+
+
+async def test_a_connection_that_was_cut_while_it_lay_idle_is_replaced(
+    notifier: RedisNotifier, subscriber: RedisSubscriber, redis_live: RedisServer
+) -> None:
+    await (await subscriber.subscribe_session("sess_1")).close()
+    with redis.Redis.from_url(redis_live.socket_url) as watcher:
+        watcher.client_kill_filter(_type="pubsub")
+        watcher.client_kill_filter(_type="normal", skipme=True)
+
+    session = await subscriber.subscribe_session("sess_2")
+    await notifier.notify_session("sess_2")
+
+    assert await heard(session, "sess_2") == ["sess_2"]
+    await session.close()
+
+
 async def test_a_subscription_that_hears_nothing_says_so_after_its_time(subscriber: RedisSubscriber) -> None:
     subscription = await subscriber.subscribe_permissions()
 

@@ -1,6 +1,7 @@
 """Subscriptions over Redis: pub/sub for wake-ups, streams for permission traffic."""
 
 from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
 
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
@@ -20,6 +21,7 @@ class RedisSubscriber:
 
     def __init__(self, client: "Redis") -> None:
         self._client = client
+        self._idle: list[PubSub] = []
 
     async def subscribe_owner(self) -> Subscription:
         return await RedisSubscription.listen(ChannelSource(self._client, OWNERS_CHANNEL, sessions_of))
@@ -46,5 +48,5 @@ class RedisSubscriber:
 
     async def _subject_ear(self, channel: str, subject: str) -> Subscription:
         return await RedisSubscription.listen(
-            ChannelSource(self._client, channel, lambda _payload: (subject,)), returned=subject
+            ChannelSource(self._client, channel, lambda _payload: (subject,), idle=self._idle), returned=subject
         )

@@ -26,6 +26,8 @@ SILENCE_S = 15.0
 BLOCK_MS = 5_000
 BATCH = 500
 MAX_ID_CHARS = 64
+IDLE_CHANNELS = 4
+"""Connections for channels that a subscriber keeps while nothing listens on them."""
 
 
 class SubscriptionSource(Protocol):
@@ -119,36 +121,85 @@ class RedisSubscription:
 
 
 class ChannelSource:
-    """Pub/sub: only what is rung while we listen. A connection of its own."""
+    """Pub/sub: only what is rung while we listen. A connection of its own, while it listens.
 
-    def __init__(self, client: "Redis", channel: str, decode: Callable[[str], Sequence[str]]) -> None:
+    ``idle`` are connections that listen to nothing just now. One of them is taken, and ours is left there: making one
+    costs a client more than all else that it sends for a task.
+    """
+
+    def __init__(
+        self,
+        client: "Redis",
+        channel: str,
+        decode: Callable[[str], Sequence[str]],
+        *,
+        idle: list[PubSub] | None = None,
+    ) -> None:
         self._client = client
         self._channel = channel
         self._decode = decode
+        self._idle = idle
         self._pubsub: PubSub | None = None
+        self._is_sound = False
+        """It listens, and nothing has gone wrong with its connection."""
         self._awaits_pong = False
 
     async def open(self) -> None:
+        while self._idle:
+            self._pubsub = self._idle.pop()
+            try:
+                await self._subscribe(self._pubsub)
+            except (RedisError, OSError, TimeoutError):  # it was cut while it lay idle: another one is made
+                await self._end()
+            else:
+                return
         self._pubsub = self._client.pubsub()
-        self._awaits_pong = False
-        await self._pubsub.subscribe(self._channel)
-        confirmed = await self._pubsub.get_message(timeout=ANSWER_LIMIT_S)
-        if confirmed is None or confirmed["type"] != "subscribe":
-            raise TimeoutError(f"no subscription to {self._channel} within {ANSWER_LIMIT_S:g} s")
+        await self._subscribe(self._pubsub)
 
     async def receive(self) -> Sequence[str]:
         assert self._pubsub is not None
-        message = await self._pubsub.get_message(timeout=ANSWER_LIMIT_S if self._awaits_pong else SILENCE_S)
-        if message is None:
-            if self._awaits_pong:
-                raise TimeoutError(f"the subscription to {self._channel} is dead")
-            self._awaits_pong = True
-            await self._pubsub.ping()
-            return ()
+        try:
+            message = await self._pubsub.get_message(timeout=ANSWER_LIMIT_S if self._awaits_pong else SILENCE_S)
+            if message is None:
+                if self._awaits_pong:
+                    raise TimeoutError(f"the subscription to {self._channel} is dead")
+                self._awaits_pong = True
+                await self._pubsub.ping()
+                return ()
+        except (RedisError, OSError, TimeoutError):
+            self._is_sound = False
+            raise
         self._awaits_pong = False
-        return self._decode(str(message["data"])) if message["type"] == "message" else ()
+        is_ours = message["type"] == "message" and message["channel"] == self._channel
+        return self._decode(str(message["data"])) if is_ours else ()
 
     async def close(self) -> None:
+        if self._pubsub is None:
+            return
+        if self._idle is None or len(self._idle) >= IDLE_CHANNELS or not self._is_sound:
+            await self._end()
+            return
+        self._is_sound = False
+        try:
+            # What is still on its way is passed over by the next one that listens.
+            await self._pubsub.unsubscribe(self._channel)
+        except BaseException:
+            await self._end()
+            raise
+        self._idle.append(self._pubsub)
+        self._pubsub = None
+
+    async def _subscribe(self, pubsub: PubSub) -> None:
+        self._is_sound, self._awaits_pong = False, False
+        async with asyncio.timeout(ANSWER_LIMIT_S):
+            await pubsub.subscribe(self._channel)
+            while True:
+                answer = await pubsub.get_message(timeout=ANSWER_LIMIT_S)
+                if answer is not None and (answer["type"], answer["channel"]) == ("subscribe", self._channel):
+                    break
+        self._is_sound = True
+
+    async def _end(self) -> None:
         if self._pubsub is not None:
             pubsub, self._pubsub = self._pubsub, None
             await cast(Any, pubsub).aclose()

@@ -1,6 +1,8 @@
 """``soong run``: a client of a living service, or of an ephemeral one that it starts."""
 
 import asyncio
+import importlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -164,9 +166,7 @@ async def run_and_follow(settings: Settings, prepared: Submission, *, is_detache
     except InterruptedBeforeStartError:
         say("\ninterrupted before anything was started")
         return 130
-    from soong.orchestrator.client.bootstrap import (
-        open_client,  # SQLAlchemy and Redis, imported while the service starts
-    )
+    from soong.orchestrator.client.bootstrap import open_client
 
     client = await open_client(attachment.settings)
     watch = Watch(client, attachment, interrupts, settings, is_json)
@@ -193,8 +193,14 @@ def _say_who_answers(mode: ApprovalMode) -> None:
 
 async def attached(settings: Settings, interrupts: Interrupts) -> Attachment:
     """Attach to a service, starting one if need be. Raises: InterruptedBeforeStartError; UnavailableError."""
-    work = asyncio.create_task(attach(settings, tell=say))
+    work = asyncio.create_task(attach(settings, tell=say, meanwhile=_import_client))
     return await interruptible(interrupts, work)
+
+
+def _import_client() -> None:
+    """Import SQLAlchemy and Redis on a thread while the service starts on other cores: half of a client's CPU."""
+    module = "soong.orchestrator.client.bootstrap"
+    threading.Thread(target=importlib.import_module, args=(module,), name="soong-import", daemon=True).start()
 
 
 def _tell_detached(task_id: str, *, is_json: bool) -> None:

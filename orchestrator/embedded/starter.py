@@ -92,10 +92,12 @@ async def attach(
     may_start: bool = True,
     start_after_s: float = 0.0,
     tell: Callable[[str], None] = lambda _sentence: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Attachment:
     """Return a hold on the service of these settings, starting an ephemeral one when there is none.
 
-    With ``start_after_s`` one that is about to be there is waited for so long before another is started.
+    With ``start_after_s`` one that is about to be there is waited for so long before another is started. ``meanwhile``
+    is called when one has been started and is waited for; it must return at once.
 
     Raises:
         UnavailableError: there is none and none may be started, or it did not start; says why, with its last words.
@@ -103,7 +105,9 @@ async def attach(
     if settings.database_url:
         return Attachment(settings)
     with _ending_what_was_started() as own:
-        return await _attach(settings, own, may_start=may_start, start_after_s=start_after_s, tell=tell)
+        return await _attach(
+            settings, own, may_start=may_start, start_after_s=start_after_s, tell=tell, meanwhile=meanwhile
+        )
 
 
 @contextmanager
@@ -126,7 +130,13 @@ class _Own:
 
 
 async def _attach(
-    settings: Settings, own: _Own, *, may_start: bool, start_after_s: float, tell: Callable[[str], None]
+    settings: Settings,
+    own: _Own,
+    *,
+    may_start: bool,
+    start_after_s: float,
+    tell: Callable[[str], None],
+    meanwhile: Callable[[], None],
 ) -> Attachment:
     start_s = asyncio.get_running_loop().time() + start_after_s
     deadline = start_s + START_LIMIT_S
@@ -146,6 +156,7 @@ async def _attach(
         if started is None:
             tell("starting a service …")
             started = own.started = _start(settings)
+            meanwhile()
         if _ended_for_another(started):
             # The holder is starting, or just ending: join it, or take its place.
             own.started = None

@@ -30,6 +30,7 @@ else:
 
 
 _LATER = frozenset({"init", "repr", "eq"})
+_COMPARISON = ("__eq__", "__hash__")
 
 
 def _prepared(cls: type, frozen: bool, slots: bool, options: Mapping[str, bool]) -> type:
@@ -54,7 +55,7 @@ def _prepared(cls: type, frozen: bool, slots: bool, options: Mapping[str, bool])
 
 
 class _Later:
-    """A method of a data class that is not compiled yet; the first look at it compiles all of them."""
+    """A method of a data class that is not compiled yet; the first look at it compiles it."""
 
     __slots__ = ("cls", "frozen", "name")
 
@@ -66,22 +67,33 @@ class _Later:
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         cls = self.cls
         if vars(cls)[self.name] is self:
-            _compile(cls, self.frozen)
+            _compile(cls, self.name, self.frozen)
         return vars(cls)[self.name].__get__(instance, owner)
 
 
-def _compile(cls: type, frozen: bool) -> None:
-    """Replace what is left to compile in a class by the methods of an equal one; harmless when two threads do it."""
-    namespace: dict[str, object] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+def _compile(cls: type, name: str, frozen: bool) -> None:
+    """Replace a method by that of an equal class, and ``__eq__`` and ``__hash__`` together.
+
+    Harmless when two threads do it.
+    """
+    namespace: dict[str, object] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": name}
     if hasattr(cls, "__post_init__"):
         namespace["__post_init__"] = cls.__post_init__
     members = [(each.name, each.type, each) for each in cls.__dataclass_fields__.values()]  # type: ignore[attr-defined]
     # With slots a default that is no parameter is assigned; without, it would be left to the class, which has a slot.
-    has_slots = "__slots__" in vars(cls)
-    equal = dataclasses.make_dataclass(cls.__name__, members, namespace=namespace, frozen=frozen, slots=has_slots)
-    for name, left in list(vars(cls).items()):
-        if isinstance(left, _Later):
-            setattr(cls, name, vars(equal)[name])
+    equal = dataclasses.make_dataclass(
+        cls.__name__,
+        members,
+        namespace=namespace,
+        init=name == "__init__",
+        repr=name == "__repr__",
+        eq=name in _COMPARISON,
+        frozen=frozen,
+        slots="__slots__" in vars(cls),
+    )
+    for made in _COMPARISON if name in _COMPARISON else (name,):
+        if isinstance(vars(cls).get(made), _Later):
+            setattr(cls, made, vars(equal)[made])
 
 
 def _freeze(cls: type, slots: bool) -> None:

@@ -7,6 +7,7 @@ batch of any size is one statement with one plan.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 from typing import Any, Final
 
 from soong.shared.core.lazy_dataclass import dataclass
@@ -20,6 +21,8 @@ _POSTGRES_ONLY: Final = re.compile(r"/\*pg (.*?)\*/", re.DOTALL)
 
 _POSTGRES_LIST: Final = r"= ANY(ARRAY(SELECT json_array_elements_text(:\1::json)))"
 
+_READ_LATER: Final = frozenset({"sqlite", "postgres", "writes", "returns", "packed"})
+
 BATCH_ROWS: Final = 1_000
 BATCH_CHARS: Final = 256 * 1024
 """Of one statement that inserts or changes rows. A batch is encoded and sent in a few milliseconds of CPU time."""
@@ -27,9 +30,13 @@ BATCH_CHARS: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True, init=False)
 class Statement:
-    """One named statement in both dialects. ``writes``: it changes rows; ``returns``: it has rows to read."""
+    """One named statement in both dialects. ``writes``: it changes rows; ``returns``: it has rows to read.
+
+    The text is read at the first use: there are some 250 statements, and a client uses a tenth of them.
+    """
 
     name: str
+    _text: str = field(repr=False, compare=False)
     sqlite: str
     postgres: str
     writes: bool
@@ -38,17 +45,28 @@ class Statement:
     """Parameters that are lists or tables: both databases take them as JSON text, one value whatever their size."""
 
     def __init__(self, name: str, text: str) -> None:
-        text = " ".join(text.split())
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "_text", text)
+
+    def __getattr__(self, name: str) -> Any:
+        """Read the text: an attribute is asked for that is not there yet."""
+        if name not in _READ_LATER:
+            raise AttributeError(name)
+        self._read()
+        return getattr(self, name)
+
+    def _read(self) -> None:
+        text = " ".join(self._text.split())
         postgres = _POSTGRES_ONLY.sub(r"\1", text)
         set_ = object.__setattr__
-        set_(self, "name", name)
         packed = [*(match[1] for match in _ROWS.finditer(postgres)), *_LIST.findall(postgres)]
         set_(self, "packed", tuple(dict.fromkeys(packed)))
         set_(self, "sqlite", _LIST.sub(r"IN (SELECT value FROM json_each(:\1))", _ROWS.sub(_sqlite_table, text)))
         postgres = _LIST.sub(_POSTGRES_LIST, _ROWS.sub(_postgres_table, postgres))
         set_(self, "postgres", _NAME.sub(r"%(\1)s", postgres))
-        set_(self, "writes", _WRITES.search(text) is not None)
-        set_(self, "returns", not self.writes or "RETURNING" in text)
+        writes = _WRITES.search(text) is not None
+        set_(self, "writes", writes)
+        set_(self, "returns", not writes or "RETURNING" in text)
 
     def parameters(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters as the drivers take them."""

@@ -67,17 +67,23 @@ class RootedFolder:
         """Make these folders and put these files in place, each directly in this folder or in one of them.
 
         The way to this folder is walked once. What is not ``is_flushed`` may be lost with the machine's power until
-        :meth:`flush` has returned: to flush each of many small files takes more time than everything else.
+        :meth:`flush` has returned: to flush each of many small files takes more time than everything else. In a folder
+        that did not exist files are written under their own names, so that a reader can meet one that is not complete.
         """
+        way, _, own = self.below.rpartition("/")
         with ExitStack() as stack:
-            within = {"": stack.enter_context(self.opened(makes=True))}
+            around = stack.enter_context(RootedFolder(self.root, way, self.is_private).opened(makes=True))
+            is_new = bool(own) and self._made(around, own)
+            within = {"": self._entered(around, own, self.below) if own else os.dup(around)}
+            stack.callback(os.close, within[""])
             for name in folders:
                 (part,) = _names(name)
                 within[part] = self._entered(within[""], part, part, makes=True)
                 stack.callback(os.close, within[part])
             for name, data in files.items():
                 folder, _, last = name.rpartition("/")
-                self._put(within[folder], name, last, data, is_flushed=is_flushed)
+                if not (is_new and self._put_new(within[folder], last, data, is_flushed=is_flushed)):
+                    self._put(within[folder], name, last, data, is_flushed=is_flushed)
 
     def flush(self) -> None:
         """Bring all that was written beneath the root to the disk, by one call for its file system."""
@@ -91,19 +97,35 @@ class RootedFolder:
         """Put a complete file in place in an open folder; ``name`` is its path below this one."""
         temporary = f".new-{secrets.token_hex(8)}"
         try:
-            file = os.open(temporary, _NEW, self._modes[1], dir_fd=descriptor)
-            try:
-                _write_all(file, data)
-                if data and is_flushed:
-                    os.fsync(file)
-            finally:
-                os.close(file)
+            self._write_new(descriptor, temporary, data, is_flushed=is_flushed)
             with _explained(self.path / name, descriptor):
                 os.rename(temporary, last, src_dir_fd=descriptor, dst_dir_fd=descriptor)
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=descriptor)
             raise
+
+    def _put_new(self, descriptor: int, last: str, data: bytes, *, is_flushed: bool) -> bool:
+        """Write a file that does not exist under its own name; False, and nothing is written, where something does."""
+        try:
+            self._write_new(descriptor, last, data, is_flushed=is_flushed)
+        except FileExistsError:
+            return False
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(last, dir_fd=descriptor)
+            raise
+        return True
+
+    def _write_new(self, descriptor: int, last: str, data: bytes, *, is_flushed: bool) -> None:
+        """Raises: FileExistsError, also when a link is there: it is not followed."""
+        file = os.open(last, _NEW, self._modes[1], dir_fd=descriptor)
+        try:
+            _write_all(file, data)
+            if data and is_flushed:
+                os.fsync(file)
+        finally:
+            os.close(file)
 
     def create(self, name: str, data: bytes) -> None:
         """Write a file that does not exist yet. Raises: FileExistsError."""
@@ -154,9 +176,7 @@ class RootedFolder:
     @contextmanager
     def opened(self, name: str = "", *, makes: bool = False) -> Iterator[int]:
         """Open the folder, or one beneath it, and yield its descriptor; ``makes`` those that are missing."""
-        if makes:
-            self.root.mkdir(mode=self._modes[0], parents=True, exist_ok=True)
-        current, walked = os.open(self.root, _FOLDER), ""
+        current, walked = self._root_opened(makes=makes), ""
         try:
             for part in (*_names(self.below), *_names(name)):
                 walked = f"{walked}/{part}".lstrip("/")
@@ -167,11 +187,27 @@ class RootedFolder:
         finally:
             os.close(current)
 
-    def _entered(self, current: int, part: str, walked: str, *, makes: bool) -> int:
+    def _root_opened(self, *, makes: bool) -> int:
+        try:
+            return os.open(self.root, _FOLDER)
+        except FileNotFoundError:
+            if not makes:
+                raise
+        self.root.mkdir(mode=self._modes[0], parents=True, exist_ok=True)
+        return os.open(self.root, _FOLDER)
+
+    def _made(self, current: int, part: str) -> bool:
+        """Make a folder in an open one; False when something has its name, which is looked at when it is opened."""
+        try:
+            os.mkdir(part, self._modes[0], dir_fd=current)
+        except FileExistsError:
+            return False
+        return True
+
+    def _entered(self, current: int, part: str, walked: str, *, makes: bool = False) -> int:
         """Open a folder of an open one; ``walked`` is its way from the root, for errors."""
         if makes:
-            with suppress(FileExistsError):  # which is looked at now
-                os.mkdir(part, self._modes[0], dir_fd=current)
+            self._made(current, part)
         try:
             return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=current)
         except OSError:

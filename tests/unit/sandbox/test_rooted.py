@@ -162,3 +162,22 @@ def test_filling_a_folder_follows_no_link(folder: RootedFolder, outside: Path, p
 
     assert (outside / "signing.key").read_bytes() == b"ours"
     assert [path.name for path in outside.iterdir()] == ["signing.key"]
+
+
+def test_filling_a_new_folder_replaces_what_came_before_its_files(
+    folder: RootedFolder, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = os.mkdir
+
+    def raced(name: str, mode: int, *, dir_fd: int | None = None) -> None:
+        made(name, mode, dir_fd=dir_fd)
+        if name == "logs":
+            inner = os.open(name, os.O_RDONLY, dir_fd=dir_fd)
+            os.symlink(outside / "signing.key", "tools.jsonl", dir_fd=inner)
+            os.close(inner)
+
+    monkeypatch.setattr(os, "mkdir", raced)
+    (folder / "run_1").fill(["logs"], {"events.jsonl": b"one", "logs/tools.jsonl": b"two"})
+
+    assert (_read(folder, "run_1/events.jsonl"), _read(folder, "run_1/logs/tools.jsonl")) == (b"one", b"two")
+    assert (outside / "signing.key").read_bytes() == b"ours"

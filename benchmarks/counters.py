@@ -21,6 +21,8 @@ import psutil
 import psycopg
 from sqlalchemy import Engine, event
 
+from soong.shared.storage.sql.engine.postgres_wire import PostgresWire, WiredConnection
+
 _CACHE_HIT: Final = 7  # SQLITE_DBSTATUS_CACHE_HIT
 _CACHE_MISS: Final = 8  # SQLITE_DBSTATUS_CACHE_MISS
 _FULLSCAN_STEP: Final = 1  # SQLITE_STMTSTATUS_FULLSCAN_STEP
@@ -90,11 +92,15 @@ def watching(database: str) -> Iterator[Watch]:
     class ToldCursor(_ToldCursor):
         teller = watch
 
+    class ToldWire(_ToldWire):
+        teller = watch
+
     def remember(connection: Any, _record: object) -> None:
         if _database_of(connection) != database:
             return
-        if isinstance(connection, psycopg.Connection):
+        if isinstance(connection, WiredConnection):
             connection.cursor_factory = ToldCursor
+            connection.wire = ToldWire(connection)
         watch.connections.append(connection)
 
     event.listen(Engine, "connect", remember)
@@ -120,6 +126,16 @@ class _ToldCursor(psycopg.Cursor[Any]):
         return super().execute(*given, **named)
 
 
+class _ToldWire(PostgresWire):
+    """Tells its watch of every statement."""
+
+    teller: Watch
+
+    def execute(self, *given: Any, **named: Any) -> Any:
+        self.teller.tell()
+        return super().execute(*given, **named)
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresCounters:
     """Of the database at ``url``, a plain one of the driver's."""
@@ -131,6 +147,7 @@ class PostgresCounters:
         for connection in self.watch.connections:
             if not connection.closed:
                 # A server process hands its figures in when it is idle, and at once only if it is asked to.
+                connection.wire.settle()
                 psycopg.Cursor(connection).execute("SELECT pg_stat_force_next_flush()")
                 connection.rollback()
         with psycopg.connect(self.url, autocommit=True) as reader:

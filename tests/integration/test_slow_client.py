@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from structlog.testing import capture_logs
 
 from soong.shared.core.errors import TooSlowError
 from soong.shared.engine.sessions.session import Ownership
+from soong.shared.storage.sql.engine.postgres_wire import PostgresWire
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore
 from soong.shared.storage.store import retry_until_confirmed
@@ -122,17 +124,23 @@ def _cpu_gaps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record the CPU time that a thread takes from each statement of a transaction to the next one."""
     gaps: list[float] = []
     ended: dict[object, float] = {}
-    execute: Any = psycopg.Cursor.execute
 
-    def measured(self: psycopg.Cursor[Any], *arguments: Any, **named: Any) -> Any:
-        if self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
-            gaps.append(time.thread_time() - ended.get(self.connection, time.thread_time()))
-        try:
-            return execute(self, *arguments, **named)
-        finally:
-            ended[self.connection] = time.thread_time()
+    def measure(of: Any, connection_of: Callable[[Any], psycopg.Connection[Any]]) -> None:
+        execute = of.execute
 
-    monkeypatch.setattr(psycopg.Cursor, "execute", measured)
+        def measured(self: Any, *arguments: Any, **named: Any) -> Any:
+            connection = connection_of(self)
+            if connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+                gaps.append(time.thread_time() - ended.get(connection, time.thread_time()))
+            try:
+                return execute(self, *arguments, **named)
+            finally:
+                ended[connection] = time.thread_time()
+
+        monkeypatch.setattr(of, "execute", measured)
+
+    measure(psycopg.Cursor, lambda cursor: cursor.connection)
+    measure(PostgresWire, lambda wire: wire.connection)
     return gaps
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -102,6 +102,8 @@ class Database:
         self._closing = threading.Lock()
         self._is_closed = False
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="soong-sql-read")
+        self._reading: dict[int, Connection] = {}
+        """By thread: each keeps its connection. Taking one out of the pool would cost as much as the read."""
         self._writer = threading.Thread(target=self._write_all, name="soong-sql-write", daemon=True)
         self._writer.start()
 
@@ -169,6 +171,8 @@ class Database:
             self._queue.put(None)
         self._writer.join(None if self._lock is None else self._patience_left_s())
         self._readers.shutdown(wait=True)
+        for connection in self._reading.values():
+            _discard(connection)
         self._reader_engine.dispose()
 
     # -- readers
@@ -180,11 +184,15 @@ class Database:
                 if not is_unavailable(error):
                     raise
             # A connection that lay idle may have been cut by now; a read can simply be done again on a new one.
-            self._reader_engine.dispose()
+            _discard(self._reading.pop(threading.get_ident(), None))
             return self._read_once(function)
 
     def _read_once(self, function: Callable[[Transaction], T]) -> T:
-        with self._reader_engine.connect() as connection, connection.begin():
+        thread = threading.get_ident()
+        connection = self._reading.get(thread)
+        if connection is None or connection.invalidated:
+            connection = self._reading[thread] = self._reader_engine.connect()
+        with connection.begin():
             return function(Transaction(connection))
 
     # -- the writer's thread
@@ -321,14 +329,16 @@ class Database:
                 self._drop()
 
     def _drop(self) -> None:
-        if self._connection is None:
-            return
         connection, self._connection = self._connection, None
-        try:
+        _discard(connection)
+
+
+def _discard(connection: Connection | None) -> None:
+    """Close a connection and its place in the pool, whatever state it is in."""
+    if connection is not None:
+        with suppress(Exception):  # it is being thrown away
             connection.invalidate()
             connection.close()
-        except Exception:  # noqa: BLE001  # it is being thrown away
-            self._writer_engine.dispose()
 
 
 def _reason(undone: _UndoneError) -> str:

@@ -5,7 +5,7 @@ write transaction (:mod:`soong.shared.storage.sql.engine.write_lock`).
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -188,12 +188,18 @@ def _postgres_engine(url: URL, size: int, *, is_writer: bool, credential: str) -
         pool_size=size,
         max_overflow=0,
         isolation_level="READ COMMITTED" if is_writer else "REPEATABLE READ",
-        connect_args={**CONNECT_PARAMETERS, "prepare_threshold": 0},
+        # Prepared statements are the wire's: the driver, when it prepares as well, drops all of them at each rollback.
+        connect_args={**CONNECT_PARAMETERS, "prepare_threshold": None},
     )
 
     @event.listens_for(engine, "do_connect")
-    def probe(_dialect: object, _record: object, _arguments: object, _parameters: object) -> None:
+    def connect(_dialect: object, _record: object, arguments: Sequence[Any], parameters: dict[str, Any]) -> Any:
+        from soong.shared.storage.sql.engine.postgres_wire import WiredConnection
+
         require_own_process(url)
+        connection = WiredConnection.connect(*arguments, **parameters)
+        connection.is_reader = not is_writer
+        return connection
 
     @event.listens_for(engine, "connect")
     def set_settings(connection: Any, _record: object) -> None:

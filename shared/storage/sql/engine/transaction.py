@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Select
 
@@ -19,6 +19,9 @@ from soong.shared.storage.sql.engine.statements import (
 )
 
 Row: TypeAlias = tuple[Any, ...]
+if TYPE_CHECKING:
+    from soong.shared.storage.sql.engine.postgres_wire import PostgresWire
+
 T = TypeVar("T")
 
 FEW_ROWS: Final = 16
@@ -45,32 +48,21 @@ class _Notices:
         return self._rows
 
 
-class _Awaited:
-    """Rows that the server sends when it comes to it."""
-
-    __slots__ = ("_cursor",)
-
-    def __init__(self, cursor: Any) -> None:
-        self._cursor = cursor
-
-    def rows(self) -> Sequence[Row]:
-        rows: Sequence[Row] = self._cursor.fetchall()
-        return rows
-
-
 class Transaction:
     """What a store method is handed. Lives for one call; begin and commit are its :class:`Database`'s business.
 
     ``has_written`` says whether rows were changed: until then the method may raise and leave no trace.
     """
 
-    __slots__ = ("_raw", "connection", "has_written", "is_postgres")
+    __slots__ = ("_raw", "_wire", "connection", "has_written", "is_postgres")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.is_postgres = connection.dialect.name == "postgresql"
         self.has_written = False
         self._raw: Any = connection.connection.dbapi_connection
+        wire: Any = getattr(self._raw, "wire", None)
+        self._wire: PostgresWire = wire
 
     def rows(self, statement: Statement, **parameters: Any) -> Sequence[Row]:
         """Execute and return all rows; of a statement without RETURNING none."""
@@ -93,10 +85,9 @@ class Transaction:
     def count(self, statement: Statement, **parameters: Any) -> int:
         """Execute and return how many rows were changed."""
         if self.is_postgres:
-            cursor = self._raw.execute(statement.postgres, statement.parameters(parameters))
+            changed = self._wire.execute(statement.postgres, statement.parameters(parameters)).changed
         else:
-            cursor = self._raw.execute(statement.sqlite, statement.parameters(parameters))
-        changed = max(0, int(cursor.rowcount))
+            changed = max(0, int(self._raw.execute(statement.sqlite, statement.parameters(parameters)).rowcount))
         self.has_written = self.has_written or changed > 0
         return changed
 
@@ -105,7 +96,7 @@ class Transaction:
         if not self.is_postgres:
             return _Notices(self.rows(statement, **parameters))
         self.has_written = self.has_written or statement.writes
-        return _Awaited(self._raw.execute(statement.postgres, statement.parameters(parameters)))
+        return self._wire.execute(statement.postgres, statement.parameters(parameters))
 
     def insert(self, insert: Insert, rows: Iterable[Sequence[Any]]) -> None:
         """Insert rows given in the order of the insert's columns; what makes them runs between the statements."""
@@ -119,14 +110,14 @@ class Transaction:
             return
         are_few = len(first) <= FEW_ROWS
         for batch in (packed_rows(first),) if are_few else packed_batches(chain(first, rest)):
-            self._raw.execute(insert.postgres, (batch,))
+            self._wire.execute(insert.postgres, (batch,))
 
     def put(self, ready: ReadyRows) -> None:
         """Insert rows that were built before the transaction."""
         for batch in ready.batches:
             self.has_written = True
             if self.is_postgres:
-                self._raw.execute(ready.insert.postgres, (batch,))
+                self._wire.execute(ready.insert.postgres, (batch,))
             else:
                 self._raw.executemany(ready.insert.sqlite, batch)
 
@@ -163,7 +154,7 @@ class Transaction:
         for item in items:
             yield item
             if time.monotonic() - since > SILENCE_S:
-                self._raw.execute("SELECT 1")
+                self._wire.execute("SELECT 1", ())
                 since = time.monotonic()
 
     @contextmanager
@@ -172,12 +163,12 @@ class Transaction:
         if not self.is_postgres:
             yield
             return
-        with self._raw.pipeline():
+        with self._wire.batch():
             yield
 
     def _postgres_rows(self, statement: Statement, parameters: dict[str, Any]) -> Sequence[Row]:
-        cursor = self._raw.execute(statement.postgres, statement.parameters(parameters))
-        rows: Sequence[Row] = cursor.fetchall() if statement.returns else ()
+        answer = self._wire.execute(statement.postgres, statement.parameters(parameters))
+        rows: Sequence[Row] = answer.rows() if statement.returns else ()
         if statement.writes and (rows or not statement.returns):
             self.has_written = True
         return rows

@@ -6,11 +6,12 @@ decided here, from the results the map step waited for.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import field
 from typing import Final, TypeAlias
 
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import LimitExceededError, TemplateError, UnavailableError
+from soong.shared.core.errors import LimitExceededError, SoongError, TemplateError, UnavailableError
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
@@ -83,8 +84,9 @@ class Expander:
             self._begun.add(step.key)
             raise
         except asyncio.CancelledError:
-            # This owner is told to stop, which is not the step's doing.
-            await self.tasks.begin_expansion(ownership, step.key, is_taken_back=True)
+            # This owner is told to stop, which is not the step's doing. An error here would take the place of that.
+            with suppress(SoongError):
+                await self.tasks.begin_expansion(ownership, step.key, is_taken_back=True)
             raise
 
     async def _expand_begun(self, ownership: Ownership, step: Step) -> None:

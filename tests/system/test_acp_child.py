@@ -85,7 +85,10 @@ def test_two_agents_of_others_and_a_worker_ask_in_one_inbox(cli: CliHarness) -> 
         answer(cli, "ours code.write_file")
         return {"completed"} == set(cli.step_statuses().values())
 
-    until(has_ended, "all three have ended", lambda: f"{cli.step_statuses()} {questions(cli)}", limit_s=200)
+    def told() -> str:
+        return f"{cli.json('tasks', 'show', cli.task_id())} {cli.logs()}"
+
+    until(has_ended, "all three have ended", told, limit_s=100)
     shown = cli.json("tasks", "show", cli.task_id())
     assert {step["id"]: step["outcome"] for step in shown["steps"]} == {
         "own": "clean",

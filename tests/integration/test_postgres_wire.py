@@ -184,5 +184,6 @@ def test_a_connection_that_is_cut_is_an_operational_error(
     with pytest.raises(psycopg.OperationalError):
         wire.execute(end if is_waited_for else ROWS, (pid,) if is_waited_for else ())
     assert raw_of(connection).closed
-    with pytest.raises(psycopg.OperationalError):
-        wire.execute(ROWS, ())
+    for use in (lambda: wire.execute(ROWS, ()), raw_of(connection).commit):
+        with pytest.raises(psycopg.OperationalError):
+            use()

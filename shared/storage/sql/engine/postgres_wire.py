@@ -138,8 +138,11 @@ class PostgresWire:
 
     def commit(self, *, is_awaited: bool) -> None:
         """Commit, if a transaction has begun. Without waiting, an error is raised by what is done next."""
-        if self._expected or self._pg.transaction_status == TransactionStatus.IDLE:
-            return  # the commit that nobody waited for is under way
+        if self._expected and not is_awaited:
+            return  # the last commit is under way, and nothing has begun since
+        self.settle()
+        if self._pg.transaction_status == TransactionStatus.IDLE:
+            return
         if is_awaited:
             with self.batch():
                 self._put(b"COMMIT")
@@ -187,16 +190,22 @@ class PostgresWire:
     def _drain(self) -> None:
         """Read what is still to come, whatever it says; raise only when the connection is lost."""
         self._is_open = False
-        if not self._expected or self._expected[-1] is not None:
-            self._end_sending()
-        while self._expected:
-            try:
-                self._take_next()
-            except psycopg.Error:
-                if self._pg.status != ConnStatus.OK:
-                    self._expected.clear()
-                    raise
-        self._pg.exit_pipeline_mode()
+        try:
+            if not self._expected or self._expected[-1] is not None:
+                self._end_sending()
+            while self._expected:
+                self._pass_over()
+            self._pg.exit_pipeline_mode()
+        except psycopg.Error:
+            self._expected.clear()
+            raise
+
+    def _pass_over(self) -> None:
+        try:
+            self._take_next()
+        except psycopg.Error:
+            if self._pg.status != ConnStatus.OK:
+                raise
 
     def _send(self, text: str, values: Mapping[str, Any] | Sequence[Any]) -> SentStatement:
         sql, names = _numbered(text)

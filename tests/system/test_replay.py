@@ -29,7 +29,7 @@ from tests.scripted import call, calls
 from tests.system.deployment import Deployment, kill
 from tests.warm import called
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-11.a", "EVT-01")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DAG-11.a", "EVT-01.c")]
 
 ENDS = frozenset({"tool_completed", "tool_failed", "tool_denied"})
 

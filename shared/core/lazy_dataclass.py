@@ -43,7 +43,7 @@ def _prepared(cls: type, frozen: bool, slots: bool, options: Mapping[str, bool])
         if frozen:
             wanted.append("__hash__")
         else:
-            cls.__hash__ = None  # type: ignore[assignment]  # equal by values that change
+            cls.__hash__ = None  # type: ignore[assignment]  # instances that can change are not hashable
     if cls.__doc__ is None:
         cls.__doc__ = cls.__name__  # otherwise the standard library writes a signature, which takes __init__
     made: type = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(cls)
@@ -79,7 +79,7 @@ def _compile(cls: type, name: str, frozen: bool) -> None:
     namespace: dict[str, object] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": name}
     if hasattr(cls, "__post_init__"):
         namespace["__post_init__"] = cls.__post_init__
-    members = [(each.name, each.type, each) for each in cls.__dataclass_fields__.values()]  # type: ignore[attr-defined]
+    members = [(each.name, each.type, each) for each in cls.__dataclass_fields__.values()]  # type: ignore[attr-defined]  # dataclass() has set it
     # With slots a default that is no parameter is assigned; without, it would be left to the class, which has a slot.
     equal = dataclasses.make_dataclass(
         cls.__name__,
@@ -98,9 +98,9 @@ def _compile(cls: type, name: str, frozen: bool) -> None:
 
 def _freeze(cls: type, slots: bool) -> None:
     names = frozenset(each.name for each in dataclasses.fields(cls))
-    cls.__setattr__ = _refusal(cls, names, "assign to", "__setattr__")  # type: ignore[method-assign]
-    cls.__delattr__ = _refusal(cls, names, "delete", "__delattr__")  # type: ignore[method-assign]
-    cls.__dataclass_params__.frozen = True  # type: ignore[attr-defined]
+    cls.__setattr__ = _refusal(cls, names, "assign to", "__setattr__")  # type: ignore[method-assign]  # as frozen=True does
+    cls.__delattr__ = _refusal(cls, names, "delete", "__delattr__")  # type: ignore[method-assign]  # likewise
+    cls.__dataclass_params__.frozen = True  # type: ignore[attr-defined]  # for subclasses, which have to be frozen too
     if slots:
         for method in (_getstate, _setstate):
             name = f"__{method.__name__.strip('_')}__"

@@ -129,7 +129,7 @@ class PostgresWire:
             yield
             self._end_batch()
         except BaseException:
-            # What failed is to be told. A connection that is lost is found lost by whoever uses it next.
+            # The caller gets the error of its batch. If the connection is lost, its next use raises that.
             with suppress(psycopg.Error):
                 self._drain()
             raise

@@ -57,8 +57,13 @@ def test_every_clause_names_its_source_and_orders_its_obligations() -> None:
         assert len(letters) != 1 or letters == [""], f"{clause.id} has one obligation: name it by the clause"
 
 
+def _pages_of_root() -> list[Path]:
+    """Return the documents at the top, without the report that ``make demo`` leaves there."""
+    return [page for page in ROOT.glob("*.md") if page.name != "report.md"]
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    pages = [*_pages_of_root(), *(ROOT / "docs").rglob("*.md")]
 
     broken = [
         f"{page.relative_to(ROOT)} -> {target}"
@@ -71,7 +76,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def test_files_that_documents_name_exist() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*_pages_of_root(), *(ROOT / "docs").glob("*.md")]
 
     gone = {
         f"{page.relative_to(ROOT)}: {path}"

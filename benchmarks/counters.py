@@ -173,6 +173,8 @@ def sqlite_library() -> ctypes.CDLL:
     library.sqlite3_next_stmt.restype = ctypes.c_void_p
     library.sqlite3_next_stmt.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     library.sqlite3_stmt_status.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+    library.sqlite3_sql.restype = ctypes.c_char_p
+    library.sqlite3_sql.argtypes = (ctypes.c_void_p,)
     pointer = ctypes.POINTER(ctypes.c_int)
     library.sqlite3_db_status.argtypes = (ctypes.c_void_p, ctypes.c_int, pointer, pointer, ctypes.c_int)
     return library
@@ -190,7 +192,10 @@ def _is_loaded(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SqliteCounters:
-    """Of the watched connections and of every statement that they have prepared."""
+    """Of the watched connections and of every statement that they have prepared, but for those that open a connection.
+
+    Each reading thread has a connection of its own; when the pool starts one more is a matter of time, not of an act.
+    """
 
     watch: Watch
     library: ctypes.CDLL = field(default_factory=sqlite_library)
@@ -208,14 +213,19 @@ class SqliteCounters:
 
     def _of(self, handle: int) -> Reading:
         statements = rows = scanned = 0
-        statement = self.library.sqlite3_next_stmt(handle, None)
-        while statement:
+        for statement in self._statements(handle):
             statements += self.library.sqlite3_stmt_status(statement, _RUN, 0)
             rows += self.library.sqlite3_stmt_status(statement, _VM_STEP, 0)
             scanned += self.library.sqlite3_stmt_status(statement, _FULLSCAN_STEP, 0)
-            statement = self.library.sqlite3_next_stmt(handle, statement)
         pages = self._pages(handle, _CACHE_HIT) + self._pages(handle, _CACHE_MISS)
         return Reading(statements, rows, pages, scanned)
+
+    def _statements(self, handle: int) -> Iterator[int]:
+        statement = self.library.sqlite3_next_stmt(handle, None)
+        while statement:
+            if not self.library.sqlite3_sql(statement).startswith(b"PRAGMA"):
+                yield statement
+            statement = self.library.sqlite3_next_stmt(handle, statement)
 
     def _pages(self, handle: int, what: int) -> int:
         now, highest = ctypes.c_int(), ctypes.c_int()

@@ -224,7 +224,7 @@ class ClaimLoop:
         if advance.ready_left and advance.claims and self.free_slots() > 0:
             # If the batch was the limit, there is more of this worker's share; if not, others get a moment for theirs.
             self._fill_again(0.0 if len(advance.claims) == BATCH else FILL_AGAIN_S)
-        await self._tell_owners(advance)
+        await self._tell_of_tasks(advance)
         await self._tell_followers(turns, advance)
 
     def _answer(self, turns: list[SlotTurn], claims: tuple[Claim, ...]) -> list[Claim]:
@@ -260,7 +260,7 @@ class ClaimLoop:
         for attempt in (end, _unstorable(end)):
             try:
                 advance = await self._write(capacity, [attempt], claim=0)
-                await self._tell_owners(advance)
+                await self._tell_of_tasks(advance)
             except Exception:
                 log.exception("end_unwritable", step=end.step_key)
             else:
@@ -295,8 +295,10 @@ class ClaimLoop:
                 await asyncio.sleep(retry_s(attempt))
         raise AssertionError("a count does not end")
 
-    async def _tell_owners(self, advance: Advance) -> None:
-        """Ring owners at once about what only they can do, and about work that is left for others."""
+    async def _tell_of_tasks(self, advance: Advance) -> None:
+        """Notify those who wait for a task that has ended, and owners of their work and of what is left for others."""
+        for session_id in advance.closed_sessions:
+            await self.notifier.notify_session(session_id)
         if advance.owner_sessions:
             await self.notifier.notify_owners(sorted(advance.owner_sessions))
         if advance.ready_left:

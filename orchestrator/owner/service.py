@@ -241,6 +241,8 @@ class Orchestrator:
                     await self._within(self.parts.dispatcher.dispatch(), 0)
                 wanted |= adopted
                 self._adopt_later(news - self._owned.keys())
+                if not news and not is_sweep and wanted.isdisjoint(self._owned):
+                    return  # they are over, or another's, who fills the slots for them
             has_ended = bool(wanted)
             for session_id in sorted(wanted):
                 ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at

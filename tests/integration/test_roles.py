@@ -17,6 +17,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.event_feed import Totals
 from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState
 from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.engine.pooler import CREDENTIAL as SETTING
@@ -26,6 +27,7 @@ from soong.shared.storage.sql.roles.role_privileges import CHANGED, EMPTIED, KEP
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.sql.tasks.metrics import SqlMetrics
 from tests.contract.databases import empty_postgres
+from tests.contract.scene import completed
 from tests.integration.consent import Callback, make_call, open_bench
 from tests.integration.roles import (
     CREDENTIAL,
@@ -40,7 +42,8 @@ from tests.integration.roles import (
 )
 from tests.integration.roles import WORKER as WORKER_ROLE
 from tests.integration.sql_stores import begin, claim_one, connected
-from tests.model.builders import make_owner
+from tests.model.builders import make_owner, make_session, make_task, make_worker
+from tests.model.clock import START_US
 from tests.servers import PostgresServer
 from tests.system.deployment import Deployment, end
 
@@ -306,6 +309,28 @@ async def test_the_whole_service_runs_with_a_role_for_each_part(
     assert ended.status is TaskStatus.COMPLETED
     assert gone == []
     assert "permission denied" not in logs
+
+
+async def test_a_worker_under_its_role_leaves_the_end_of_a_task_to_an_owner(urls: RoleUrls) -> None:
+    store = SplitStore(
+        await open_store(urls.worker, credential=CREDENTIAL), await open_store(urls.orchestrator)
+    ).as_store()
+    session, worker = make_session(closes_with_task=True), make_worker()
+    await store.sessions.register_worker(worker)
+    await store.tasks.submit(session, make_task(session.id, "a"))
+
+    async def advance(*ends: StepEnd) -> Advance:
+        return await store.claims.advance(
+            worker.id, ends, claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
+        )
+
+    (claim,) = (await advance()).claims
+    ended = await advance(completed(claim))
+    status = await store.tasks.status(claim.identity.task_id)
+    await store.close()
+
+    assert (ended.owner_sessions, ended.closed_sessions) == (frozenset({session.id}), frozenset())
+    assert status is TaskStatus.RUNNING
 
 
 @pytest.mark.spec("DIS-04")

@@ -230,7 +230,7 @@ class Auditor:
         task = rows.tasks[step.task_id]
         self.claims.moved(was, step)
         if was is None:
-            _promise(method in {"create_task", "expand", "update_task"}, f"{method} inserted {step.key}")
+            _promise(method in {"create_task", "submit", "expand", "update_task"}, f"{method} inserted {step.key}")
             _promise(step.status in {_S.PENDING, _S.READY, _S.EXPANDING}, f"{step.key} was born {step.status}")
             return
         _promise(was.status is not _S.COMPLETED, f"{method} changed {step.key}, which had completed")
@@ -272,7 +272,7 @@ class Auditor:
                 _promise(method == "retry_task", f"{method} moved {task_id} from {was.status} to {task.status}")
             root = rows.runs[task.root_run_id]
             _promise(task.status.is_terminal == root.status.is_terminal, f"{task_id} is {task.status}, its root {root}")
-            if method in ("finish_task", "look_and_finish", "take_over"):
+            if method in ("finish_task", "look_and_finish", "take_over", "advance"):
                 _check_finished(task, rows)
         self.seen.tasks = dict(rows.tasks)
 

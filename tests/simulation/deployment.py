@@ -33,7 +33,7 @@ from tests.simulation.ending import check_end
 from tests.simulation.faults import Dice, Fault
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.messages import LossyBoard, Queues
-from tests.simulation.plans import LABEL, POOLS, random_limits, random_plan
+from tests.simulation.plans import LABEL, POOLS, quick_plan, random_limits, random_plan
 from tests.simulation.trace import Trace
 from tests.simulation.work import SimulationHarness
 
@@ -110,6 +110,36 @@ class ClientActor(Actor):
         task = self._random.choice(list(tasks))
         kind = self._random.choice((CommandKind.PAUSE, CommandKind.RESUME, CommandKind.CANCEL, CommandKind.RETRY))
         await self._client.command(kind, task, reason="simulated", limit_s=5.0)
+
+
+class VisitorActor(Actor):
+    """A program that has a few tasks done, each in a session of its own that ends with it."""
+
+    kind = "client"
+
+    def __init__(self, ground: "Deployment", random: Random) -> None:
+        super().__init__(ground, "visitor")
+        self._random = random
+        self._client = Client(self.store, self.notifier, ground.board, self.clock, ground.settings)
+
+    async def live(self) -> None:
+        for number in range(self._random.choice((0, 1, 2, 4))):
+            await asyncio.sleep(self._random.uniform(0.0, 20.0))
+            mode = self._random.choice((ApprovalMode.DENY, ApprovalMode.DENY, ApprovalMode.INBOX))
+            session = make_session(f"sess_short_{number}", approval_mode=mode, closes_with_task=True)
+            plan = quick_plan if self._random.random() < 0.7 else random_plan
+            task = new_task(
+                plan(self._random, f"{self.name}-{number}"),
+                {},
+                session,
+                surface_of=lambda step: {},
+                default_model="sim:small",
+                now_us=self.clock.now_us(),
+            )
+            try:
+                await self._client.submit(session, task)
+            except UnavailableError as error:
+                self.ground.note(self.name, "refused", str(error))
 
 
 class Deployment:
@@ -254,6 +284,7 @@ class Deployment:
             self._start_worker(random.randint(1, 4), pools, labels)
         for session in sessions:
             self._start(ClientActor(self, f"client-{session.id}", session, Random(f"{self.seed}/{session.id}")))
+        self._start(VisitorActor(self, Random(f"{self.seed}/visitor")))
         await self._trouble(random.uniform(30.0, 100.0))
         await self._calm()
         try:

@@ -38,6 +38,17 @@ def random_plan(random: Random, title: str) -> Plan:
     return plan_from_json({"title": title, "steps": steps}, title, PlanNames())
 
 
+def quick_plan(random: Random, title: str) -> Plan:
+    """Return a chain of 1 to 3 steps that write nothing and take no time; some of them fail."""
+    steps: list[dict[str, Json]] = []
+    for index in range(random.randint(1, 3)):
+        step = _step(random, index, _parents(random, "chain", index, 3), (), steps)
+        does = random.choice(("ok", "ok", "ok", "flaky", "poison"))
+        script: dict[str, Json] = {"does": does, "first": 1, "writes": 0, "pause_s": 0.0, "items": 0, "asks": 1}
+        steps.append({**step, "pool": POOLS[0], "inputs": {**script, "from_ids": [], "from": []}})
+    return plan_from_json({"title": title, "steps": list(steps)}, title, PlanNames())
+
+
 def _pull(random: Random, step: dict[str, Json]) -> None:
     """Leave a step, or the children of a map step, to whoever asks for it."""
     work = step["step"] if isinstance(step.get("step"), dict) else step

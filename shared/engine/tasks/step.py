@@ -324,14 +324,16 @@ class Advance:
     """What one complete-and-claim did.
 
     ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions
-    whose owner has something to do (a map to expand, a failure to settle, a task that may be finished). ``ready_left``
-    says that claimable work is left for others; it may be true of work that only a concurrency limit holds back,
-    never missed.
+    whose owner has something to do (a map to expand, a failure to settle, a task that may be finished).
+    ``closed_sessions`` are those that no owner had adopted and that have ended with their task, which these ends ended.
+    ``ready_left`` says that claimable work is left for others; it may be true of work that only a concurrency limit
+    holds back, never missed.
     """
 
     claims: tuple[Claim, ...] = ()
     stale: frozenset[str] = frozenset()
     owner_sessions: frozenset[str] = frozenset()
+    closed_sessions: frozenset[str] = frozenset()
     ready_left: bool = False
 
 

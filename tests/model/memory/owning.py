@@ -8,11 +8,11 @@ from typing import Literal, assert_never
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.record import NewRun, Usage
-from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
+from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import check_over, why_failed
-from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
+from soong.shared.engine.tasks.ending import SessionLook
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import (
     STEP_ENDS,
@@ -26,13 +26,11 @@ from soong.shared.engine.tasks.status import (
 from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step, StepError, Task
 from soong.shared.permissions.request import RequestState
 from tests.model.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
-from tests.model.memory.logs import end_run, note_run, note_step, tell_step
+from tests.model.memory.logs import note_run, note_step, tell_step
 from tests.model.memory.making import adopt, insert_run, insert_steps, open_step
 from tests.model.memory.retrying import start_again
 from tests.model.memory.rows import Rows, transaction
-
-FEW_RUNS = 32
-"""Of a task with more, the folders are looked for after its end."""
+from tests.model.memory.task_ends import close_with_task, end_task, finish_alone, tell_maps
 
 
 class MemoryOwning:
@@ -147,7 +145,7 @@ class MemoryOwning:
         task = self.rows.owned_task(ownership, task_id)
         if task.status.is_terminal:
             return task.status
-        self._tell_maps(task, now_us)
+        tell_maps(self.rows, task, now_us)
         steps = self.rows.steps_of(task_id)
         unsettled = any(step.task_id == task_id for step in self._unsettled())
         if unsettled or any(step.status not in STEP_ENDS for step in steps):
@@ -158,16 +156,10 @@ class MemoryOwning:
             if step.status is not StepStatus.COMPLETED and not step.is_pull_worker
         ]
         if not left:
-            status = self._end_task(task, TaskEvent.COMPLETE, "", now_us).status
-            self._close_with_task(task.session_id)
+            status = end_task(self.rows, task, TaskEvent.COMPLETE, "", now_us).status
+            close_with_task(self.rows, task.session_id)
             return status
-        return self._end_task(task, TaskEvent.FAIL, why_failed(left), now_us).status
-
-    def _close_with_task(self, session_id: str) -> None:
-        session = self.rows.session(session_id)
-        mine = [task.status for task in self.rows.tasks.values() if task.session_id == session_id]
-        if session.closes_with_task and all(status is TaskStatus.COMPLETED for status in mine):
-            self.rows.sessions[session_id] = replace(session, is_closed=True)
+        return end_task(self.rows, task, TaskEvent.FAIL, why_failed(left), now_us).status
 
     @transaction
     def end_task(
@@ -189,23 +181,9 @@ class MemoryOwning:
             self.rows.settled |= {step.key for step in steps if step.status is StepStatus.FAILED}
         else:
             workers = cancel_all(self.rows, task_id, reason, now_us)
-        self._end_task(task, event, reason, now_us)
+        end_task(self.rows, task, event, reason, now_us)
         self.rows.command_done(command_id)
         return workers
-
-    def _tell_maps(self, task: Task, now_us: int) -> None:
-        for step in self.rows.steps_of(task.id):
-            if step.kind is StepKind.MAP and step.status is StepStatus.COMPLETED:
-                tell_step(self.rows, step.key, now_us)
-
-    def _end_task(self, task: Task, event: TaskEvent, reason: str, now_us: int) -> Task:
-        ended = replace(task, status=advance_task(task.status, event), reason=reason, ended_us=now_us)
-        self.rows.tasks[task.id] = ended
-        self._tell_maps(task, now_us)
-        note, run_event, end_reason = _TASK_ENDS[event]
-        note_run(self.rows, task.root_run_id, note, now_us, task=task.id, reason=reason)
-        end_run(self.rows, task.root_run_id, run_event, end_reason, now_us)
-        return ended
 
     @transaction
     def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
@@ -230,32 +208,10 @@ class MemoryOwning:
         ended = [
             finished
             for task in work.open_tasks
-            if work.ends_only and task.is_due and (finished := self._finish_alone(task.id, now_us)) is not None
+            if work.ends_only and task.is_due and (finished := finish_alone(self.rows, task.id, now_us)) is not None
         ]
         over = {one.task_id for one in ended}
         return replace(work, open_tasks=tuple(task for task in work.open_tasks if task.id not in over)), ended
-
-    def _finish_alone(self, task_id: str, now_us: int) -> FinishedTask | None:
-        task, steps = self.rows.task(task_id), self.rows.steps_of(task_id)
-        own = [step for step in steps if not step.is_pull_worker]
-        if any(step.status not in STEP_ENDS for step in steps) or any(
-            step.status is not StepStatus.COMPLETED for step in own
-        ):
-            return None
-        self._tell_maps(task, now_us)
-        runs = [run for run in self.rows.runs.values() if run.identity.task_id == task_id]
-        folders = [
-            run
-            for run in runs
-            if run.usage != Usage()
-            or (run.id != task.root_run_id and run.started_us is not None and run.status is not RunStatus.COMPLETED)
-        ]
-        is_recorded = len(runs) <= FEW_RUNS and not folders
-        status = self._end_task(task, TaskEvent.COMPLETE, "", now_us).status
-        self._close_with_task(task.session_id)
-        if is_recorded:
-            self.rows.recorded.add(task_id)
-        return FinishedTask(task_id, status, self.rows.session(task.session_id).is_closed, is_recorded)
 
     @transaction
     def unrecorded(self, owner_id: str) -> Sequence[str]:
@@ -350,13 +306,6 @@ class MemoryOwning:
     ) -> frozenset[str]:
         task = self.rows.owned_task(ownership, task_id)
         workers = cancel_all(self.rows, task_id, reason, now_us)
-        self._end_task(task, TaskEvent.CANCEL, reason, now_us)
+        end_task(self.rows, task, TaskEvent.CANCEL, reason, now_us)
         self.rows.command_done(command_id)
         return workers
-
-
-_TASK_ENDS = {
-    TaskEvent.COMPLETE: (EventType.TASK_COMPLETED, RunEvent.COMPLETE, EndReason.COMPLETED),
-    TaskEvent.FAIL: (EventType.TASK_FAILED, RunEvent.FAIL, EndReason.FAILED),
-    TaskEvent.CANCEL: (EventType.TASK_CANCELLED, RunEvent.CANCEL, EndReason.CANCELLED),
-}

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import LeaseLostError
@@ -36,6 +36,7 @@ from tests.model.memory.making import add_session, create_task
 from tests.model.memory.parking import is_parked, parked, pending_of
 from tests.model.memory.rows import Rows, page_before, transaction
 from tests.model.memory.runs import last_runs_of
+from tests.model.memory.task_ends import end_with_last_step
 
 
 class MemorySteps:
@@ -137,10 +138,12 @@ class MemorySteps:
             live_workers=live_workers,
             now_us=now_us,
         )
-        return Advance(claims, frozenset(stale), self._sessions_to_wake(touched), is_left)
+        over = {task_id for task_id in touched if end_with_last_step(self.rows, task_id, now_us)}
+        owned = (task_id for task_id in touched - over if self._has_owner_work(task_id))
+        return Advance(claims, frozenset(stale), self._sessions_of(owned), self._sessions_of(over), is_left)
 
-    def _sessions_to_wake(self, task_ids: set[str]) -> frozenset[str]:
-        return frozenset(self.rows.task(task_id).session_id for task_id in task_ids if self._has_owner_work(task_id))
+    def _sessions_of(self, task_ids: Iterable[str]) -> frozenset[str]:
+        return frozenset(self.rows.task(task_id).session_id for task_id in task_ids)
 
     def _has_owner_work(self, task_id: str) -> bool:
         steps = self.rows.steps_of(task_id)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session
+from soong.shared.engine.runs.record import Usage
+from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session, Worker
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Advance, SessionWork, StepEnd
 from tests.contract.scene import completed
@@ -108,9 +110,14 @@ async def test_a_session_that_the_called_worker_holds_is_adopted_a_moment_later(
 
 
 class CountedStore(MemoryStore):
-    """Counts the adoptions that are no part of a look."""
+    """Counts the adoptions that are no part of a look, and the looks for free slots."""
 
     adoptions: int = 0
+    looks_at_workers: int = 0
+
+    async def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:
+        self.looks_at_workers += 1
+        return await super().workers(include_gone=include_gone)
 
     async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
         self.adoptions += 1
@@ -135,7 +142,7 @@ async def test_a_session_that_needs_no_owner_is_adopted_with_the_end_of_its_task
     assert not orchestrator._owned
 
     (claim,) = (await advance(store, claim=1)).claims
-    await advance(store, completed(claim))
+    await advance(store, replace(completed(claim), usage=Usage(requests=1)))
     await orchestrator.reconcile(["sess_1"])
 
     session = await store.sessions.session("sess_1")
@@ -143,6 +150,23 @@ async def test_a_session_that_needs_no_owner_is_adopted_with_the_end_of_its_task
     assert (await store.tasks.task(claim.identity.task_id)).status is TaskStatus.COMPLETED
     assert store.adoptions == 0
     assert not orchestrator._owned
+
+
+async def test_slots_are_not_looked_at_for_a_session_that_its_worker_has_ended() -> None:
+    store = CountedStore()
+    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
+    (claim,) = (await advance(store, claim=1)).claims
+    await advance(store, completed(claim))
+    looks = store.looks_at_workers
+
+    async with asyncio.timeout(10):
+        while not store.adoptions:  # noqa: ASYNC110  # rows have no event
+            await asyncio.sleep(0.005)
+    await orchestrator._stop_reconciling()
+
+    assert (await store.sessions.session("sess_1")).is_closed
+    assert not orchestrator._owned
+    assert store.looks_at_workers == looks
 
 
 async def test_a_session_that_needs_no_owner_is_adopted_a_moment_after_the_call() -> None:

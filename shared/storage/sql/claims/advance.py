@@ -19,8 +19,9 @@ from soong.shared.storage.sql.claims.claiming import (
     scan,
     share_out,
 )
-from soong.shared.storage.sql.claims.completions import ClaimRequest, owner_work, write_ends
+from soong.shared.storage.sql.claims.completions import ClaimRequest, ended_tasks, write_ends
 from soong.shared.storage.sql.claims.readiness import note_claimed
+from soong.shared.storage.sql.claims.task_ends import end_with_last_step
 from soong.shared.storage.sql.engine.malformed import tell_malformed
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -41,20 +42,26 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], reques
     # A step ends once: the same end told twice in one batch is stale the second time.
     doubled = {e.run_id for e in sorted(ends, key=lambda e: e.step_key) if by_key.setdefault(e.step_key, e) is not e}
     if tx.is_postgres:
-        ended, owner_sessions, seen = postgres_hot_path.end_and_scan(tx, by_key, request)
+        ended, tasks, seen = postgres_hot_path.end_and_scan(tx, by_key, request)
         claims, is_left = _claim(tx, contexts, run_log, request, seen, postgres_hot_path.take)
     else:
         ended = write_ends(tx, run_log, by_key, request)
         if any(end.outcome is Outcome.PARTIAL for end in ends):
             run_log.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
-        owner_sessions = owner_work(tx, ended)
+        tasks = ended_tasks(tx, ended)
         claims, is_left = _claim(tx, contexts, run_log, request, scan(tx, request), _take)
     run_log.flush(tx)
+    over = {
+        session_id
+        for task_id, session_id in tasks.over.items()
+        if end_with_last_step(tx, task_id, session_id, request.now_us)
+    }
     left = ended.ready.difference(claim.step_key for claim in claims)
     return Advance(
         claims=tuple(claims),
         stale=frozenset(doubled.union(end.run_id for key, end in by_key.items() if key not in ended.written)),
-        owner_sessions=owner_sessions,
+        owner_sessions=frozenset(tasks.owner_sessions - over),
+        closed_sessions=frozenset(over),
         ready_left=is_left or bool(left),
     )
 

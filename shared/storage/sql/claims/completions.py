@@ -48,8 +48,12 @@ OPEN_WORK: Final = Statement(
     """,
 )
 LOCK_TAIL: Final = Statement(
-    "lock tail: the last steps of a task end one after another, so that one of them sees that all have ended",
-    "SELECT 1 /*pg FROM (SELECT pg_advisory_xact_lock(hashtextextended(:task_id, 7))) AS locked */",
+    "lock tail: the last steps of a task end one after another, so that one of them sees that all have ended; and "
+    "whether this database role may end tasks",
+    """
+    SELECT 1 /*pg * has_table_privilege('tasks', 'UPDATE')::int
+    FROM (SELECT pg_advisory_xact_lock(hashtextextended(:task_id, 7))) AS locked */
+    """,
 )
 
 _STEP_EVENT: Final[Mapping[StepStatus, EventType]] = {
@@ -128,20 +132,35 @@ def note_end(run_log: RunLogBuffer, end: StepEnd) -> None:
     run_log.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)
 
 
-def owner_work(tx: Transaction, ended: CompletionResult) -> frozenset[str]:
-    """Return the sessions whose owner has something to do for the tasks that the ends touched."""
-    found = set()
+@dataclass(slots=True)
+class EndedTasks:
+    """What the ends leave to do in the tasks that they touched."""
+
+    owner_sessions: set[str] = field(default_factory=set)
+    """The sessions whose owner has something to do."""
+    over: dict[str, str] = field(default_factory=dict)
+    """Of these the sessions whose task has no step left that has not ended, by id of the task, where this worker's
+    database role may end it."""
+
+    def look(
+        self, tx: Transaction, task_id: str, session_id: str, is_expanding: bool, is_unsettled: bool, is_waiting: bool
+    ) -> None:
+        """Judge one task by the flags of ``OWNER_WORK``, also when others end its last steps at this moment."""
+        if is_expanding or is_unsettled:
+            self.owner_sessions.add(session_id)
+        elif not is_waiting:
+            with tx.pipeline():
+                may_end = tx.send(LOCK_TAIL, task_id=task_id)
+                open_work = tx.send(OPEN_WORK, task_id=task_id)
+            if not open_work.rows():
+                self.owner_sessions.add(session_id)
+                if may_end.rows()[0][0]:
+                    self.over[task_id] = session_id
+
+
+def ended_tasks(tx: Transaction, ended: CompletionResult) -> EndedTasks:
+    """Look at the tasks that the ends touched."""
+    found = EndedTasks()
     for task_id, session_id in sorted(ended.sessions.items()):
-        if session_id not in found:
-            flags = tx.rows(OWNER_WORK, task_id=task_id, session_id=session_id)[0]
-            if has_owner_work(tx, task_id, *flags):
-                found.add(session_id)
-    return frozenset(found)
-
-
-def has_owner_work(tx: Transaction, task_id: str, is_expanding: bool, is_unsettled: bool, is_waiting: bool) -> bool:
-    """Say whether the owner has something to do for a task, also when others end its last steps at this moment."""
-    if is_expanding or is_unsettled or is_waiting:
-        return bool(is_expanding or is_unsettled)
-    tx.rows(LOCK_TAIL, task_id=task_id)
-    return not tx.rows(OPEN_WORK, task_id=task_id)
+        found.look(tx, task_id, session_id, *tx.rows(OWNER_WORK, task_id=task_id, session_id=session_id)[0])
+    return found

@@ -22,10 +22,10 @@ from soong.shared.storage.sql.claims.claiming import (
 from soong.shared.storage.sql.claims.completions import (
     ClaimRequest,
     CompletionResult,
+    EndedTasks,
     end_row,
-    has_owner_work,
+    ended_tasks,
     note_end,
-    owner_work,
 )
 from soong.shared.storage.sql.claims.readiness import settle_unlocked
 from soong.shared.storage.sql.engine.engine import StaleReadError
@@ -210,10 +210,10 @@ TAKE: Final = Statement(
 
 def end_and_scan(
     tx: Transaction, ends: Mapping[str, StepEnd], request: ClaimRequest
-) -> tuple[CompletionResult, frozenset[str], ClaimScan]:
+) -> tuple[CompletionResult, EndedTasks, ClaimScan]:
     """Write the ends, unlock, and look at what the claim is decided on: one round trip.
 
-    Return what the ends did, the sessions whose owner has something to do, and the look.
+    Return what the ends did, what they leave to do in their tasks, and the look.
     """
     with tx.pipeline():
         ended_reply = None
@@ -234,13 +234,12 @@ def end_and_scan(
     ended.ready, has_completed_maps = settle_unlocked(tx, opened, request.now_us)
     if has_completed_maps:
         # More has opened since that look.
-        return ended, owner_work(tx, ended), scan(tx, request)
-    owners = frozenset(
-        ended.sessions[fields[0]]
-        for kind, fields in seen
-        if kind == "task" and fields[0] in ended.sessions and has_owner_work(tx, *fields)
-    )
-    return ended, owners, _scan(seen)
+        return ended, ended_tasks(tx, ended), scan(tx, request)
+    tasks = EndedTasks()
+    for task_id, *flags in (fields for kind, fields in seen if kind == "task"):
+        if task_id in ended.sessions:
+            tasks.look(tx, task_id, ended.sessions[task_id], *flags)
+    return ended, tasks, _scan(seen)
 
 
 def _end_row(end: StepEnd, now_us: int) -> tuple[object, ...]:

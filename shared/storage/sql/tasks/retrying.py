@@ -11,6 +11,7 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
+from soong.shared.storage.sql.claims.task_ends import move_task
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import command_done, owned_task
 from soong.shared.storage.sql.engine.rows import plain
@@ -19,7 +20,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import complete_map, start_again
 from soong.shared.storage.sql.tasks.inserts import opened, opening
-from soong.shared.storage.sql.tasks.task_commands import HOLDERS, move_task
+from soong.shared.storage.sql.tasks.task_commands import HOLDERS
 
 SET_ROOT_RUN: Final = Statement(
     "set root run: of a task that is tried again",

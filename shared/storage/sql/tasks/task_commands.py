@@ -1,13 +1,12 @@
 """The owner's side of tasks: pausing, cancelling, finishing."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.tasks.change import check_over, why_failed
 from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
@@ -15,6 +14,15 @@ from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
 from soong.shared.storage.sql.claims.readiness import tell_maps
+from soong.shared.storage.sql.claims.task_ends import (
+    CLOSE_WITH_TASK,
+    FEW_RUNS,
+    HELD_SESSION,
+    RUNS_WITH_FOLDERS,
+    end_task,
+    move_task,
+    write_completion,
+)
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import (
     OWNED,
@@ -27,30 +35,11 @@ from soong.shared.storage.sql.engine.ownership import (
 from soong.shared.storage.sql.engine.rows import plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
+from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
 from soong.shared.storage.sql.tasks.sessions import adopt
 from soong.shared.storage.sql.tasks.task_updates import SqlChanging
 
-MOVE_TASK: Final = Statement(
-    "move task: to its next status; its folders are to be written again, unless none is to be written",
-    """
-    UPDATE tasks SET status = :status, reason = :reason, ended_us = :ended_us, is_recorded = :is_recorded
-    WHERE id = :task_id
-    """,
-)
-FEW_RUNS: Final = 32
-"""More are not looked at in the transaction that ends their task: what has to be written of them is found later."""
-RUNS_WITH_FOLDERS: Final = Statement(
-    "runs with folders: whether a task that completes has one besides its root run, or has too many runs to tell",
-    """
-    SELECT count(*), coalesce(sum(CASE
-        WHEN few.usage <> '{}' OR (few.started_us IS NOT NULL AND few.status <> 'completed') THEN 1 ELSE 0 END), 0)
-    FROM (SELECT usage, started_us, CASE WHEN id = (SELECT root_run_id FROM tasks WHERE id = :task_id)
-                                         THEN 'completed' ELSE status END AS status
-          FROM runs WHERE task_id = :task_id LIMIT :most) AS few
-    """,
-)
 UNRECORDED: Final = Statement(
     "unrecorded: tasks that are over, of sessions of this owner or of nobody's, whose folders are not written",
     """
@@ -137,18 +126,6 @@ LEFT: Final = Statement(
     FROM tasks WHERE id = :task_id AND status IN ('running', 'paused')
     """,
 )
-HELD_SESSION: Final = Statement(
-    "held session: of a task that ends; nobody writes another task into it meanwhile",
-    "SELECT closes_with_task FROM sessions WHERE id = :session_id /*pg FOR UPDATE */",
-)
-CLOSE_WITH_TASK: Final = Statement(
-    "close with task: the session of a task that has completed, if it is to end with it and no other is left",
-    """
-    UPDATE sessions SET is_closed = 1 WHERE id = :session_id AND closes_with_task = 1
-      AND NOT EXISTS (SELECT 1 FROM tasks WHERE session_id = :session_id AND status <> 'completed')
-    RETURNING id
-    """,
-)
 IDS_BY_STATUS: Final = Statement(
     "ids by status: of a task's own steps that did not complete, and pull workers that run, in insertion order",
     """
@@ -156,11 +133,6 @@ IDS_BY_STATUS: Final = Statement(
       AND (is_pull_worker = 0 OR status NOT IN ('failed', 'cancelled', 'skipped')) ORDER BY ordinal
     """,
 )
-_ENDS: Final[Mapping[TaskEvent, tuple[EventType, RunStatus, EndReason]]] = {
-    TaskEvent.COMPLETE: (EventType.TASK_COMPLETED, RunStatus.COMPLETED, EndReason.COMPLETED),
-    TaskEvent.FAIL: (EventType.TASK_FAILED, RunStatus.FAILED, EndReason.FAILED),
-    TaskEvent.CANCEL: (EventType.TASK_CANCELLED, RunStatus.CANCELLED, EndReason.CANCELLED),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +235,7 @@ class SqlTaskCommands(SqlChanging):
                 tx.rows(SETTLE_ALL, task_id=task_id)
             else:
                 workers = cancel_all(tx, run_log, task_id, reason, now_us)
-            _end(tx, run_log, task_id, root_run_id, TaskStatus(was), event, reason, now_us)
+            end_task(tx, run_log, task_id, root_run_id, TaskStatus(was), event, reason, now_us)
             run_log.flush(tx)
             command_done(tx, command_id)
             return workers
@@ -314,7 +286,7 @@ class SqlTaskCommands(SqlChanging):
             advance_task(TaskStatus(was), TaskEvent.CANCEL)
             run_log = RunLogBuffer(now_us)
             workers = cancel_all(tx, run_log, task_id, reason, now_us)
-            _end(tx, run_log, task_id, root_run_id, TaskStatus(was), TaskEvent.CANCEL, reason, now_us)
+            end_task(tx, run_log, task_id, root_run_id, TaskStatus(was), TaskEvent.CANCEL, reason, now_us)
             run_log.flush(tx)
             command_done(tx, command_id)
             return workers
@@ -342,44 +314,11 @@ def _with_due(tx: Transaction, ownership: Ownership, work: SessionWork) -> Sessi
     return replace(work, open_tasks=tuple(found))
 
 
-def move_task(
-    tx: Transaction,
-    task_id: str,
-    status: TaskStatus,
-    reason: str,
-    ended_us: int | None,
-    *,
-    is_recorded: bool = False,
-) -> None:
-    """Write a task's next status; ``is_recorded`` when there is no folder to be written."""
-    told = {"status": status.value, "reason": plain(reason), "ended_us": ended_us}
-    tx.rows(MOVE_TASK, task_id=task_id, is_recorded=int(is_recorded), **told)
-
-
 def _pause_steps(tx: Transaction, task_id: str, *, is_paused: int) -> None:
     tx.rows(PAUSE_LEASED, task_id=task_id, is_paused=is_paused)
     tx.rows(PAUSE_WAITING, task_id=task_id, is_paused=is_paused)
     # What was claimed between these two; none can be any more.
     tx.rows(PAUSE_LEASED, task_id=task_id, is_paused=is_paused)
-
-
-def _end(
-    tx: Transaction,
-    run_log: RunLogBuffer,
-    task_id: str,
-    root_run_id: str,
-    was: TaskStatus,
-    event: TaskEvent,
-    reason: str,
-    now_us: int,
-) -> TaskStatus:
-    status = advance_task(was, event)
-    move_task(tx, task_id, status, reason, now_us)
-    tell_maps(tx, run_log, task_id, root_run_id)
-    note, run_status, end_reason = _ENDS[event]
-    run_log.note(root_run_id, note, task=task_id, reason=reason)
-    run_log.end(root_run_id, run_status, end_reason)
-    return status
 
 
 def _left(tx: Transaction, ownership: Ownership, task_id: str) -> _RemainingWork:
@@ -403,12 +342,12 @@ def _finish(
             run_log.flush(tx)
         return None, left
     if not left.has_losses:
-        status = _end(tx, run_log, task_id, root_run_id, status, TaskEvent.COMPLETE, "", now_us)
+        status = end_task(tx, run_log, task_id, root_run_id, status, TaskEvent.COMPLETE, "", now_us)
         if tx.value(HELD_SESSION, session_id=ownership.session_id):
             tx.rows(CLOSE_WITH_TASK, session_id=ownership.session_id)
     else:
         reason = why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))
-        status = _end(tx, run_log, task_id, root_run_id, status, TaskEvent.FAIL, reason, now_us)
+        status = end_task(tx, run_log, task_id, root_run_id, status, TaskEvent.FAIL, reason, now_us)
     run_log.flush(tx)
     return status, left
 
@@ -462,13 +401,6 @@ def _finish_alone(tx: Transaction, ownership: Ownership, task_id: str, now_us: i
     if left.has_untold_maps:
         tell_maps(tx, run_log, task_id, root_run_id)
     status = advance_task(TaskStatus(was), TaskEvent.COMPLETE)
-    note, run_status, end_reason = _ENDS[TaskEvent.COMPLETE]
-    run_log.note(root_run_id, note, task=task_id, reason="")
-    run_log.end(root_run_id, run_status, end_reason)
-    closing: Reply | None = None
-    with tx.pipeline():
-        move_task(tx, task_id, status, "", now_us, is_recorded=is_recorded)
-        run_log.flush(tx)
-        if session_row.rows()[0][0]:
-            closing = tx.send(CLOSE_WITH_TASK, session_id=session_id)
-    return FinishedTask(task_id, status, closing is not None and bool(closing.rows()), is_recorded)
+    closing_id = session_id if session_row.rows()[0][0] else ""
+    closed = write_completion(tx, run_log, task_id, root_run_id, closing_id, now_us, is_recorded=is_recorded)
+    return FinishedTask(task_id, status, closed, is_recorded)

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 from soong.shared.agents.pacing import Pacer
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.observer import AgentObserver
-from soong.shared.agents.runtime.permission_gate import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.errors import InvalidConfigError

@@ -35,6 +35,7 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier
+from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant, GrantBook
 from soong.shared.permissions.policy import Policy, policy_for
@@ -275,7 +276,9 @@ class SessionApprovals:
             self.grants.remember(request, decision)
         self.open.pop(request.id, None)
         if decided.worker_id:
-            await self.tools.notifier.permission_decided(request.id, decided.worker_id)
+            is_allowed = decision.error is None and decision.choice.is_allowed
+            text = decided.text if is_allowed and len(decided.text) <= MAX_DECISION_CHARS else ""
+            await self.tools.notifier.permission_decided(request.id, decided.worker_id, text)
         if decided.was_parked:
             await self.tools.notifier.notify_owners()
         await self.tools.notifier.notify_session(self.session_id)

@@ -13,7 +13,7 @@ from soong.orchestrator.owner.asks import AskRunner
 from soong.shared.agents.definition import AgentDefinitionRegistry
 from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime
-from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.config import CONFIG_FILE, Config
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.engine.tasks.service import TaskService

@@ -25,7 +25,7 @@ from soong.orchestrator.owner.service import Orchestrator, Parts
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
 from soong.orchestrator.telemetry.opening import Telemetry, count_events, open_telemetry
 from soong.shared.agents.pacing import Pacer
-from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError

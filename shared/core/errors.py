@@ -20,6 +20,7 @@
     │   ├── AlreadyDecidedError     a second answer to one permission request
     │   ├── InvalidTransitionError  a status change outside the table
     │   ├── AlreadyConsumedError    a second use of one decision
+    │   ├── UnconfirmedDecisionError  a notified decision that its row does not confirm
     │   └── StartedByRunError       a program that a run started acts in a person's name
     ├── ForgedError                 a signature, digest or proof does not hold: a security event
     ├── ForeignEntryError           a link or the like beneath a folder that workers write: a security event
@@ -189,6 +190,14 @@ class AlreadyConsumedError(ConflictError):
     def __init__(self, decision_id: str) -> None:
         self.decision_id = decision_id
         super().__init__(f"decision {decision_id} has been used")
+
+
+class UnconfirmedDecisionError(ConflictError):
+    """The decision of a notification is not, or no longer, what its row states; the row is to be read."""
+
+    def __init__(self, decision_id: str) -> None:
+        self.decision_id = decision_id
+        super().__init__(f"decision {decision_id} was notified, and its row does not confirm it")
 
 
 class StartedByRunError(ConflictError):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from soong.shared.core.errors import ForgedError, InvalidConfigError, InvalidJsonError
 from soong.shared.core.jsontext import Json, canonical
+from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Decision, PermissionRequest
 
 if TYPE_CHECKING:
@@ -122,6 +123,15 @@ def verify(decision: Decision, public_key: bytes) -> None:
         raise ForgedError(
             f"the signature of decision {decision.id!r} by key {decision.key_id!r} does not hold"
         ) from error
+
+
+def check_signature(decision: Decision, key: SigningKey | None) -> None:
+    """Raises: ForgedError when the decision is not signed by a key that may sign it."""
+    if key is None:
+        unknown = f"decision {decision.id!r} is signed with the unknown key {decision.key_id!r}"
+        raise ForgedError(unknown, what="unknown_key")
+    verify(decision, key.public_key)
+    key.check(decision)
 
 
 def prove(token: str, request: PermissionRequest) -> str:

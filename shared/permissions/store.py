@@ -29,18 +29,27 @@ class OpenQuestions:
 
 @dataclass(frozen=True, slots=True)
 class ClosedQuestion:
-    """How a request was closed: its decision, if it has one, and the key that the decision names, if that is known."""
+    """How a request was closed: its decision, if it has one, and the key that the decision names, if that is known.
+
+    ``notified`` is the text of a decision that came in a notification and whose row has not been read: its signature
+    was checked, and the transaction that uses it compares the two.
+    """
 
     decision: Decision | None = None
     key: SigningKey | None = None
+    notified: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionReceipt:
-    """What a decision found: whether the run was parked (there is work to dispatch now), and who holds it if not."""
+    """What a decision found: whether the run was parked (there is work to dispatch now), and who holds it if not.
+
+    ``text`` is the decision as it was written, for the notification; empty where the worker has to read the row.
+    """
 
     was_parked: bool
     worker_id: str
+    text: str = ""
 
 
 class ConsentStore(Protocol):

@@ -12,11 +12,12 @@ from datetime import timedelta
 from typing import Final
 
 from soong.shared.core.clock import Clock, SystemClock
-from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotOwnerError
+from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotOwnerError, UnconfirmedDecisionError
 from soong.shared.core.foreign import is_interrupted
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.log import get_logger
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import parsed, validated
 from soong.shared.tools.call_abort import taken_back
@@ -81,6 +82,8 @@ from soong.shared.tools.results.output_limits import Fitter
 from soong.shared.tools.risk import Classifier, by_keywords
 from soong.shared.tools.surface import DELEGATION_TOOLS
 from soong.shared.tools.time_limit import TimeLimit
+
+log = get_logger(__name__)
 
 DECIDED_EVENT: Final = "permission_decided"
 
@@ -193,7 +196,12 @@ class ToolPipeline:
         pre = await self._before(call_state, definition, model_input)
         context, gate_call = await self._judged(call_state, definition, pre)
         verdict = self._decided(call_state, await self._gate.decide(gate_call))
-        await self._start(call_state, gate_call, verdict, context)
+        try:
+            await self._start(call_state, gate_call, verdict, context)
+        except UnconfirmedDecisionError as error:  # asked again, the gate reads the row
+            log.warning("decision_unconfirmed", run=self._run.identity.run_id, error=str(error))
+            verdict = self._decided(call_state, await self._gate.decide(gate_call))
+            await self._start(call_state, gate_call, verdict, context)
         return await self._invoked(call_state, definition, replace(context, egress=verdict.egress), pre)
 
     # -- hooks before

@@ -101,6 +101,8 @@ class Verdict:
     error: ErrorType | None = None
     egress: EgressPolicy | None = None
     """What the allowed call may connect to; None: it names no host, and connects to none."""
+    notified: str = field(default="", repr=False)
+    """The text of a decision that came in a notification: its row is compared when the call starts."""
 
     def as_json(self, shown: Callable[[str], str] = str) -> dict[str, Json]:
         """Return the decision as it is recorded, apart from the facts (PER-19)."""
@@ -198,6 +200,8 @@ class CallLog(Protocol):
         Raises:
             LeaseLostError: the run is no longer ours.
             AlreadyConsumedError: the decision has been used.
+            UnconfirmedDecisionError: the row does not confirm the decision that was notified; the gate reads the row
+                when it is asked again.
         """
         ...
 

@@ -11,7 +11,7 @@ from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
-from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
+from soong.shared.permissions.store import ClosedQuestion, OpenQuestions
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness
@@ -382,7 +382,7 @@ async def test_a_decision_says_who_holds_the_run_that_waits_for_it(scene: Contra
         scene.own, make_decision(request), state=RequestState.DECIDED, events=(), now_us=scene.now_us
     )
 
-    assert decided == DecisionReceipt(was_parked=False, worker_id=scene.worker)
+    assert (decided.was_parked, decided.worker_id) == (False, scene.worker)
 
 
 # -- withdrawing

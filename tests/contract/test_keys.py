@@ -1,14 +1,17 @@
 """Public keys as rows, and how they end."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 
-from soong.shared.core.errors import ConflictError, NotFoundError
-from soong.shared.engine.runs.events import EventType
+from soong.shared.core.errors import AlreadyConsumedError, ConflictError, NotFoundError, UnconfirmedDecisionError
+from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.decision_text import notified_decision
 from soong.shared.permissions.keys import ExpiredDecision
 from soong.shared.permissions.request import Decision, PermissionRequest, RequestState
 from soong.shared.storage.store import Store
@@ -155,3 +158,76 @@ async def test_a_key_is_reported_when_it_is_published_and_when_it_ends(scene: Co
     assert ended.data["principal"] == "ada"
     assert ended.data["reason"] == "it was time"
     assert ended.data["is_revoked"] is True
+
+
+Spoil: TypeAlias = Callable[[ContractHarness, Decision, str], Awaitable[str]]
+
+
+async def _another_text(_scene: ContractHarness, _decision: Decision, text: str) -> str:
+    return text.replace('"reason":"', '"reason":"un')
+
+
+async def _revoked(scene: ContractHarness, decision: Decision, text: str) -> str:
+    await retire(scene.store, decision.key_id, is_revoked=True)
+    return text
+
+
+async def _retired(scene: ContractHarness, decision: Decision, text: str) -> str:
+    await retire(scene.store, decision.key_id, at_us=decision.decided_us - 1)
+    return text
+
+
+@pytest.mark.spec("PER-12.b", "PER-16.b")
+@pytest.mark.parametrize("spoil", [_another_text, _revoked, _retired], ids=["another text", "revoked", "retired"])
+async def test_a_notified_decision_that_its_row_does_not_confirm_starts_nothing(
+    scene: ContractHarness, spoil: Spoil
+) -> None:
+    claim, decision, text = await notified(scene)
+    run_id = claim.identity.run_id
+    call = CallRow(run_id, "c1", "t", "e", True, "0" * 64, {}, {}, decision_id=decision.id)
+    said = await spoil(scene, decision, text)
+    before = await scene.store.runs.events(run_id)
+
+    with pytest.raises(UnconfirmedDecisionError):
+        await scene.store.runs.start_call(
+            call, claim.fence, events=[NewEvent("tool_started")], now_us=scene.now_us, notified=said
+        )
+
+    assert await scene.store.runs.events(run_id) == before
+    assert await scene.store.runs.calls(run_id) == []
+    assert await scene.store.audit.uses() == []
+
+
+@pytest.mark.spec("PER-12.b")
+async def test_a_notified_decision_starts_no_other_call(scene: ContractHarness) -> None:
+    claim, decision, text = await notified(scene)
+    other = CallRow(claim.identity.run_id, "c2", "t", "e", True, "0" * 64, {}, {}, decision_id=decision.id)
+
+    with pytest.raises(UnconfirmedDecisionError):
+        await scene.store.runs.start_call(other, claim.fence, events=(), now_us=scene.now_us, notified=text)
+
+
+@pytest.mark.spec("PER-12.b")
+async def test_a_notified_decision_is_used_once(scene: ContractHarness) -> None:
+    claim, decision, text = await notified(scene)
+    call = CallRow(claim.identity.run_id, "c1", "t", "e", True, "0" * 64, {}, {}, decision_id=decision.id)
+    await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us, notified=text)
+
+    with pytest.raises(AlreadyConsumedError):
+        await scene.store.runs.start_call(call, claim.fence, events=(), now_us=scene.now_us, notified=text)
+
+    (use,) = await scene.store.audit.uses()
+    assert (use.decision_id, use.tool_call_id) == (decision.id, "c1")
+
+
+async def notified(scene: ContractHarness) -> tuple[Claim, Decision, str]:
+    """Decide a question of a held run; return the decision and its text as its worker is notified of it."""
+    await publish(scene.store, "key_a")
+    claim = await scene.start("a")
+    request = await scene.raised(make_request(claim, "c1"))
+    decision = replace(make_decision(request), key_id="key_a")
+    receipt = await scene.store.consent.decide(
+        scene.own, decision, state=RequestState.DECIDED, events=(), now_us=scene.now_us
+    )
+    assert notified_decision(receipt.text) == decision
+    return claim, decision, receipt.text

@@ -14,7 +14,8 @@ from typing import Protocol
 from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.remote_responder import RemoteResponder
-from soong.shared.agents.runtime.permission_gate import DecisionInbox, RunGate
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
+from soong.shared.agents.runtime.permission_gate import RunGate
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType

@@ -13,7 +13,7 @@ from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
-from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import load_config
 from soong.shared.core.jsontext import Json, JsonObject

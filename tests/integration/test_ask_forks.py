@@ -14,7 +14,7 @@ from soong.orchestrator.owner.agent_runtime import owner_agents
 from soong.orchestrator.owner.asks import AskRunner
 from soong.shared.agents.definition import builtin_definitions
 from soong.shared.agents.forking import inherited
-from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.identity import Role

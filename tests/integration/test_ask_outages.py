@@ -9,7 +9,7 @@ import pytest
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.owner.agent_runtime import owner_agents
 from soong.shared.agents.definition import builtin_definitions
-from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import UnavailableError

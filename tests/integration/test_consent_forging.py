@@ -16,7 +16,7 @@ from tests.integration import consent
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, ConsentHarness, make_call, verdicts
 from tests.model.builders import make_call as make_row
-from tests.model.memory import MemoryStore
+from tests.model.memory import MemoryBus, MemoryStore
 
 
 @pytest.mark.spec("PER-12.a")
@@ -222,3 +222,66 @@ async def test_a_question_that_names_a_scope_no_grant_may_have_gives_none(open_b
 
         assert verdict.error is ErrorType.PERMISSION_FAILED
         assert not bench.broker.grants(bench.session_id)
+
+
+class ReadingStore(MemoryStore):
+    """Counts how often the row of a decision is read."""
+
+    reads: int = 0
+
+    async def settled(self, request_id: str) -> ClosedQuestion | None:
+        settled: ClosedQuestion | None = await super().settled(request_id)
+        self.reads += settled is not None
+        return settled
+
+
+class DecisionBus(MemoryBus):
+    """Whoever may write into the stream of a worker: ``alter`` sees each notified decision before the worker does."""
+
+    alter: Callable[[str], str] = staticmethod(lambda text: text)
+
+    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
+        await super().permission_decided(request_id, worker_id, self.alter(decision) if decision else "")
+
+
+@pytest.mark.spec("PER-12.b")
+async def test_a_notified_decision_saves_the_read_of_its_row_once_its_key_is_known() -> None:
+    store, bus = ReadingStore(), DecisionBus()
+    async with consent.open_bench(Callback(), store=store, notifier=bus, subscriber=bus) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+        (first,) = await verdicts(gate.decide(make_call(claim, "call_1")))
+        reads = store.reads
+
+        (second,) = await verdicts(gate.decide(make_call(claim, "call_2", "/work/other")))
+
+        assert (first.is_allowed, first.notified, second.is_allowed) == (True, "", True)
+        assert (second.notified != "", store.reads) == (True, reads)
+
+
+@pytest.mark.spec("PER-12.b")
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda text: text.replace('"allow_once"', '"allow_for_session"'),
+        lambda text: text.replace('"signature":"', '"signature":"00'),
+        lambda text: text.replace('"key_id":"', '"key_id":"other'),
+        lambda text: text.replace('"request_id":"', '"request_id":"other'),
+        lambda _text: "not a decision",
+        lambda _text: "{}",
+        lambda _text: "[" * 5_000,
+    ],
+    ids=["choice", "signature", "key", "request", "no json", "no fields", "deep"],
+)
+async def test_a_forged_notification_decides_nothing_and_the_row_is_read(alter: Callable[[str], str]) -> None:
+    bus = DecisionBus()
+    async with consent.open_bench(Callback(), notifier=bus, subscriber=bus) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+        await verdicts(gate.decide(make_call(claim, "call_1")))
+        bus.alter = alter
+
+        (verdict,) = await verdicts(gate.decide(make_call(claim, "call_2", "/work/other")))
+
+        assert (verdict.is_allowed, verdict.author, verdict.notified) == (True, "person", "")
+        assert [event for event in await bench.events(claim) if event.type == EventType.SECURITY] == []

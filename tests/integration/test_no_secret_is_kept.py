@@ -21,7 +21,7 @@ from soong import AgentHandle, ToolCallError, scripted_agent
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
 from soong.orchestrator.owner.run_archive import RunArchive
-from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, parse_config

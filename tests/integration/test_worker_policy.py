@@ -12,7 +12,7 @@ import pytest
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission
-from soong.shared.agents.runtime.permission_gate import DecisionInbox
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import parse_config

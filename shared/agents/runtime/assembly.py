@@ -21,8 +21,9 @@ from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, Sl
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.agent_task import ModelRules, agent_task
 from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
-from soong.shared.agents.runtime.permission_gate import DecisionInbox, GateStore, RunGate
+from soong.shared.agents.runtime.permission_gate import GateStore, RunGate
 from soong.shared.agents.runtime.prepared import PreparedAgent, PreparedCalls
 from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.agents.runtime.stop_signal import StopSignal

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import LeaseLostError, UnavailableError
+from soong.shared.core.errors import LeaseLostError, UnavailableError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
@@ -71,11 +71,18 @@ class RunCallLog:
     async def started(self, started: StartedCall) -> None:
         # Whatever its end is: an error tells the model what a server said, too.
         self._taints = self._taints or reads_untrusted(started.gate_call.definition)
-        self._keep(started_event(started, now_us=self.clock.now_us()))
+        event = self._keep(started_event(started, now_us=self.clock.now_us()))
         if started.is_write or started.verdict.decision_id:
             events = await self.take()
-            row = self._row(started.call, started.record)
-            await self.runs.start_call(row, self.fence, events=events, now_us=self.clock.now_us())
+            row, now_us = self._row(started.call, started.record), self.clock.now_us()
+            try:
+                await self.runs.start_call(
+                    row, self.fence, events=events, now_us=now_us, notified=started.verdict.notified
+                )
+            except UnconfirmedDecisionError:
+                self._kept = [one for one in events if one is not event] + self._kept
+                self._show_later()
+                raise
             await self.notify()
 
     async def finished(
@@ -193,9 +200,12 @@ class RunCallLog:
         if self.notifier is not None:
             await self.notifier.notify_runs([self.run_id])
 
-    def _keep(self, event: NewEvent) -> None:
-        self._kept.append(NewEvent(event.type, self.redactor.mapping(event.data), event.time_us))
+    def _keep(self, event: NewEvent) -> NewEvent:
+        """Return the event as it is kept back: without secrets."""
+        kept = NewEvent(event.type, self.redactor.mapping(event.data), event.time_us)
+        self._kept.append(kept)
         self._show_later()
+        return kept
 
     def _show_later(self) -> None:
         is_idle = self._timer is None and self._showing is None and self._unwritten is None

@@ -1,35 +1,34 @@
 """Permission for the calls of a worker: policy at once, everything else by asking the session's one callback.
 
 A **gate** belongs to one claimed run. It asks by writing a request row under the run's fence, and believes nothing but
-a signed decision row that fits the call. The one **inbox** of the process waits for all its gates: it is woken by hints
-and looks at the rows at least every second, so that a lost hint costs a second and never an answer.
+a signed decision that fits the call. The one **inbox** of the process waits for all its gates
+(:mod:`soong.shared.agents.runtime.decision_inbox`).
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Protocol
 
+from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
-from soong.shared.core.errors import ForgedError, SoongError, UnavailableError
+from soong.shared.core.errors import ForgedError, SoongError
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
-from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions import call_facts
 from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import check_binding, has_expired, request_of, stale, verdict_of_policy, withdrawn
-from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
 from soong.shared.permissions.request import Decision, PermissionRequest
 from soong.shared.permissions.rules import CallFacts, Effect
-from soong.shared.permissions.signing import verify
+from soong.shared.permissions.signing import check_signature
 from soong.shared.permissions.store import ClosedQuestion, ConsentStore
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.early import answer_kept
@@ -37,11 +36,6 @@ from soong.shared.tools.ports import GateCall, Verdict
 
 log = get_logger(__name__)
 
-POLL_EVERY_S = 1.0
-EARLY = 256
-"""Far more than are decided between the commit of a question and the next turn of its loop."""
-CLOSE_S = 0.001
-"""A time this near counts as reached: timers are not finer, and a shorter wait would not advance time."""
 KEY_ENDED = frozenset({"revoked_key", "retired_key"})
 """What is wrong with a decision whose call may ask again at once: only its key is at fault."""
 
@@ -57,117 +51,6 @@ class GateStore(Protocol):
 
     @property
     def runs(self) -> RunStore: ...
-
-
-@dataclass(slots=True)
-class DecisionInbox:
-    """Waits for the decisions of all gates of one worker process. One task, alive while somebody waits."""
-
-    store: ConsentStore
-    subscriber: Subscriber
-    worker_id: str
-    _waiting: dict[str, list[asyncio.Future[ClosedQuestion]]] = field(default_factory=dict)
-    """By request; each who waits has a future of its own. Two lives of one run wait for the same request, when one of
-    them has not noticed yet that its lease is gone."""
-    _early: deque[str] = field(default_factory=lambda: deque(maxlen=EARLY))
-    """What was heard of before anybody waited for it, of late."""
-    _ear: Subscription | None = None
-    _ear_of: str = ""
-    _task: asyncio.Task[None] | None = None
-
-    async def settled(self, request_id: str, *, is_new: bool = False) -> ClosedQuestion:
-        """Wait until the request is closed; return how. One that was raised just now (``is_new``) is heard of."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[ClosedQuestion] = loop.create_future()
-        self._waiting.setdefault(request_id, []).append(future)
-        try:
-            if self._task is None or self._task.done():
-                self._task = loop.create_task(self._run())
-            if not is_new or request_id in self._early:
-                await self._poll(request_id)
-            return await future
-        finally:
-            self._forget(request_id, future)
-
-    def _forget(self, request_id: str, future: asyncio.Future[ClosedQuestion]) -> None:
-        """Stop looking for a request that nobody waits for any more."""
-        others = [one for one in self._waiting.pop(request_id, ()) if one is not future]
-        if others:
-            self._waiting[request_id] = others
-
-    async def close(self) -> None:
-        """Stop listening; waiting calls are cancelled."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        waiting, self._waiting = self._waiting, {}
-        for future in (one for futures in waiting.values() for one in futures):
-            future.cancel()
-        await self._hang_up()
-
-    async def _run(self) -> None:
-        try:
-            await self._listen()
-        except Exception as error:  # whoever waits must learn that nobody listens any more
-            log.exception("inbox_failed")
-            for request_id in list(self._waiting):
-                self._settle(request_id, UnavailableError(f"decisions cannot be heard: {error}"))
-
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        due_s = loop.time() + POLL_EVERY_S
-        while self._waiting:
-            if self._ear is None or self._ear_of != self.worker_id:  # a new incarnation has a stream of its own
-                await self._hang_up()
-                self._ear, self._ear_of = await self.subscriber.subscribe_decisions(self.worker_id), self.worker_id
-                due_s = loop.time()  # what was closed before we listened is seen, not heard
-            left_s = due_s - loop.time()
-            heard: Sequence[str] = await self._ear.wait(left_s) if left_s > CLOSE_S else ()
-            self._early.extend(one for one in heard if one and one not in self._waiting)
-            if "" in heard or due_s - loop.time() <= CLOSE_S:
-                due_s = loop.time() + POLL_EVERY_S
-                heard = await self._closed()
-            for request_id in heard:
-                if request_id in self._waiting:
-                    await self._poll(request_id)
-
-    async def _closed(self) -> Sequence[str]:
-        """Return which requests are not pending any more: one read for all, however many wait."""
-        waiting = list(self._waiting)
-        if len(waiting) <= 1:
-            return waiting
-        try:
-            pending = await self.store.still_pending(waiting)
-        except UnavailableError as error:
-            log.warning("decisions_unanswered", error=str(error))
-            return ()
-        return [request_id for request_id in waiting if request_id not in pending]
-
-    async def _poll(self, request_id: str) -> None:
-        try:
-            settled = await self.store.settled(request_id)
-        except UnavailableError as error:
-            log.warning("decision_unanswered", request=request_id, error=str(error))
-            return
-        except SoongError as error:
-            self._settle(request_id, error)
-            return
-        if settled is not None:
-            self._settle(request_id, settled)
-
-    def _settle(self, request_id: str, outcome: ClosedQuestion | SoongError) -> None:
-        for future in self._waiting.pop(request_id, ()):
-            if future.done():
-                continue
-            if isinstance(outcome, SoongError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-    async def _hang_up(self) -> None:
-        if self._ear is not None:
-            subscription, self._ear = self._ear, None
-            await subscription.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +110,8 @@ class RunGate:
             decision = settled.decision
             if decision is None:
                 return withdrawn("the question was withdrawn before anybody answered it; call again for a new question")
-            check_signature(decision, settled.key)
+            if not settled.notified:
+                check_signature(decision, settled.key)
             # The input is digested again: what runs is what was decided, not what was asked a while ago.
             as_it_runs = replace(request, input_digest=digest(call.permission_input))
             now_us = self.clock.now_us()
@@ -244,7 +128,7 @@ class RunGate:
             is_old = decision.decided_us <= request.created_us
             if is_old and await self._expire(request):
                 return None
-        return answered
+        return replace(answered, notified=settled.notified) if answered.is_allowed else answered
 
     async def _expire(self, request: PermissionRequest) -> bool:
         """Let an expired decision go, unless it was used; its question is closed and another may be asked."""
@@ -287,7 +171,7 @@ class RunGate:
         """Wait for the end of a question; a run whose call is under way does not park meanwhile."""
         try:
             with nullcontext() if is_under_way else self.waiting(request.id):
-                settled = await self.inbox.settled(request.id, is_new=is_new)
+                settled = await self.inbox.settled(request.id, is_new=is_new, is_used=not is_under_way)
         except asyncio.CancelledError:
             if is_under_way or not self.interruption.goes_on_elsewhere:
                 # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
@@ -320,12 +204,3 @@ class RunGate:
         data = {"what": error.what, "request_id": request.id, "decision_id": decision_id, "problem": str(error)}
         event = NewEvent(EventType.SECURITY, data, now_us)
         await self.store.runs.append(request.identity.run_id, request.fence, events=(event,), now_us=now_us)
-
-
-def check_signature(decision: Decision, key: SigningKey | None) -> None:
-    """Raises: ForgedError when the decision is not signed by a key that may sign it."""
-    if key is None:
-        unknown = f"decision {decision.id!r} is signed with the unknown key {decision.key_id!r}"
-        raise ForgedError(unknown, what="unknown_key")
-    verify(decision, key.public_key)
-    key.check(decision)

@@ -119,13 +119,18 @@ class RunStore(Protocol):
         """Return what the result of a task tells of its runs, in one read however many there are."""
         ...
 
-    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+    async def start_call(
+        self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int, notified: str = ""
+    ) -> None:
         """Write the ledger row, consume the decision and append the events in one transaction.
 
-        A decision that has been used starts nothing; a security event in the run's log says who tried.
+        A decision that has been used starts nothing; a security event in the run's log says who tried. ``notified`` is
+        the text of a decision whose row nobody has read yet: it is consumed if the row states the same, of this call,
+        and its key has not ended.
 
         Raises:
             LeaseLostError, AlreadyConsumedError.
+            UnconfirmedDecisionError: the row does not confirm what was notified; nothing was written.
         """
         ...
 

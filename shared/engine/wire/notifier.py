@@ -37,7 +37,9 @@ class Notifier(Protocol):
         """Tell owners that a question was raised, answered or withdrawn: its session's broker is to look."""
         ...
 
-    async def permission_decided(self, request_id: str, worker_id: str) -> None: ...
+    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
+        """Tell a worker that a request was closed; ``decision`` is the text of its decision, if that is at hand."""
+        ...
 
 
 class Subscription(Protocol):
@@ -80,7 +82,9 @@ class Subscriber(Protocol):
         ...
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
-        """Hear decided requests of one worker: request ids."""
+        """Hear decided requests of one worker: request ids, each with the decision that came with it
+        (:func:`soong.shared.engine.wire.permissions.split_hint`).
+        """
         ...
 
     async def subscribe_session(self, session_id: str) -> Subscription:

@@ -1,8 +1,9 @@
 """Consent over Redis streams: hints in addition to the rows, in order and kept over a short outage.
 
 ``REQUESTS`` carries ``{"v":"1","request":id,"session":id}`` to owners, who look at the session's rows; a worker's
-decision stream carries ``{"v":"1","request":id}`` back. Neither carries a decision: that is a signed row. Streams are
-cut to ``MAX_LENGTH``.
+decision stream carries ``{"v":"1","request":id,"decision":text}`` back. The decision is there for speed only: its row
+is what counts, and the transaction that uses it compares the two. Streams are cut to ``MAX_LENGTH`` and
+``DECISIONS_LENGTH``.
 """
 
 from typing import Final
@@ -11,8 +12,23 @@ from soong.shared.engine.wire.jobs import KEY_PREFIX
 
 REQUESTS: Final = f"{KEY_PREFIX}perm:req"
 MAX_LENGTH: Final = 10_000
+DECISIONS_LENGTH: Final = 1_000
+"""Of the stream of one worker: decisions are a thousand times as long as their ids, and there are many workers."""
+MAX_DECISION_CHARS: Final = 16 * 1024
+"""A decision that is longer is read from its row."""
 
 
 def decisions_of(worker_id: str) -> str:
     """Return the stream that tells one worker which of its requests have been decided."""
     return f"{KEY_PREFIX}perm:dec:{worker_id}"
+
+
+def decided_hint(request_id: str, decision: str) -> str:
+    """Return a hint as a subscription to decisions reports it: an id, and perhaps a decision."""
+    return f"{request_id}\n{decision}" if decision else request_id
+
+
+def split_hint(hint: str) -> tuple[str, str]:
+    """Return the id of a hint and its decision, if it has one."""
+    request_id, _, decision = hint.partition("\n")
+    return request_id, decision

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
-from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
+from soong.shared.engine.wire.permissions import DECISIONS_LENGTH, MAX_LENGTH, REQUESTS, decisions_of
 
 log = get_logger(__name__)
 
@@ -27,11 +27,16 @@ MAX_WAITING = 10_000
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SAY_EVERY_S = 30.0
 DECISIONS_KEPT_S = 86_400
-"""A worker's stream outlives its last entry by this long: incarnations come and go, their streams must too."""
+"""A worker's stream outlives its last entry by about this long: incarnations come and go, their streams must too."""
+EXPIRY_SET_S = 3_600.0
+"""How often that is said again of a stream that is written to."""
+MAX_EXPIRIES = 1_000
+"""Streams of which we remember when it was said."""
 CLOSE_LIMIT_S = 2.0
 FOLLOWERS_S = 0.02
 
-# (how, where, id): the whole of a hint but for the session that a raised request names beside its id.
+# (how, where, id): the whole of a hint but for what stands beside its id: of a raised request its session, of a decided
+# one its decision.
 _How: TypeAlias = Literal["publish", "call", "stream"]
 _Hint: TypeAlias = tuple[_How, str, str]
 
@@ -49,6 +54,8 @@ class RedisNotifier:
         self._urgent = asyncio.Event()
         """A hint waits that work waits for, or nothing more is to come."""
         self._said_at = -SAY_EVERY_S
+        self._expiries: dict[str, float] = {}
+        """By stream: when its expiry was set last."""
         self.dropped = 0
 
     async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
@@ -77,8 +84,8 @@ class RedisNotifier:
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         self._put("stream", REQUESTS, request_id, session_id)
 
-    async def permission_decided(self, request_id: str, worker_id: str) -> None:
-        self._put("stream", decisions_of(worker_id), request_id)
+    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
+        self._put("stream", decisions_of(worker_id), request_id, decision)
 
     async def close(self) -> None:
         """Send what waits, for a short while."""
@@ -89,8 +96,8 @@ class RedisNotifier:
         self._sending.cancel()
         await asyncio.gather(self._sending, return_exceptions=True)
 
-    def _put(self, how: _How, where: str, id: str, session_id: str = "", *, is_urgent: bool = True) -> None:
-        self._keep((how, where, id), session_id)
+    def _put(self, how: _How, where: str, id: str, beside: str = "", *, is_urgent: bool = True) -> None:
+        self._keep((how, where, id), beside)
         if is_urgent:
             self._urgent.set()
         if self._sending is None or self._sending.done():
@@ -105,10 +112,11 @@ class RedisNotifier:
                 await self._send_batch(batch)
             except (RedisError, OSError, TimeoutError) as error:
                 self._say(error)
+                self._expiries.clear()  # the server may come back without our streams
                 # Older hints first, so that the limit drops the oldest.
                 later, self._waiting = self._waiting, batch
-                for hint, session_id in later.items():
-                    self._keep(hint, session_id)
+                for hint, beside in later.items():
+                    self._keep(hint, beside)
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
             else:
@@ -125,8 +133,8 @@ class RedisNotifier:
         self._urgent.clear()
         self._sent_s = loop.time()
 
-    def _keep(self, hint: _Hint, session_id: str) -> None:
-        self._waiting[hint] = session_id
+    def _keep(self, hint: _Hint, beside: str) -> None:
+        self._waiting[hint] = beside
         if len(self._waiting) > MAX_WAITING:
             del self._waiting[next(iter(self._waiting))]
             self.dropped += 1
@@ -137,12 +145,9 @@ class RedisNotifier:
         async with pipe:
             if sessions:
                 pipe.publish(OWNERS_CHANNEL, _payload(sessions=sessions))
-            for (how, where, subject), session_id in batch.items():
+            for (how, where, subject), beside in batch.items():
                 if how == "stream":
-                    entry = {"v": "1", "request": subject, **({"session": session_id} if session_id else {})}
-                    pipe.xadd(where, entry, maxlen=MAX_LENGTH, approximate=True)
-                    if where != REQUESTS:
-                        pipe.expire(where, DECISIONS_KEPT_S)
+                    self._add(pipe, where, subject, beside)
                 elif how == "call":
                     pipe.publish(where, _payload(claim=True))
                 elif where != OWNERS_CHANNEL:
@@ -150,6 +155,23 @@ class RedisNotifier:
                 elif not subject:
                     pipe.publish(where, _payload(sessions=[]))
             await pipe.execute()
+
+    def _add(self, pipe: Any, stream: str, request_id: str, beside: str) -> None:
+        is_decided = stream != REQUESTS
+        name, length = ("decision", DECISIONS_LENGTH) if is_decided else ("session", MAX_LENGTH)
+        entry = {"v": "1", "request": request_id, **({name: beside} if beside else {})}
+        pipe.xadd(stream, entry, maxlen=length, approximate=True)
+        if is_decided and self._is_expiry_due(stream):
+            pipe.expire(stream, DECISIONS_KEPT_S)
+
+    def _is_expiry_due(self, stream: str) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._expiries.get(stream, -EXPIRY_SET_S) < EXPIRY_SET_S:
+            return False
+        if len(self._expiries) >= MAX_EXPIRIES:
+            self._expiries.clear()
+        self._expiries[stream] = now_s
+        return True
 
     def _say(self, error: Exception) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -34,7 +34,9 @@ class RedisSubscriber:
         return await RedisSubscription.listen(source, returned=worker_id)
 
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
-        return await RedisSubscription.listen(StreamSource(self._client, decisions_of(worker_id), "request"))
+        return await RedisSubscription.listen(
+            StreamSource(self._client, decisions_of(worker_id), "request", "decision")
+        )
 
     async def subscribe_session(self, session_id: str) -> Subscription:
         return await self._subject_ear(session_channel(session_id), session_id)

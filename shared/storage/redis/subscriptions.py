@@ -15,6 +15,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
+from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, decided_hint
 
 log = get_logger(__name__)
 
@@ -208,14 +209,15 @@ class ChannelSource:
 class StreamSource:
     """A stream from its end at first, then from where we were: a short outage loses nothing.
 
-    ``name`` is the field that says the id. ``cut_to`` entries are kept when more come at once than is read at once; 0
-    leaves that to the writer.
+    ``name`` is the field that says the id, ``beside`` one that is reported with it. ``cut_to`` entries are kept when
+    more come at once than is read at once; 0 leaves that to the writer.
     """
 
-    def __init__(self, client: "Redis", stream: str, name: str, *, cut_to: int = 0) -> None:
+    def __init__(self, client: "Redis", stream: str, name: str, beside: str = "", *, cut_to: int = 0) -> None:
         self._client = client
         self._stream = stream
         self._name = name
+        self._beside = beside
         self._cut_to = cut_to
         self._position = ""
 
@@ -237,7 +239,8 @@ class StreamSource:
             for entry_id, fields in cast("list[tuple[str, Mapping[str, str] | None]]", entries):
                 self._position = entry_id
                 if fields and fields.get(self._name):
-                    heard.append(fields[self._name][:MAX_ID_CHARS])
+                    text = fields.get(self._beside, "") if self._beside else ""
+                    heard.append(decided_hint(fields[self._name][:MAX_ID_CHARS], text[:MAX_DECISION_CHARS]))
         if self._cut_to and len(heard) >= BATCH:
             # Whoever may add to it may leave the limit away: Redis's memory is not his to fill.
             await self._client.xtrim(self._stream, maxlen=self._cut_to, approximate=True)

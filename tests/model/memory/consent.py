@@ -15,6 +15,7 @@ from soong.shared.permissions.audit_log.notes import (
     of_stale_owner,
     of_withdrawn,
 )
+from soong.shared.permissions.decision_text import text_of
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
@@ -191,7 +192,7 @@ class MemoryConsent:
         add_notes(self.rows, of_decision(decision, events), now_us)
         write_events(self.rows, request.identity.run_id, events, now_us)
         was_parked = unpark(self.rows, request, now_us)
-        return DecisionReceipt(was_parked, self.rows.run(request.identity.run_id).worker_id)
+        return DecisionReceipt(was_parked, self.rows.run(request.identity.run_id).worker_id, text_of(decision))
 
     @transaction
     def decision_of(self, request_id: str) -> Decision | None:

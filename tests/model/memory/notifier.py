@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.engine.wire.permissions import REQUESTS, decisions_of
+from soong.shared.engine.wire.permissions import REQUESTS, decided_hint, decisions_of
 
 
 class MemorySubscription:
@@ -71,8 +71,8 @@ class MemoryBus:
         del request_id  # an owner looks at all that waits in the session
         self._ring(REQUESTS, (session_id,))
 
-    async def permission_decided(self, request_id: str, worker_id: str) -> None:
-        self._ring(decisions_of(worker_id), (request_id,))
+    async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
+        self._ring(decisions_of(worker_id), (decided_hint(request_id, decision),))
 
     # -- subscriber
     async def subscribe_owner(self) -> Subscription:

@@ -4,13 +4,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from soong.shared.core.errors import AlreadyConsumedError
+from soong.shared.core.errors import AlreadyConsumedError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Step
+from soong.shared.permissions.decision_text import notified_decision
+from soong.shared.permissions.request import RequestState
 from soong.shared.tools.surface import Surface
 from tests.model.memory.auditing import add_reports
 from tests.model.memory.logs import held_run, write_events, write_nodes
@@ -87,22 +89,37 @@ class MemoryRuns:
     def last_runs(self, task_id: str) -> LastRuns:
         return last_runs_of(self.rows, task_id)
 
-    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+    async def start_call(
+        self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int, notified: str = ""
+    ) -> None:
         try:
-            await self._start_call(call, fence, events, now_us)
+            await self._start_call(call, fence, events, now_us, notified)
         except AlreadyConsumedError:
             await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
             raise
 
     @transaction
-    def _start_call(self, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int) -> None:
+    def _start_call(
+        self, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int, notified: str = ""
+    ) -> None:
         held_run(self.rows, call.run_id, fence)
         if call.decision_id:
             if call.decision_id in self.rows.consumed:
                 raise AlreadyConsumedError(call.decision_id)
+            if notified and not self._confirms(notified, call):
+                raise UnconfirmedDecisionError(call.decision_id)
             self.rows.consumed[call.decision_id] = (call.run_id, call.tool_call_id, now_us)
         self.rows.calls[call.run_id, call.tool_call_id] = call
         write_events(self.rows, call.run_id, events, now_us)
+
+    def _confirms(self, notified: str, call: CallRow) -> bool:
+        """Say whether a decision's row says what was notified, of this call, and its key has not ended."""
+        decision = notified_decision(notified)
+        key = self.rows.keys[decision.key_id]
+        is_ended = key.revoked_us is not None or (key.retired_us is not None and key.retired_us < decision.decided_us)
+        is_of_call = (decision.run_id, decision.tool_call_id) == (call.run_id, call.tool_call_id)
+        is_decided = self.rows.request_states[decision.request_id] is RequestState.DECIDED
+        return is_of_call and is_decided and not is_ended and self.rows.decisions[decision.request_id] == decision
 
     @transaction
     def end_call(

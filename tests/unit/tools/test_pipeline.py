@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError
+from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.redact import redactor
@@ -148,6 +148,23 @@ async def test_a_decision_that_was_used_before_can_be_asked_for_again() -> None:
     bench.log.fails_start = AlreadyConsumedError("dec_1")
 
     assert await failure(bench) is ErrorType.PERMISSION_STALE
+
+
+@pytest.mark.spec("PER-12.b")
+async def test_a_notified_decision_that_its_row_does_not_confirm_is_asked_for_again() -> None:
+    bench = make_bench([make_tool()])
+    bench.log.fails_start = UnconfirmedDecisionError("dec_1")
+
+    async def confirm_the_second() -> None:
+        if len(bench.gate.asked) > 1:
+            bench.log.fails_start = None
+
+    bench.gate.before = confirm_the_second
+
+    result = await bench.call("test.echo", text="x")
+
+    assert result.ok
+    assert (len(bench.gate.asked), len(bench.log.starts)) == (2, 1)
 
 
 @pytest.mark.spec("RES-01.c")

@@ -45,7 +45,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import answers, decisions, permission_requests, runs
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.people.keys import ENDED, check_signs
-from soong.shared.storage.sql.tasks.run_writes import append_held
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, appending
 from soong.shared.tools.ports import ASK_MARK
 
 RAISE: Final = Statement(
@@ -76,12 +76,14 @@ STANDING: Final = Statement(
     """,
 )
 ANSWER: Final = Statement(
-    "answer: the first one wins; no row means that there is another",
+    "answer: of a question that is held; the first one wins, and no row means that there is another, or that the "
+    "question is not pending",
     """
     INSERT INTO answers
         (request_id, choice, principal, channel, input_digest, answered_us, reason, metadata, provenance)
-    VALUES
-        (:request_id, :choice, :principal, :channel, :input_digest, :answered_us, :reason, :metadata, :provenance)
+    SELECT id, :choice, :principal, :channel, :input_digest, :answered_us, :reason, :metadata, :provenance
+    FROM permission_requests
+    WHERE id = :request_id AND state = 'pending' AND (SELECT end_reason FROM runs WHERE runs.id = run_id) IS NULL
     ON CONFLICT DO NOTHING RETURNING request_id
     """,
 )
@@ -307,19 +309,19 @@ def _raise(
     if not held.rows():
         raise LeaseLostError(run_id, request.fence)
     standing = stands.rows()
-    append_held(tx, run_id, request.fence, (), [*before, *(() if standing else events)], now_us)
-    report(tx, run_id, before, now_us)
-    if standing:
-        return str(standing[0][0])
-    tx.rows(
-        RAISE,
-        id=request.id,
-        run_id=run_id,
-        tool_call_id=call_id,
-        created_us=request.created_us,
-        body=request_body(request),
-    )
-    return request.id
+    told = [*before, *(() if standing else events)]
+    with appending(tx, RunWrite(run_id, request.fence, now_us, events=told)):
+        report(tx, run_id, before, now_us)
+        if not standing:
+            tx.send(
+                RAISE,
+                id=request.id,
+                run_id=run_id,
+                tool_call_id=call_id,
+                created_us=request.created_us,
+                body=request_body(request),
+            )
+    return str(standing[0][0]) if standing else request.id
 
 
 def _check_pending(rows: Sequence[Row], request_id: str) -> tuple[str, str]:
@@ -333,21 +335,24 @@ def _check_pending(rows: Sequence[Row], request_id: str) -> tuple[str, str]:
 
 
 def _answer(tx: Transaction, trail: AuditTrail, answer: Answer) -> None:
-    run_id, session_id = _check_pending(tx.rows(HELD_REQUEST, id=answer.request_id), answer.request_id)
-    written = tx.rows(
-        ANSWER,
-        request_id=answer.request_id,
-        choice=None if answer.choice is None else answer.choice.value,
-        principal=plain(answer.principal),
-        channel=answer.channel,
-        input_digest=answer.input_digest,
-        answered_us=answer.answered_us,
-        reason=plain(answer.reason),
-        metadata=pack(answer.metadata),
-        provenance=pack(answer.provenance.as_json()),
-    )
-    if written:
-        trail.note(tx, [of_answer(answer, session_id, run_id)], answer.answered_us)
+    with tx.pipeline():
+        held = tx.send(HELD_REQUEST, id=answer.request_id)
+        written = tx.send(
+            ANSWER,
+            request_id=answer.request_id,
+            choice=None if answer.choice is None else answer.choice.value,
+            principal=plain(answer.principal),
+            channel=answer.channel,
+            input_digest=answer.input_digest,
+            answered_us=answer.answered_us,
+            reason=plain(answer.reason),
+            metadata=pack(answer.metadata),
+            provenance=pack(answer.provenance.as_json()),
+        )
+        head = trail.head(tx)
+    run_id, session_id = _check_pending(held.rows(), answer.request_id)
+    if written.rows():
+        trail.add(tx, head, [of_answer(answer, session_id, run_id)], answer.answered_us)
     elif _standing_answer(tx, answer.request_id) != answer:  # our own, told again after a commit nobody confirmed
         raise AlreadyDecidedError(answer.request_id, "answered")
 
@@ -397,13 +402,14 @@ def _decide(
     worker_id, status = holder.rows()[0]
     run_log = RunLogBuffer(now_us)
     run_log.add(run_id, events=events)
+    body = decision_body(decision)
     was_parked = status == RunStatus.PARKED and unpark(tx, run_log, run_id, decision.request_id)
     with tx.pipeline():
         tx.send(CLOSE_REQUEST, id=decision.request_id, state=state.value)
-        tx.send(DECIDE, request_id=decision.request_id, id=decision.id, body=decision_body(decision))
+        tx.send(DECIDE, request_id=decision.request_id, id=decision.id, body=body)
         trail.add(tx, head, of_decision(decision, events), now_us)
         run_log.flush(tx)
-    return DecisionReceipt(was_parked, worker_id)
+    return DecisionReceipt(was_parked, worker_id, body)
 
 
 def _note_closed(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:

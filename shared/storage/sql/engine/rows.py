@@ -34,6 +34,7 @@ from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, 
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, Step, StepError, Task
+from soong.shared.permissions.decision_text import decision_from, fields_of
 from soong.shared.permissions.provenance import Provenance, provenance_from
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
 from soong.shared.storage.sql.engine.json_encoding import encode, encode_ascii
@@ -50,7 +51,6 @@ from soong.shared.storage.sql.engine.strict import (
     word_of,
     words_of,
 )
-from soong.shared.tools.result import ErrorType
 
 
 def pack(value: object) -> str:
@@ -437,14 +437,13 @@ def provenance_of(text: str) -> Provenance:
 
 
 def decision_body(decision: Decision) -> str:
-    return pack({name.name: getattr(decision, name.name) for name in fields(decision)})
+    return pack(fields_of(decision))
 
 
 def decision_of(body: str) -> Decision:
     """Raises: ForgedError when the text is not a decision: an unknown word, a field too few or too many."""
     try:
         kept = unpack(body)
-        kept.update(choice=Choice(kept["choice"]), error=None if kept["error"] is None else ErrorType(kept["error"]))
-        return Decision(**kept)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ForgedError(f"a decision's row cannot be read: {error}", what="malformed_decision") from error
+    return decision_from(kept)

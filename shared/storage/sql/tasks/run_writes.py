@@ -7,6 +7,7 @@ fence.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from soong.shared.core.errors import LeaseLostError, SoongError
@@ -136,6 +137,29 @@ def append_held(
     if isinstance(outcome, SoongError):
         raise outcome
     return outcome
+
+
+@contextmanager
+def appending(tx: Transaction, write: RunWrite) -> Iterator[None]:
+    """Append to the logs of a held run, in one round trip with what is sent within.
+
+    What is sent within must be undone with the transaction when the lease is lost. Not for a write that ``reports``,
+    nor for more than one call.
+
+    Raises:
+        LeaseLostError: at the end.
+    """
+    if not tx.is_postgres:
+        (outcome,) = _written(tx, [write])
+        if isinstance(outcome, SoongError):
+            raise outcome
+        yield
+        return
+    with tx.pipeline():
+        counted = [tx.send(APPEND_ALL, writes=writes) for writes in packed_batches((_given(write),))]
+        yield
+    if not any(reply.rows() for reply in counted):
+        raise LeaseLostError(write.run_id, write.fence)
 
 
 def put_call(tx: Transaction, call: CallRow) -> None:

@@ -7,19 +7,19 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError
+from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
-from soong.shared.storage.sql.engine.rows import call_of, events_of, node_of, run_of, unpack
+from soong.shared.storage.sql.engine.rows import call_of, decision_of, events_of, node_of, run_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import calls, events, nodes, runs, surfaces, taints
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
-from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, put_call, write_runs
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending, write_runs
 from soong.shared.storage.sql.tasks.taint import is_tainted
 from soong.shared.tools.surface import Surface
 
@@ -29,6 +29,23 @@ CONSUME: Final = Statement(
     INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
     VALUES (:decision_id, :run_id, :tool_call_id, :now_us) ON CONFLICT DO NOTHING RETURNING decision_id
     """,
+)
+CONSUME_NOTIFIED: Final = Statement(
+    "consume notified: a decision that came in a notification, if its row states the same, of this call, and its key "
+    "has not ended; no row means that one of this is not so, or that it has been used",
+    """
+    INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
+    SELECT d.id, q.run_id, q.tool_call_id, :now_us
+    FROM decisions AS d JOIN permission_requests AS q ON q.id = d.request_id
+    WHERE d.id = :decision_id AND d.body = :notified
+      AND q.run_id = :run_id AND q.tool_call_id = :tool_call_id AND q.state = 'decided'
+      AND NOT EXISTS (SELECT 1 FROM key_retirements AS ended WHERE ended.key_id = :key_id
+                      AND (ended.is_revoked = 1 OR ended.retired_us < :decided_us))
+    ON CONFLICT DO NOTHING RETURNING decision_id
+    """,
+)
+CONSUMED: Final = Statement(
+    "consumed: whether a decision has been used", "SELECT 1 FROM consumptions WHERE decision_id = :decision_id"
 )
 
 LAST_SURFACES: Final = Statement(
@@ -197,9 +214,11 @@ class SqlRuns:
     async def last_runs(self, task_id: str) -> LastRuns:
         return await self._database.read(lambda tx: last_runs_of(tx, task_id))
 
-    async def start_call(self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int) -> None:
+    async def start_call(
+        self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int, notified: str = ""
+    ) -> None:
         try:
-            await self._database.write(lambda tx: _start_call(tx, call, fence, events, now_us))
+            await self._database.write(lambda tx: _start_call(tx, call, fence, events, now_us, notified))
         except AlreadyConsumedError:
             await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
             raise
@@ -240,12 +259,23 @@ class SqlRuns:
         return await self._database.read(lambda tx: [call_of(row) for row in CALLS.read(tx, run_id=run_id)])
 
 
-def _start_call(tx: Transaction, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int) -> None:
-    append_held(tx, call.run_id, fence, (), events, now_us)
+def _start_call(
+    tx: Transaction, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int, notified: str
+) -> None:
     names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
-    if call.decision_id and not tx.rows(CONSUME, now_us=now_us, **names):
-        raise AlreadyConsumedError(call.decision_id)
-    put_call(tx, call)
+    consumed = None
+    with appending(tx, RunWrite(call.run_id, fence, now_us, events=events, calls=(call,))):
+        if notified:
+            decision = decision_of(notified)
+            signed = {"key_id": decision.key_id, "decided_us": decision.decided_us}
+            consumed = tx.send(CONSUME_NOTIFIED, now_us=now_us, notified=notified, **signed, **names)
+        elif call.decision_id:
+            consumed = tx.send(CONSUME, now_us=now_us, **names)
+    if consumed is None or consumed.rows():
+        return
+    if notified and not tx.rows(CONSUMED, decision_id=call.decision_id):
+        raise UnconfirmedDecisionError(call.decision_id)
+    raise AlreadyConsumedError(call.decision_id)
 
 
 def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:

@@ -163,6 +163,25 @@ async def test_hints_to_followers_gather_and_go_with_the_next_that_work_waits_fo
     await owner.close()
 
 
+async def test_a_run_that_nobody_follows_is_left_out_for_a_while_and_then_heard_again(
+    clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await subscriber.subscribe_run("run_1")
+    await notifier.notify_runs(["run_1", "run_2"])
+    assert await heard(first, "run_1") == ["run_1"]
+    second = await subscriber.subscribe_run("run_2")
+
+    await notifier.notify_runs(["run_1", "run_2"])
+    assert await heard(first, "run_1") == ["run_1"]
+    assert await second.wait(0) == ()
+    notifier._unfollowed.update(run_2=asyncio.get_running_loop().time())
+    await notifier.notify_runs(["run_2"])
+
+    assert await heard(second, "run_2") == ["run_2"]
+    await first.close()
+    await second.close()
+
+
 async def test_an_unreadable_hint_is_passed_over(
     clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber
 ) -> None:

@@ -4,7 +4,9 @@ A caller is not held up by Redis: hints gather while one round trip runs, equal 
 they wait, up to a limit, for its return. What is dropped is counted; the sweep makes it good.
 
 Every call of every agent notifies those who follow its run, who are people. The first such hint is sent at once; for
-``FOLLOWERS_S`` after a round trip those that come gather for the next, which any other hint begins at once.
+``FOLLOWERS_S`` after a round trip those that come gather for the next, which any other hint begins at once. Redis
+answers how many heard it. After nobody did, those of the same run are left out for ``UNFOLLOWED_S``: a reader that
+begins to follow the run then looks at its rows, and again within a second.
 """
 
 import asyncio
@@ -34,6 +36,8 @@ MAX_EXPIRIES = 1_000
 """Streams of which we remember when it was said."""
 CLOSE_LIMIT_S = 2.0
 FOLLOWERS_S = 0.02
+UNFOLLOWED_S = 0.5
+MAX_UNFOLLOWED = 10_000
 
 # (how, where, id): the whole of a hint but for what stands beside its id: of a raised request its session, of a decided
 # one its decision.
@@ -56,6 +60,8 @@ class RedisNotifier:
         self._said_at = -SAY_EVERY_S
         self._expiries: dict[str, float] = {}
         """By stream: when its expiry was set last."""
+        self._unfollowed: dict[str, float] = {}
+        """By run: until when nobody follows it, as far as we know."""
         self.dropped = 0
 
     async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
@@ -72,8 +78,10 @@ class RedisNotifier:
         self._put("publish", session_channel(session_id), session_id)
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
+        now_s = asyncio.get_running_loop().time()
         for run_id in run_ids:
-            self._put("publish", run_channel(run_id), run_id, is_urgent=False)
+            if self._unfollowed.get(run_id, now_s) <= now_s:
+                self._put("publish", run_channel(run_id), run_id, is_urgent=False)
 
     async def publish_answer(self, run_id: str, payload: str) -> int:
         try:
@@ -142,6 +150,7 @@ class RedisNotifier:
     async def _send_batch(self, batch: Mapping[_Hint, str]) -> None:
         sessions = [subject for (_, where, subject) in batch if where == OWNERS_CHANNEL and subject]
         pipe: Any = self._client.pipeline(transaction=False)  # its commands are typed as if they answered
+        followed: dict[int, str] = {}
         async with pipe:
             if sessions:
                 pipe.publish(OWNERS_CHANNEL, _payload(sessions=sessions))
@@ -151,10 +160,19 @@ class RedisNotifier:
                 elif how == "call":
                     pipe.publish(where, _payload(claim=True))
                 elif where != OWNERS_CHANNEL:
+                    if where == run_channel(subject):
+                        followed[len(pipe)] = subject
                     pipe.publish(where, _payload())
                 elif not subject:
                     pipe.publish(where, _payload(sessions=[]))
-            await pipe.execute()
+            answers = await pipe.execute()
+        self._note_unfollowed([run_id for place, run_id in followed.items() if not answers[place]])
+
+    def _note_unfollowed(self, run_ids: Sequence[str]) -> None:
+        until_s = asyncio.get_running_loop().time() + UNFOLLOWED_S
+        if len(self._unfollowed) + len(run_ids) > MAX_UNFOLLOWED:
+            self._unfollowed.clear()
+        self._unfollowed.update(dict.fromkeys(run_ids, until_s))
 
     def _add(self, pipe: Any, stream: str, request_id: str, beside: str) -> None:
         is_decided = stream != REQUESTS

@@ -86,8 +86,8 @@ def show(definition_id: str = _ID, project: Path = _PROJECT, *, is_json: bool = 
 @app.command()
 def new(definition_id: str = _ID) -> None:
     """Write a definition to be filled in, and print its path."""
-    from soong.shared.agents.definition import builtin_definitions
-    from soong.shared.agents.definition_files import FOLDER, ID
+    from soong.shared.agents.definition import ID, builtin_definitions
+    from soong.shared.agents.definition_files import FOLDER
 
     if not re.fullmatch(ID, definition_id):
         raise UsageError(f"{definition_id!r} cannot be an id; write 1 to 64 lower-case letters, digits, `_` or `-`")

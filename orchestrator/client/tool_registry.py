@@ -1,13 +1,12 @@
 """Every tool as clients know it: described, whether or not the client can call it."""
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from soong.shared.agents.acp_agents import with_acp
 from soong.shared.agents.definition import AgentDefinitionRegistry
 from soong.shared.agents.definition_files import known_definitions
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.engine.tasks.plan.plan import PlanNames
-from soong.shared.engine.tasks.service import Ledger, TaskService
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.toolsets.agents import DefinitionsOf, LookingTools, StartingTools
@@ -15,6 +14,9 @@ from soong.shared.toolsets.memory.provider import MemoryProvider
 from soong.shared.toolsets.memory.recall import RecallTools
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from soong.shared.toolsets.tasks import PlanningTools, PlanTemplates, TaskRows, TaskTools
+
+if TYPE_CHECKING:
+    from soong.shared.engine.tasks.service import Ledger, TaskService
 
 
 def registry_of(environment: ToolEnvironment, memory: MemoryProvider | None = None) -> ToolRegistry:
@@ -34,16 +36,16 @@ def registry_of(environment: ToolEnvironment, memory: MemoryProvider | None = No
 def run_sources() -> tuple[ToolAdapter, ...]:
     """Return the sources whose tools work on rows, only described here; workers and owners have them over a store."""
     return (
-        TaskTools(cast(TaskRows, None), lambda: "", SystemClock()),
-        PlanningTools(cast(TaskService, None)),
-        StartingTools(cast(TaskService, None)),
-        LookingTools(cast(Ledger, None)),
+        TaskTools(cast("TaskRows", None), lambda: "", SystemClock()),
+        PlanningTools(cast("TaskService", None)),
+        StartingTools(cast("TaskService", None)),
+        LookingTools(cast("Ledger", None)),
     )
 
 
 def owner_registry(
     environment: ToolEnvironment,
-    service: TaskService,
+    service: "TaskService",
     clock: Clock,
     definitions: AgentDefinitionRegistry,
     definitions_of: DefinitionsOf,

@@ -16,6 +16,9 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode
 
+ID: Final = r"[a-z0-9][a-z0-9_-]{0,63}"
+"""The form of an id."""
+
 BUILT_IN: Final = "built-in"
 DEFINITION: Final = "definition"
 """Where the document of a run's surface holds its definition."""

@@ -12,13 +12,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry, AgentLimits
-from soong.shared.agents.definition_files import (
-    ID,
-    DefinitionFile,
-    definition_file,
-    read_definition,
-)
+from soong.shared.agents.definition import ID, AgentDefinition, AgentDefinitionRegistry, AgentLimits
+from soong.shared.agents.definition_document import read_definition
+from soong.shared.agents.definition_files import DefinitionFile, definition_file
 from soong.shared.core.config import AgentsConfig
 from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.front_matter import split

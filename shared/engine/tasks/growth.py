@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Final
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject
@@ -32,7 +32,7 @@ SOURCE: Final = "update"
 _UPDATE: Final = DocumentReader.of(UpdateHead)
 _EDGE: Final = DocumentReader.of(EdgeDocument)
 _ATTEMPT: Final = DocumentReader.of(AttemptDocument)
-_PRIORITY: Final[DocumentReader[int]] = DocumentReader(TypeAdapter(Priority), {})
+_PRIORITY: Final[DocumentReader[int]] = DocumentReader(TypeAdapter(Priority, config=ConfigDict(defer_build=True)), {})
 
 
 @dataclass(frozen=True, slots=True)

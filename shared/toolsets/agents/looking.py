@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from soong.shared.agents.definition import AgentDefinition
 from soong.shared.core.errors import NotFoundError
@@ -12,10 +12,12 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Worker
-from soong.shared.engine.tasks.service import Ledger
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.tasks.showing import TAGS, result_facts, step_facts
+
+if TYPE_CHECKING:
+    from soong.shared.engine.tasks.service import Ledger
 
 LAST_EVENTS: Final = 10
 
@@ -32,7 +34,7 @@ def no_definitions(_project: Path) -> Iterable[AgentDefinition]:
 class LookingTools:
     """A :class:`soong.shared.tools.definition.ToolAdapter` over rows and agent definitions."""
 
-    store: Ledger
+    store: "Ledger"
     definitions: DefinitionsOf = no_definitions
 
     def tools(self) -> tuple[ToolDefinition, ...]:

@@ -8,7 +8,7 @@ owner waits for the same runs (DIS-08).
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import step_key
@@ -17,7 +17,6 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.failure_report import is_unclean
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION
-from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
@@ -34,6 +33,9 @@ from soong.shared.toolsets.tasks.showing import (
     task_named,
 )
 from soong.shared.toolsets.tasks.speaking import as_principal, command_id, digest_of_call, refused_as_error
+
+if TYPE_CHECKING:
+    from soong.shared.engine.tasks.service import TaskService
 
 _TEXT: Final[JsonObject] = {"type": "string", "minLength": 1}
 _AGENT: Final[JsonObject] = {**_TEXT, "description": "Id of its definition (agent.list_agent_definitions)."}
@@ -76,7 +78,7 @@ MAX_TITLE_CHARS: Final = 100
 class StartingTools:
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the task service."""
 
-    service: TaskService
+    service: "TaskService"
     models: Mapping[str, str] = field(default_factory=dict)
     """The models of agent definitions that name one."""
     patience_s: float = 60.0

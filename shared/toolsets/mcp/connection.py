@@ -12,7 +12,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
@@ -316,6 +316,8 @@ class ServerConnection:
 
 
 class _ListedPage(BaseModel):
+    model_config = ConfigDict(defer_build=True)
+
     tools: list[dict[str, Any]] = []
     nextCursor: str | None = None  # noqa: N815  # as it is on the wire
 

@@ -9,17 +9,18 @@ import json
 from collections.abc import Awaitable
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import Task
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.tasks.showing import TAGS, TASK_ID, changes_state, task_facts, task_named
 from soong.shared.toolsets.tasks.speaking import as_principal, command_id, named, refused_as_error
+
+if TYPE_CHECKING:
+    from soong.shared.engine.tasks.service import TaskService
 
 MAX_LISTED: Final = 100
 
@@ -35,7 +36,7 @@ _ENDS: Final = (ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED)
 class PlanningTools:
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the task service."""
 
-    service: TaskService
+    service: "TaskService"
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (*self._making(), *self._ending())
@@ -120,6 +121,8 @@ class PlanningTools:
         )
 
     async def _create(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        from soong.shared.engine.tasks.plan.reader import plan_from_json  # not for who only lists tools
+
         given = call_input.get("inputs")
         inputs = given if isinstance(given, dict) else {}
         document: JsonObject = {

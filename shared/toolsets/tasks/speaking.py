@@ -3,17 +3,19 @@
 import hashlib
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
-from soong.shared.engine.tasks.service import TaskService
 from soong.shared.tools.definition import ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
+
+if TYPE_CHECKING:
+    from soong.shared.engine.tasks.service import TaskService
 
 T = TypeVar("T")
 
 
-def as_principal(service: TaskService, context: ToolContext) -> TaskService:
+def as_principal(service: "TaskService", context: ToolContext) -> "TaskService":
     """Return the service as the principal that the run acts for: the result is theirs, and as foreign."""
     principal = context.identity.origin.principal
     return replace(service, principal=principal, may_approve=False) if principal else service

@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 
 from soong.shared.agents.definition import ModelOptions
-from soong.shared.agents.definition_files import (
-    MAX_BYTES,
-    definition_file,
-    definition_files,
-    known_definitions,
-    read_definition,
-)
+from soong.shared.agents.definition_document import read_definition
+from soong.shared.agents.definition_files import MAX_BYTES, definition_file, definition_files, known_definitions
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.tools.surface import RunMode
 

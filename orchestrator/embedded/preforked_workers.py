@@ -30,9 +30,14 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.process import HAS_SUBREAPER
+from soong.shared.toolsets.controls import know_the_program
+from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 
 MODULE: Final = "soong.worker"
-IMPORTED: Final = ("soong.worker.bootstrap", "soong.orchestrator.owner.bootstrap")
+LOADER_VARIABLES: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
+"""Without these an interpreter may not start, and a subreaper needs no other."""
+IMPORTED: Final = ("soong.worker.bootstrap", "soong.worker.preload", "soong.orchestrator.owner.bootstrap")
+SQLITE: Final = "sqlalchemy.dialects.sqlite"
 
 
 @dataclass(slots=True)
@@ -81,10 +86,11 @@ class PreforkedWorkers:
         """
         if not HAS_SUBREAPER or os.environ.get("PYTHONPATH"):
             return None
-        for name in IMPORTED:
+        for name in (*IMPORTED, SQLITE) if settings.is_embedded else IMPORTED:
             importlib.import_module(name)
         if threading.active_count() > 1:
             return None  # a library has begun one: what it holds now would be held for ever in a child
+        _rehearse()
         home = prepare_home(settings)
         if not settings.redis_url:
             settings = settings.model_copy(update={"redis_url": redis_url(settings.runtime_dir)})
@@ -146,17 +152,19 @@ class _Beginning:
             os.dup2(nothing, 0)
             os.dup2(2, 1)  # standard output belongs to the service's parent
             _close_all_but({0, 1, 2, status, self.control, self.gate})
-            show_as((MODULE, subreaper.STAND_IN, self.arguments[1]))
-            pulse = subreaper.PulseMonitor()
-            code = subreaper.keep(
-                lambda: self._become(status, pulse.writing), pulse, self.control, status, ORPHAN_GRACE_S
+            subreaper.keep(
+                lambda pulse: self._become(status, pulse),
+                self.control,
+                status,
+                ORPHAN_GRACE_S,
+                self.arguments[1],
+                {name: value for name, value in self.environment.items() if name in LOADER_VARIABLES},
             )
         except SystemExit:
             raise  # the worker has ended
         except BaseException:  # noqa: BLE001  # nothing of this process goes on in the service's name
             sys.excepthook(*sys.exc_info())
-            code = 1
-        os._exit(code)
+            os._exit(1)
 
     def _become(self, status: int, pulse: int) -> None:
         _close_all_but({0, 1, 2, status, self.control, self.gate, pulse})
@@ -174,6 +182,12 @@ class _Beginning:
         sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]  # by which a worker restarts in place
         runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
         raise SystemExit(0)
+
+
+def _rehearse() -> None:
+    """Do once what each process would do for itself: a page that only one of them writes to is not shared any more."""
+    know_the_program()
+    make_registry(ToolEnvironment())
 
 
 def show_as(words: Sequence[str]) -> None:

@@ -24,6 +24,9 @@ at once, forwards signals to it, and ends as the program ended: with its exit co
 with the program; GRACE_S after CONTROL was closed; and at once on ``END_NOW``. The program gets CONTROL too and may
 watch it, and STATUS, to report on its own. CONTROL and STATUS may be -1: nobody to watch, nobody to report to.
 
+``subreaper.py adopt CONTROL STATUS GRACE_S PID PULSE …`` is what a process that has forked such a program becomes
+(:func:`keep`): the stand-in of its child PID, whose signs of life it reads from PULSE.
+
 The program may write lines to the pipe that ``SOONG_PULSE_FD`` names: for how many seconds it may be silent from then
 on, 0 for any time. One that is silent for longer hangs: it gets SIGABRT, at which Python writes its stacks, then
 SIGKILL; the report has a line ``hung SECONDS``. The subreaper needs no lock of the program's interpreter for that. Time
@@ -39,7 +42,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -53,6 +56,7 @@ FREEZE_ROUNDS = 64
 _LOOK_EVERY_S = 0.02
 
 STAND_IN = "stand-in"
+ADOPT = "adopt"
 END_NOW = signal.SIGUSR2
 """Tells a stand-in to end its program and the entire family at once."""
 PULSE_FD = "SOONG_PULSE_FD"
@@ -66,6 +70,9 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, sign
 def main(arguments: list[str]) -> int:
     if arguments[0] == STAND_IN:
         return stand_in(int(arguments[1]), int(arguments[2]), float(arguments[3]), arguments[4:])
+    if arguments[0] == ADOPT:
+        control, status, program, reading = (int(arguments[place]) for place in (1, 2, 4, 5))
+        return _adopt(control, status, float(arguments[3]), program, reading)
     control, status, limit_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
     for descriptor in (control, status):
         os.set_inheritable(descriptor, False)
@@ -88,7 +95,7 @@ def main(arguments: list[str]) -> int:
 
 def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
     """Run between a serving program and its parent; return the exit code when no signal ended it."""
-    family, pulse = ProcessTree(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED)), PulseMonitor()
+    family, pulse = ProcessTree(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED)), PulseMonitor.opened()
     try:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         mark_family()
@@ -96,25 +103,53 @@ def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"{argv[0]} cannot be started: {error.strerror}\n")
         return 127 if error.errno == errno.ENOENT else 126
+    os.close(pulse.writing)
     return _keep(family, pulse, control, status, grace_s)
 
 
-def keep(program: Callable[[], None], pulse: "PulseMonitor", control: int, status: int, grace_s: float) -> int:
-    """Be a stand-in without a program of its own: ``program`` runs in a child of this process, forked now.
+def keep(
+    program: Callable[[int], None],
+    control: int,
+    status: int,
+    grace_s: float,
+    name: str,
+    environment: Mapping[str, str],
+) -> None:
+    """Fork a program and become its stand-in: an interpreter with nothing but this module, and this environment.
 
-    It may return by an exception alone, which then is raised here, in that child. The caller has left all behind that
-    the family must not have: descriptors, secrets, threads.
+    ``program`` runs in the child; it gets the descriptor for signs of life. It may return by an exception alone, which
+    then is raised here, in that child. The caller has left behind what the family must not have: descriptors, threads.
+
+    Raises:
+        OSError: the interpreter cannot be started; the kernel ends the child with this process.
     """
-    family = ProcessTree(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED))
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # the kernel keeps it, the mark and the child across execve
     mark_family()
-    family.fork(program, status)
-    return _keep(family, pulse, control, status, grace_s)
+    pulse = PulseMonitor.opened()
+    # Signals that come while there is nobody to take them wait for the interpreter that follows.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {END_NOW, *_FORWARDED})
+    family = ProcessTree(-1)
+    family.fork(lambda: program(pulse.writing), status)
+    os.close(pulse.writing)
+    for descriptor in {control, status, pulse.reading} - {-1}:
+        os.set_inheritable(descriptor, True)
+    facts = (control, status, grace_s, family.program, pulse.reading, name)
+    os.execve(  # noqa: S606  # an argv, no shell
+        sys.executable, [sys.executable, "-I", "-S", __file__, ADOPT, *map(str, facts)], environment
+    )
+
+
+def _adopt(control: int, status: int, grace_s: float, program: int, reading: int) -> int:
+    """Continue as the stand-in of a child that was forked before this interpreter began."""
+    for descriptor in {control, status, reading} - {-1}:
+        os.set_inheritable(descriptor, False)
+    family = ProcessTree(_woken_by(signal.SIGCHLD, END_NOW, *_FORWARDED), program)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return _keep(family, PulseMonitor(reading), control, status, grace_s)
 
 
 def _keep(family: "ProcessTree", pulse: "PulseMonitor", control: int, status: int, grace_s: float) -> int:
     _let_go_of_output()
-    os.close(pulse.writing)
     if family.serve(control, grace_s, pulse):
         _say(status, f"hung {pulse.allowed_s:g}")
         family.abort()
@@ -132,8 +167,8 @@ def mark_family() -> None:
 class ProcessTree:
     """The program and all that comes from it. ``code`` is the program's own end, None while it lives."""
 
-    def __init__(self, wake: int) -> None:
-        self.program = 0
+    def __init__(self, wake: int, program: int = 0) -> None:
+        self.program = program
         self.code: int | None = None
         self._wake = wake
 
@@ -249,15 +284,24 @@ class ProcessTree:
 
 
 class PulseMonitor:
-    """The signs of life of the program. ``allowed_s``: how long it may be silent; 0 as long as it likes."""
+    """The signs of life of the program. ``allowed_s``: how long it may be silent; 0 as long as it likes.
 
-    def __init__(self) -> None:
-        self.reading, self.writing = os.pipe()
-        os.set_inheritable(self.writing, True)
+    ``reading`` and ``writing`` are the ends of a pipe; the second is the program's, and closed here once it has it.
+    """
+
+    def __init__(self, reading: int, writing: int = -1) -> None:
+        self.reading, self.writing = reading, writing
         self.allowed_s = 0.0
         self._silent_s = 0.0
         self._looked_at = time.monotonic()
         self._threads: dict[str, SchedulingDelay] = {}
+
+    @classmethod
+    def opened(cls) -> "PulseMonitor":
+        """Open the pipe, with an end that the program inherits."""
+        reading, writing = os.pipe()
+        os.set_inheritable(writing, True)
+        return cls(reading, writing)
 
     @property
     def look_s(self) -> float:

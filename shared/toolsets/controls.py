@@ -10,7 +10,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -34,7 +34,7 @@ def controls_of(config: Config, modules: Iterable[str]) -> tuple[Path, ...]:
         *hook_files(config),
         *server_files(config),
         *module_files(modules),
-        *_loaded_files(),
+        *_LOADED.files(),
     )
     return tuple(dict.fromkeys(found))
 
@@ -90,18 +90,49 @@ def module_files(modules: Iterable[str]) -> Iterator[Path]:
             yield Path(spec.origin)
 
 
-def _loaded_files() -> Iterator[Path]:
-    """Yield the files of the user's own that this process has imported, whatever module led to them."""
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not _is_program_file(file):
-            yield Path(file)
+def know_the_program() -> None:
+    """Find out before a fork what every process of this program finds out, so that none of them has to."""
+    import_guard()
+    _LOADED.files()
 
 
-@lru_cache(maxsize=16_384)
-def _is_program_file(file: str) -> bool:
-    """Say the same of a module's file. There are thousands, and each client and worker asks for each of them."""
-    return _is_of_the_program(Path(file))
+class _LoadedFiles:
+    """The files of the user's own that this process has imported, whatever module led to them.
+
+    Each module is looked at once. There are thousands, and a look writes to its memory: a forked worker would copy 10
+    MiB of pages that it shares with its service.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Path, None] = {}
+        self._newest: tuple[str, object] = ("", None)
+
+    def files(self) -> Iterable[Path]:
+        """Return them, in the order in which they were found. One that is unloaded stays among them."""
+        new = _modules_after(*self._newest)
+        for _name, module in reversed(new):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and not _is_of_the_program(Path(file)):
+                self._found[Path(file)] = None
+        if new:
+            self._newest = new[0]
+        return tuple(self._found)
+
+
+def _modules_after(name: str, module: object) -> Sequence[tuple[str, object]]:
+    """Return the modules that were imported after this one, the newest first; all where it is not there any more."""
+    found: list[tuple[str, object]] = []
+    try:
+        for entry in reversed(sys.modules.items()):
+            if entry[0] == name and entry[1] is module:
+                break
+            found.append(entry)
+    except RuntimeError:  # another thread imports something: look at all of them, in a copy
+        return list(sys.modules.items())[::-1]
+    return found
+
+
+_LOADED: Final = _LoadedFiles()
 
 
 def _is_of_the_program(path: Path) -> bool:

@@ -1,12 +1,15 @@
 """Identifiers: UUIDv7 text with a prefix that names the kind (RFC 9562, section 5.7).
 
-Ids sort by the time they were made, so rows that are born together lie together in an index.
+Ids sort by the time they were made, so rows that are born together lie together in an index. A row names up to seven
+others, and indexes repeat them: a UUID is 26 digits of base 32 (RFC 4648, section 7), which sort as it does. Ids of
+earlier versions have 32 hexadecimal digits and sort before them.
 """
 
+from base64 import b32hexencode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal
+from typing import Final, Literal
 
 import uuid_utils
 
@@ -31,15 +34,19 @@ Kind = Literal[
 ]
 
 
+_DIGITS: Final = 26
+"""Of base 32, for 128 bits."""
+
+
 def _uuid7() -> str:
-    return uuid_utils.uuid7().hex
+    return b32hexencode(uuid_utils.uuid7().bytes)[:_DIGITS].decode().lower()
 
 
 _source: ContextVar[Callable[[], str]] = ContextVar("source of ids", default=_uuid7)
 
 
 def new_id(kind: Kind) -> str:
-    """Return a fresh id such as ``run_0193…`` (prefix, underscore, 32 hexadecimal digits)."""
+    """Return a fresh id such as ``run_0193…`` (prefix, underscore, 26 digits of base 32)."""
     return f"{kind}_{_source.get()()}"
 
 

@@ -33,7 +33,7 @@ _TOKENS: tuple[tuple[str, str], ...] = (
     ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{40,}"),
     ("AKIA", r"\bAKIA[0-9A-Z]{16}\b"),
     ("ASIA", r"\bASIA[0-9A-Z]{16}\b"),
-    ("soong_tok_", r"\bsoong_tok_[0-9a-f]{32}_[A-Za-z0-9_-]{43}"),
+    ("soong_tok_", r"\bsoong_tok_[0-9a-v]{26,32}_[A-Za-z0-9_-]{43}"),
     ("sk-", r"\bsk-[A-Za-z0-9_-]{20,}"),
     ("gh", r"\bgh[pousr]_[A-Za-z0-9]{36,}"),
     ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{22,}"),

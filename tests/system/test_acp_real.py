@@ -278,7 +278,7 @@ def test_acpx_shows_the_plan_and_its_answer_comes_back(
         assert "note: Write it" in done.stdout, f"{done.stdout}\n{done.stderr}"
         assert "Allow for this session: code.write_file on" in done.stdout
         assert (cli.folder / "note.txt").exists() is is_written
-        sessions = re.findall(r"sess_[0-9a-f]{32}", listed.stdout)
+        sessions = re.findall(r"sess_[0-9a-v]{26}", listed.stdout)
         assert len(set(sessions)) == 1, f"{listed.stdout}\n{listed.stderr}"
         assert sessions[0] in done.stdout
         assert "Write a note." in listed.stdout
@@ -291,7 +291,7 @@ def test_acpx_resumes_a_session_without_its_history_and_loads_it_with_it(cli: Cl
         cli.environment |= wires.environment
         wires.will(planner(text="It is 42."), planner(text="I said 42."))
         acpx = Acpx(cli, tmp_path, "--ttl", "1")
-        (session,) = set(re.findall(r"sess_[0-9a-f]{32}", acpx("exec", "What is it?").stdout))
+        (session,) = set(re.findall(r"sess_[0-9a-v]{26}", acpx("exec", "What is it?").stdout))
 
         acpx("sessions", "new", "--resume-session", session)
         assert ("session/resume" in acpx.methods, acpx.told) == (True, [])

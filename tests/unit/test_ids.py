@@ -21,4 +21,4 @@ def test_ids_come_from_the_source_that_was_given_until_it_is_taken_back() -> Non
 
     assert given == ["run_0001", "task_0002"]
     assert fresh.startswith("run_0")
-    assert len(fresh) == len("run_") + 32
+    assert len(fresh) == len("run_") + 26

@@ -4,7 +4,7 @@ import { ErrorNote } from "../parts/notes";
 /** Takes a token by hand; `soong console` opens the page with a code and needs none. */
 export function SignInScreen({ failure, onToken }: { failure: unknown; onToken: (token: string) => void }) {
   const [text, setText] = useState("");
-  const isToken = /^soong_tok_[0-9a-f]{32}_[A-Za-z0-9_-]{43}$/.test(text.trim());
+  const isToken = /^soong_tok_[0-9a-v]{26,32}_[A-Za-z0-9_-]{43}$/.test(text.trim());
   return (
     <main className="sign-in">
       <h1>Soong</h1>

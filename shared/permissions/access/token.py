@@ -40,7 +40,7 @@ IMPLIED: Final[Mapping[Right, frozenset[Right]]] = {
 """What each right brings with it."""
 
 _PRINCIPAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
-_TOKEN: Final = re.compile(r"soong_(tok_[0-9a-f]{32})_([A-Za-z0-9_-]{43})")
+_TOKEN: Final = re.compile(r"soong_(tok_(?:[0-9a-v]{26}|[0-9a-f]{32}))_([A-Za-z0-9_-]{43})")
 _SECRET_BYTES: Final = 32
 
 

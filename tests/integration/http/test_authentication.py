@@ -47,7 +47,7 @@ async def test_expired_and_revoked_tokens_are_reported_to_who_holds_them(scene: 
     assert (await expiring.get("/v1/me")).status_code == (await revoked.get("/v1/me")).status_code == 200
 
     clock.advance(timedelta(seconds=2))
-    await scene.bench.store.access.revoke_token(text[6:42], now_us=clock.now_us())
+    await scene.bench.store.access.revoke_token(text[6:36], now_us=clock.now_us())
     late, gone = await expiring.get("/v1/me"), await revoked.get("/v1/me")
 
     assert late.status_code == gone.status_code == 401
@@ -95,7 +95,7 @@ async def test_a_stream_ends_when_its_token_is_revoked(open_http: OpenScene) -> 
             lines = response.aiter_lines()
             while "keep-alive" not in await anext(lines):
                 pass
-            await scene.bench.store.access.revoke_token(text[6:42], now_us=scene.bench.clock.now_us())
+            await scene.bench.store.access.revoke_token(text[6:36], now_us=scene.bench.clock.now_us())
             async with asyncio.timeout(10):
                 async for _ in lines:
                     pass
@@ -109,7 +109,7 @@ async def test_a_poll_that_waits_is_refused_when_its_token_is_revoked_meanwhile(
         waiting = asyncio.create_task(scene.with_token(text).get("/v1/approvals?wait=20"))
         await until(lambda: bool(scene.api.streams.held))
 
-        await scene.bench.store.access.revoke_token(text[6:42], now_us=scene.bench.clock.now_us())
+        await scene.bench.store.access.revoke_token(text[6:36], now_us=scene.bench.clock.now_us())
         await scene.ask()
 
         async with asyncio.timeout(10):

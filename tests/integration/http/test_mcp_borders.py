@@ -99,7 +99,7 @@ async def test_a_session_has_the_rights_of_each_request_and_not_of_its_first(sce
     client = scene.with_token(text)
     session = await opened_session(client)
     before = (await client.post("/mcp", json=LIST, headers=session)).status_code
-    await scene.bench.store.access.revoke_token(text[6:42], now_us=scene.bench.clock.now_us())
+    await scene.bench.store.access.revoke_token(text[6:36], now_us=scene.bench.clock.now_us())
 
     after = await client.post("/mcp", json=LIST, headers=session)
 

@@ -15,7 +15,7 @@ _LOG: Final = """
     WHERE runs.task_id = {}
 """
 _SIZES: Final = """
-    SELECT length(nodes.payload) FROM nodes JOIN runs ON runs.id = nodes.run_id
+    SELECT length(nodes.payload), nodes.preceding FROM nodes JOIN runs ON runs.id = nodes.run_id
     WHERE runs.task_id = {} ORDER BY nodes.run_id, nodes.number
 """
 
@@ -61,4 +61,9 @@ def call_ends(log: RunLog, task_id: str) -> dict[str, int]:
 
 def node_sizes(log: RunLog, task_id: str) -> list[int]:
     """Return the characters that each node of the runs stores, in order."""
-    return [int(str(size)) for (size,) in log.rows(_SIZES, task_id)]
+    sizes: list[int] = []
+    for size, preceding in log.rows(_SIZES, task_id):
+        earlier = json.loads(str(preceding)) if preceding else []
+        sizes += [len(json.dumps(payload, separators=(",", ":"))) for _, _, payload in earlier]
+        sizes.append(int(str(size)))
+    return sizes

@@ -123,6 +123,7 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
         "parent": "0",
         "kind": "'result'",
         "payload": "'{\"v\": 1}'",
+        "preceding": "''",
         "created_us": "1",
     },
     "calls": {

@@ -111,11 +111,14 @@ def _read(connection: Connection) -> Tables:
         return [dict(row) for row in connection.execute(text(query)).mappings()]
 
     events: dict[str, list[Row]] = defaultdict(list)
+    for row in rows("SELECT id, first_seq, created_us, attempt, step_key FROM runs WHERE first_seq > 0"):
+        events[row["id"]].extend(_first_events_of(row))
     for row in rows("SELECT run_id, seq, type, time_us, data, preceding FROM events ORDER BY run_id, seq"):
         events[row["run_id"]].extend(_events_of(row))
     nodes: dict[str, list[int]] = defaultdict(list)
-    for row in rows("SELECT run_id, number FROM nodes ORDER BY run_id, number"):
-        nodes[row["run_id"]].append(row["number"])
+    for row in rows("SELECT run_id, number, preceding FROM nodes ORDER BY run_id, number"):
+        earlier = json.loads(row["preceding"]) if row["preceding"] else []
+        nodes[row["run_id"]].extend(range(row["number"] - len(earlier), row["number"] + 1))
     return Tables(
         sessions=rows("SELECT id, owner_id, owner_epoch, is_closed FROM sessions"),
         tasks=rows("SELECT id, status, root_run_id, ended_us FROM tasks"),
@@ -134,6 +137,13 @@ def _read(connection: Connection) -> Tables:
         requests=rows("SELECT id, run_id, state FROM permission_requests"),
         consumptions=rows("SELECT decision_id FROM consumptions"),
     )
+
+
+def _first_events_of(row: Row) -> Iterator[Row]:
+    """Yield the first events of a run, which only its row tells."""
+    told = (("run_created", {"attempt": row["attempt"]}), *((f"step_{what}", {}) for what in ("created", "ready")))
+    for number, (kind, data) in enumerate(told[: row["first_seq"]], start=1):
+        yield {"run_id": row["id"], "seq": number, "type": kind, "time_us": row["created_us"], "data": data}
 
 
 def _events_of(row: Row) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Rows of events: each holds those of one write, and is read as a stranger's."""
+"""Rows of events and of nodes: each holds those of one write, and is read as a stranger's."""
 
 import json
 from types import SimpleNamespace
@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
+from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import MAX_DEPTH
-from soong.shared.engine.runs.events import EventType, NewEvent
-from soong.shared.storage.sql.engine.rows import events_of
-from soong.shared.storage.sql.engine.run_log_buffer import ROW_CHARS, ROW_EVENTS, RunLogBuffer
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.runs.status import RunStatus
+from soong.shared.storage.sql.engine.log_rows import EventRow, events_of, nodes_of
+from soong.shared.storage.sql.engine.run_log_buffer import ROW_CHARS, ROW_ENTRIES, RunLogBuffer
 
 
-def row(seq: int, preceding: str = "", *, run_id: str = "r", data: str = "{}") -> Any:
-    return SimpleNamespace(run_id=run_id, seq=seq, type="own", time_us=5, data=data, preceding=preceding)
+def row(seq: int, preceding: str = "", *, run_id: str = "r", data: str = "{}") -> EventRow:
+    return EventRow(run_id, seq, "own", 5, data, preceding)
 
 
 def test_a_row_gives_its_earlier_events_and_then_its_own() -> None:
@@ -72,12 +75,149 @@ def test_an_earlier_event_may_be_as_deep_as_any() -> None:
 
 def test_events_of_one_write_share_rows_up_to_a_size() -> None:
     buffer = RunLogBuffer(9)
-    buffer.add("r", events=[NewEvent("short", {"n": n}) for n in range(ROW_EVENTS + 1)])
+    buffer.add("r", events=[NewEvent("short", {"n": n}) for n in range(ROW_ENTRIES + 1)])
     buffer.add("wide", events=[NewEvent("wide", {"text": "x" * ROW_CHARS}), NewEvent("last", time_us=4)])
 
     rows = list(buffer.event_rows())
 
     assert [(run_id, back) for run_id, back, *_ in rows] == [("r", 1), ("r", 0), ("wide", 1), ("wide", 0)]
-    assert len(json.loads(str(rows[0][-1]))) == ROW_EVENTS - 1
+    assert len(json.loads(str(rows[0][-1]))) == ROW_ENTRIES - 1
     assert [row[-1] for row in rows[1:]] == ["", "", ""]
     assert [row[3] for row in rows] == [9, 9, 9, 4]
+
+
+def node_row(number: int, preceding: str = "", *, payload: str = "{}") -> Any:
+    names = {"run_id": "r", "number": number, "parent": number - 1, "kind": "assistant", "created_us": 5}
+    return SimpleNamespace(**names, payload=payload, preceding=preceding)
+
+
+def test_a_row_gives_its_earlier_nodes_and_then_its_own() -> None:
+    found = list(nodes_of([node_row(3, '[[0,"system",{"a":1}],[null,"user",{}]]')]))
+
+    assert [(node.number, node.parent, node.kind) for node in found] == [
+        (1, 0, NodeKind.SYSTEM),
+        (2, 1, NodeKind.USER),
+        (3, 2, NodeKind.ASSISTANT),
+    ]
+    assert (found[0].payload, {node.created_us for node in found}) == ({"a": 1}, {5})
+
+
+def test_a_page_of_nodes_that_begins_within_a_row_has_the_rest_of_it() -> None:
+    rows = [node_row(3, '[[0,"system",{}],[null,"user",{}]]')]
+
+    assert [node.number for node in nodes_of(rows, after=1)] == [2, 3]
+
+
+@pytest.mark.spec("OPS-12.d")
+def test_a_row_takes_no_number_from_the_nodes_before_it() -> None:
+    rows = [node_row(1), node_row(2, '[[0,"user",{"forged":1}],[0,"user",{"forged":2}]]')]
+
+    assert [(node.number, node.payload) for node in nodes_of(rows)] == [(1, {}), (2, {})]
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize(
+    "entry",
+    ["1", '[0,"user"]', '[0,"unknown",{}]', '[0,"user",[]]', '[1,"user",{}]', '[-1,"user",{}]', "null"],
+    ids=str,
+)
+def test_a_malformed_earlier_node_says_so_under_its_number(entry: str) -> None:
+    malformed, own = nodes_of([node_row(2, f"[{entry}]")])
+
+    assert (malformed.number, malformed.parent, "malformed_row" in malformed.payload) == (1, 0, True)
+    assert (own.number, own.payload) == (2, {})
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize("preceding", ["no json", "{}", "[" * 5000], ids=["text", "object", "deep"])
+def test_what_is_no_list_of_nodes_makes_the_row_malformed(preceding: str) -> None:
+    (node,) = nodes_of([node_row(2, preceding)])
+
+    assert "preceding" in str(node.payload["malformed_row"])
+
+
+def test_nodes_of_one_write_share_rows_up_to_a_size_and_to_a_result() -> None:
+    buffer = RunLogBuffer(9)
+    buffer.add("r", nodes=[NewNode(NodeKind.USER, {}), NewNode(NodeKind.RESULT, {}), NewNode(NodeKind.USER, {})])
+    buffer.add("wide", nodes=[NewNode(NodeKind.USER, {"x": "x" * ROW_CHARS}), NewNode(NodeKind.USER, {}, parent=0)])
+
+    rows = [(run_id, back, parent, preceding) for run_id, back, parent, _, _, preceding, _ in buffer.node_rows()]
+
+    assert rows == [
+        ("r", 1, None, '[[null,"user",{}]]'),
+        ("r", 0, None, ""),
+        ("wide", 1, None, ""),
+        ("wide", 0, 0, ""),
+    ]
+
+
+def new_run(run_id: str, *, step_key: str = "t/a") -> NewRun:
+    identity = RunIdentity("s", run_id, "agent", Role.WORKER, "", "", "", "t", step_key, "a", "")
+    return NewRun(identity, surface={}, token="", attempt=2)
+
+
+def test_what_the_row_of_a_run_tells_has_no_row_of_events() -> None:
+    buffer = RunLogBuffer(9)
+    for run_id, types in (
+        ("pending", [EventType.STEP_CREATED]),
+        ("ready", [EventType.STEP_CREATED, EventType.STEP_READY]),
+    ):
+        buffer.create(new_run(run_id), RunStatus.QUEUED)
+        for type_ in types:
+            buffer.note(run_id, type_, step="t/a")
+
+    assert list(buffer.event_rows()) == []
+
+
+@pytest.mark.parametrize(
+    ("step_key", "noted"),
+    [("", {"step": ""}), ("t/a", {"step": "t/b"}), ("t/a", {"step": "t/a", "more": 1})],
+    ids=["of no step", "of another step", "with more"],
+)
+def test_first_events_that_the_row_of_the_run_does_not_tell_have_a_row(step_key: str, noted: dict[str, Any]) -> None:
+    buffer = RunLogBuffer(9)
+    buffer.create(new_run("r", step_key=step_key), RunStatus.QUEUED)
+    buffer.note("r", EventType.STEP_CREATED, **noted)
+
+    (stored,) = buffer.event_rows()
+
+    assert (stored[1], stored[2], json.loads(str(stored[4]))) == (0, "step_created", noted)
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_the_first_events_are_made_from_the_row_of_the_run(after: int) -> None:
+    rows = [EventRow("r", None, step_key="t/a", first_seq=3, created_us=7, attempt=2), row(4)]
+
+    found = list(events_of(rows, after))
+
+    assert [event.seq for event in found] == [1, 2, 3, 4][after:]
+    assert [(event.type, event.time_us, event.data) for event in found[:-1]] == [
+        ("run_created", 7, {"attempt": 2}),
+        ("step_created", 7, {"step": "t/a"}),
+        ("step_ready", 7, {"step": "t/a"}),
+    ][after:]
+
+
+@pytest.mark.spec("OPS-12.d")
+def test_a_row_takes_no_number_from_the_first_events() -> None:
+    forged = '[["forged",1,{}],["forged",1,{}]]'
+    rows = [EventRow("r", 3, "own", 5, "{}", forged, "t/a", first_seq=2), row(1, run_id="other")]
+
+    assert [(event.seq, event.type) for event in events_of(rows)] == [
+        (1, "run_created"),
+        (2, "step_created"),
+        (3, "own"),
+        (1, "own"),
+    ]
+
+
+def test_an_event_of_its_own_step_need_not_name_it() -> None:
+    told = '[["step_ready",1,{}],["step_claimed",2,{"step":"t/b"}],["tool_started",3,{}]]'
+    rows = [EventRow("r", 4, "run_started", 5, '{"fence":1}', told, "t/a")]
+
+    assert [dict(event.data) for event in events_of(rows)] == [
+        {"step": "t/a"},
+        {"step": "t/b"},
+        {},
+        {"step": "t/a", "fence": 1},
+    ]

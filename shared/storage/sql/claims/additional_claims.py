@@ -72,8 +72,8 @@ CLAIM_ADDITIONAL: Final = Statement(
     UPDATE steps SET
         status = 'running', fence = fence + 1, starts = starts + 1, worker_id = :worker_id,
         holder_run_id = :holder_run_id, started_us = coalesce(started_us, :now_us)
-    WHERE ordinal IN (
-        SELECT ordinal FROM steps WHERE key = :key AND status = 'ready' AND is_paused = 0
+    WHERE key IN (
+        SELECT key FROM steps WHERE key = :key AND status = 'ready' AND is_paused = 0
         /*pg FOR UPDATE SKIP LOCKED */
     )
     RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,

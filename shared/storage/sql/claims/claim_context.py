@@ -18,6 +18,7 @@ from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
 from soong.shared.storage.sql.claims.claim_rows import ClaimedRun, ClaimedStep, ItemRow, ResultRow
+from soong.shared.storage.sql.engine.log_rows import preceding_of
 from soong.shared.storage.sql.engine.rows import output_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError, object_of
@@ -65,9 +66,19 @@ REMAINS: Final = Statement(
     SELECT s.key, s.error, s.progress,
         (SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'result'
          ORDER BY n.number DESC LIMIT 1),
-        (SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'assistant'
-         ORDER BY n.number DESC LIMIT 1)
+        (SELECT CASE WHEN n.kind = 'assistant' THEN '[[0,"assistant",' || n.payload || ']]' ELSE n.preceding END
+         FROM nodes AS n WHERE n.run_id = s.run_id AND (n.kind = 'assistant' OR n.preceding LIKE '%,"assistant",{%')
+         ORDER BY n.number DESC LIMIT 1),
+        s.run_id
     FROM steps AS s WHERE s.key IN @keys
+    """,
+)
+ANSWERS: Final = Statement(
+    "answers: where a run's last answer may be, for one whose newest such row only looks as if it held one",
+    """
+    SELECT CASE WHEN n.kind = 'assistant' THEN '[[0,"assistant",' || n.payload || ']]' ELSE n.preceding END
+    FROM nodes AS n WHERE n.run_id = :run_id AND (n.kind = 'assistant' OR n.preceding LIKE '%,"assistant",{%')
+    ORDER BY n.number DESC
     """,
 )
 UNCLEAN_ITEMS: Final = Statement(
@@ -234,8 +245,8 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
     for item in map(ResultRow._make, found):
         children.setdefault(item.child_key, {})[item.key] = _result(item, _Lists())
     of_items = {key: result for items in children.values() for key, result in items.items()}
-    for key, error, progress, result, answer in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
-        remains = FailureReport(_object(error), progress, _object(result), _object(answer))
+    for key, error, progress, result, answers, run_id in tx.rows(REMAINS, keys=sorted({*unclean, *of_items})):
+        remains = FailureReport(_object(error), progress, _object(result), _last_answer(tx, run_id, answers))
         if key in of_items:
             of_items[key] = remains.added_to(of_items[key])
         else:
@@ -243,6 +254,25 @@ def _with_remains(tx: Transaction, read: dict[str, StepResult], maps: set[str]) 
     for key in maps & unclean.keys():
         told[key] = of_map(told[key], [of_items[child] for child in children.get(key, ())])
     return told
+
+
+def _last_answer(tx: Transaction, run_id: str, newest: str | None) -> JsonObject | None:
+    """Return the last answer of a run, given the newest row that may hold one, as entries of :data:`ANSWERS`."""
+    if newest is None:
+        return None
+    if (answer := _answer_among(newest)) is not None:
+        return answer
+    return next(filter(None, map(_answer_among, tx.column(ANSWERS, run_id=run_id))), None)
+
+
+def _answer_among(text: str) -> JsonObject | None:
+    """Return the last answer among the entries of a row, as far as they can be read."""
+    with suppress(MalformedError):
+        for entry in reversed(preceding_of(text)):
+            match entry:
+                case [_, "assistant", dict(payload)]:
+                    return payload
+    return None
 
 
 def _object(text: str | None) -> JsonObject | None:

@@ -44,8 +44,8 @@ LANES: Final = Statement(
            ) AS ready),
            sessions.last_claimed, (SELECT max(last_claimed) FROM sessions), head.claim_mode
     FROM lane AS l
-    JOIN steps AS head ON head.ordinal = (
-        SELECT s.ordinal FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+    JOIN steps AS head ON head.key = (
+        SELECT s.key FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
         ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
     )
     JOIN sessions ON sessions.id = head.session_id
@@ -83,9 +83,9 @@ LIVE_LEASES: Final = Statement(
     """
     SELECT head.session_id, head.definition, head.model, head.pool, leased.number
     FROM (
-        SELECT lane, count(*) AS number, min(ordinal) AS ordinal FROM steps
+        SELECT lane, count(*) AS number, min(key) AS key FROM steps
         WHERE status IN ('claimed', 'running') GROUP BY lane
-    ) AS leased JOIN steps AS head ON head.ordinal = leased.ordinal
+    ) AS leased JOIN steps AS head ON head.key = leased.key
     UNION ALL
     SELECT s.session_id, CASE WHEN s.definition = own.definition THEN s.definition ELSE '' END,
            CASE WHEN s.model = own.model THEN s.model ELSE '' END,
@@ -101,8 +101,8 @@ CLAIM_LANE: Final = Statement(
     UPDATE steps SET
         status = 'running', fence = fence + 1, starts = starts + 1, worker_id = :worker_id,
         started_us = coalesce(started_us, :now_us)
-    WHERE ordinal IN (
-        SELECT ordinal FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
+    WHERE key IN (
+        SELECT key FROM steps WHERE lane = :lane AND status = 'ready' AND is_paused = 0
         ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT :number /*pg FOR UPDATE SKIP LOCKED */
     )
     RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,

@@ -128,7 +128,7 @@ def note_end(run_log: RunLogBuffer, end: StepEnd) -> None:
         nodes = (*nodes, NewNode(NodeKind.RESULT, {"v": 1, "output": end.output}))
     run_log.add(end.run_id, nodes=nodes, events=end.events)
     why = {} if end.error is None else end.error.as_json()
-    run_log.note(end.run_id, _STEP_EVENT[end.status], step=end.step_key, fence=end.fence, **why)
+    run_log.note(end.run_id, _STEP_EVENT[end.status], fence=end.fence, **why)  # its step is its run's
     run_log.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)
 
 

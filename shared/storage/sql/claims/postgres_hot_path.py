@@ -51,7 +51,7 @@ END_AND_UNLOCK: Final = Statement(
     ), e AS MATERIALIZED (
         SELECT * FROM @ends told(key text, run_id text, fence bigint, status text, outcome text, output text,
                                  error text, run_status text, end_reason text, usage text, added bigint,
-                                 events json, nodes json)
+                                 events json, nodes_added bigint, nodes json)
     ), ended AS (
         UPDATE steps SET
             status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
@@ -62,7 +62,7 @@ END_AND_UNLOCK: Final = Statement(
           AND steps.run_id = e.run_id AND steps.fence = e.fence
           AND steps.worker_id || '' = holder.id AND steps.status || '' IN ('claimed', 'running')
         RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
-                  e.run_status, e.end_reason, e.usage, e.added, e.events, e.nodes,
+                  e.run_status, e.end_reason, e.usage, e.added, e.events, e.nodes_added, e.nodes,
                   steps.growths <> seen.growths AS has_grown
     ), fallen AS (
         SELECT w.key, w.number FROM (
@@ -91,7 +91,7 @@ END_AND_UNLOCK: Final = Statement(
             ended_us = CASE WHEN c.end_reason IS NULL THEN runs.ended_us ELSE :now_us END,
             usage = coalesce(c.usage, runs.usage),
             last_seq = {LAST_SEQ} + c.added,
-            last_node = {LAST_NODE} + json_array_length(c.nodes)
+            last_node = {LAST_NODE} + c.nodes_added
         FROM ended AS c WHERE runs.id = c.run_id
         RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
     ), noted AS (
@@ -100,11 +100,11 @@ END_AND_UNLOCK: Final = Statement(
                v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
         FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) AS v(line)
     ), grown AS (
-        INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
-        SELECT counted.id, counted.last_node - json_array_length(counted.nodes) + v.place,
-               coalesce((v.node->>0)::bigint, counted.last_node - json_array_length(counted.nodes) + v.place - 1),
-               v.node->>1, v.node->>2, :now_us
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
+        INSERT INTO nodes (run_id, number, parent, kind, payload, preceding, created_us)
+        SELECT counted.id, counted.last_node - (v.line->>0)::bigint,
+               coalesce((v.line->>1)::bigint, counted.last_node - (v.line->>0)::bigint - 1),
+               v.line->>2, v.line->>3, v.line->>4, :now_us
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) AS v(line)
     )
     SELECT {_ENDED}, key, task_id, session_id, '', '', has_grown::int FROM ended
     UNION ALL
@@ -148,8 +148,8 @@ LOOK: Final = Statement(
         ) AS ready),
         sessions.last_claimed, (SELECT max(last_claimed) FROM sessions), head.claim_mode)
     FROM lane AS l
-    JOIN steps AS head ON head.ordinal = (
-        SELECT s.ordinal FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
+    JOIN steps AS head ON head.key = (
+        SELECT s.key FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
         ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
     )
     JOIN sessions ON sessions.id = head.session_id
@@ -160,15 +160,15 @@ TAKE: Final = Statement(
     "take: claim each lane's first steps, start their runs with their events, remember the turns, tell all of it",
     f"""
     WITH picked AS MATERIALIZED (
-        SELECT p.ordinal, wanted.lane FROM @quota wanted(lane text, number bigint) CROSS JOIN LATERAL (
-            SELECT ordinal FROM steps WHERE lane = wanted.lane AND status = 'ready' AND is_paused = 0
+        SELECT p.key, wanted.lane FROM @quota wanted(lane text, number bigint) CROSS JOIN LATERAL (
+            SELECT key FROM steps WHERE lane = wanted.lane AND status = 'ready' AND is_paused = 0
             ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT wanted.number FOR UPDATE SKIP LOCKED
         ) AS p
     ), claimed AS (
         UPDATE steps SET
             status = 'running', fence = fence + 1, starts = starts + 1, worker_id = :worker_id,
             started_us = coalesce(started_us, :now_us)
-        FROM picked WHERE steps.ordinal = picked.ordinal
+        FROM picked WHERE steps.key = picked.key
         RETURNING steps.key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, steps.ordinal,
                   steps.lane, is_unparked, CASE WHEN starts = 1 THEN ready_us END AS ready_us
     ), started AS (
@@ -184,12 +184,9 @@ TAKE: Final = Statement(
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data, preceding)
         SELECT run_id, last_seq, CASE WHEN starts > 1 THEN 'run_resumed' ELSE 'run_started' END, :now_us,
-               json_build_object('step', key, 'fence', fence)::text,
-               concat('[', json_build_array('step_ready', ready_us, json_build_object('step', key))::text
-                           || CASE WHEN ready_us IS NOT NULL THEN ',' END,
-                      json_build_array('step_claimed', :now_us::bigint,
-                                       json_build_object('step', key, 'fence', fence, 'worker', :worker_id::text)),
-                      ']')
+               concat('{{"fence":', fence, '}}'),
+               concat('[', '["step_ready",' || ready_us || ',{{}}],', '["step_claimed",', :now_us::bigint,
+                      ',{{"fence":', fence, ',"worker":', to_json(:worker_id::text), '}}]]')
         FROM started
     ), turned AS (
         UPDATE sessions SET last_claimed = t.turn FROM @turns t(id text, turn bigint)

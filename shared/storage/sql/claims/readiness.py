@@ -119,12 +119,13 @@ def tell_maps(tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id:
 
 
 def note_claimed(run_log: RunLogBuffer, step: ClaimedStep, worker_id: str, **more: str) -> None:
-    """Start the run of a claimed step in its log, with what the log does not say yet."""
+    """Start the run of a claimed step in its log, with what the log does not say yet: the step is that of the run."""
     run_log.start(step.run_id, step.fence, worker_id)
-    tell_opened(run_log, step.run_id, step.key, step.kind, step.ready_us)
-    run_log.note(step.run_id, EventType.STEP_CLAIMED, step=step.key, fence=step.fence, worker=worker_id, **more)
+    if step.ready_us is not None:
+        run_log.note(step.run_id, EventType.STEP_READY, step.ready_us)
+    run_log.note(step.run_id, EventType.STEP_CLAIMED, fence=step.fence, worker=worker_id, **more)
     begun = EventType.RUN_RESUMED if step.starts > 1 else EventType.RUN_STARTED
-    run_log.note(step.run_id, begun, step=step.key, fence=step.fence)
+    run_log.note(step.run_id, begun, fence=step.fence)
 
 
 def tell_opened(run_log: RunLogBuffer, run_id: str, key: str, kind: str, ready_us: int | None) -> None:

@@ -3,12 +3,25 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, MetaData, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    event,
+    text,
+)
 
 MAX_COUNT: Final = 2**53 - 1
 """Of counts, and of instants in microseconds (the year 2255): what JSON readers and digests take (RFC 7493)."""
 
 _BY_DIALECT: Final = "by_dialect"
+_ON_POSTGRES: Final = "on_postgres"
 
 Big = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -59,6 +72,15 @@ def by_dialect(**options: object) -> dict[str, Any]:
     return {"info": {_BY_DIALECT: options}}
 
 
+def known_by(constraint: str, table: str) -> dict[str, Any]:
+    """Return what a table's ``info`` gets so that PostgreSQL identifies its rows by a unique constraint alone.
+
+    Its ordinal, the row id of SQLite, then has no index there, which would get an entry for each version of a row.
+    """
+    dropped = f"ALTER TABLE {table} DROP CONSTRAINT IF EXISTS pk_{table}"
+    return {_ON_POSTGRES: (dropped, f"ALTER TABLE {table} REPLICA IDENTITY USING INDEX {constraint}")}
+
+
 def add_dialect_options(metadata: MetaData) -> None:
     """Complete the tables for the code that creates or compares them: programs only query what a migration made."""
     for table in metadata.tables.values():
@@ -66,3 +88,11 @@ def add_dialect_options(metadata: MetaData) -> None:
         for item in items:
             for name, value in item.info.get(_BY_DIALECT, {}).items():
                 item.dialect_kwargs[name] = value
+        if _ON_POSTGRES in table.info:
+            event.listen(table, "after_create", _change_on_postgres)
+
+
+def _change_on_postgres(table: Table, connection: Connection, **_: object) -> None:
+    if connection.dialect.name == "postgresql":
+        for statement in table.info[_ON_POSTGRES]:
+            connection.exec_driver_sql(statement)

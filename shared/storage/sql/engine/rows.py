@@ -7,14 +7,13 @@ many that is malformed becomes a value that says so, and stops no reader of the 
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
 
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.identity import Origin, Role, RunIdentity
-from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject
-from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
+from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.runs.store import CallRow, CallStatus
@@ -39,7 +38,6 @@ from soong.shared.permissions.provenance import Provenance, provenance_from
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
 from soong.shared.storage.sql.engine.json_encoding import encode, encode_ascii
 from soong.shared.storage.sql.engine.strict import (
-    MAX_SHOWN_CHARS,
     MAX_TEXT_CHARS,
     MalformedError,
     RowReader,
@@ -79,11 +77,6 @@ def plain(text: str) -> str:
 
 LANE_BYTES: Final = 18
 """Of a lane's digest: so many that no two lanes share one, and the index of ready steps stays short."""
-
-
-ENTRY_FIELDS: Final = 3
-ENTRY_DEPTH: Final = 2
-"""Of an event that lies in the row of a later one: its type, its time, its data; how deep it lies there."""
 
 
 def lane_of(
@@ -290,86 +283,6 @@ def run_of(row: Any) -> Run:
         is_tainted=bool(row.is_tainted),
         malformed=reading.problem,
     )
-
-
-def events_of(rows: Iterable[Any], after: int = 0) -> Iterator[Event]:
-    """Yield the events of rows, which are in the order of each run's log; of the first run those after a number.
-
-    A malformed event is the security event that says so. A row that also claims numbers of the rows before it has
-    only those that are left.
-    """
-    run_id, last = None, after
-    for row in rows:
-        if row.run_id != run_id:
-            run_id, last = row.run_id, after if run_id is None else 0
-        for event in _events_of_row(row):
-            if event.seq > last:
-                yield event
-        last = row.seq
-
-
-def _events_of_row(row: Any) -> Iterator[Event]:
-    run_id, seq = row.run_id, row.seq
-    preceding, data, time_us, problem = _texts_of_row(row)
-    for number, entry in enumerate(preceding, start=seq - len(preceding)):
-        yield _event_of_entry(run_id, number, entry)
-    if problem:
-        yield _malformed_event(run_id, seq, time_us, problem)
-    else:
-        yield Event(run_id, seq, row.type, time_us, data)
-
-
-def _texts_of_row(row: Any) -> tuple[list[Json], JsonObject, int, str]:
-    """Return the events before the last one, the data and time of that, and what is malformed."""
-    nothing: list[Json] = []
-    try:
-        preceding = _preceding_of(row.preceding) if row.preceding else nothing
-        return preceding, object_of("data", row.data), number_of("time_us", row.time_us), ""
-    except MalformedError:  # seldom: each part is read alone
-        reading = RowReader()
-        preceding = reading.take(lambda: _preceding_of(row.preceding), nothing) if row.preceding else nothing
-        data = reading.object("data", row.data)
-        time_us = reading.take(lambda: number_of("time_us", row.time_us), 0)
-        return preceding, data, time_us, reading.problem
-
-
-def _preceding_of(text: str) -> list[Json]:
-    value = value_of("preceding", text, depth=MAX_DEPTH + ENTRY_DEPTH)
-    if not isinstance(value, list):
-        raise MalformedError("preceding is not a list")
-    return value
-
-
-def _event_of_entry(run_id: str, seq: int, entry: Json) -> Event:
-    try:
-        if not isinstance(entry, list) or len(entry) != ENTRY_FIELDS or not isinstance(entry[2], dict):
-            raise MalformedError("preceding holds what is not a type, a time and data")
-        type_, time_us = word_of("type", entry[0]), number_of("time_us", entry[1])
-    except MalformedError as error:
-        return _malformed_event(run_id, seq, 0, str(error))
-    return Event(run_id, seq, type_, time_us, entry[2])
-
-
-def _malformed_event(run_id: str, seq: int, time_us: int, reason: str) -> Event:
-    return Event(run_id, seq, EventType.SECURITY, time_us, {"what": MALFORMED, "reason": reason})
-
-
-def node_of(row: Any) -> Node:
-    """Return the node of a row; the payload of a malformed one says so under ``malformed_row``."""
-    reading = RowReader()
-    payload = reading.object("payload", row.payload)
-    created_us = reading.take(lambda: number_of("created_us", row.created_us), 0)
-    kind = reading.take(lambda: _kind_of(row.kind), NodeKind.USER)
-    if reading.problems:
-        payload = {"v": 1, MALFORMED: reading.problem}
-    return Node(row.run_id, row.number, row.parent, kind, payload, created_us)
-
-
-def _kind_of(text: str) -> NodeKind:
-    try:
-        return NodeKind(text)
-    except ValueError as error:
-        raise MalformedError(f"kind is {text[:MAX_SHOWN_CHARS]!r}") from error
 
 
 _OPEN_INPUT: Final = "open_input"

@@ -10,9 +10,10 @@ from typing import Final
 
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.storage.sql.engine.log_rows import FIRST_EVENTS
 from soong.shared.storage.sql.engine.rows import digest_of, pack, plain
 from soong.shared.storage.sql.engine.statements import Change, Insert, ReadyRows, Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -24,9 +25,9 @@ INSERT_EVENTS: Final = Insert(
 )
 """Insert events; ``_back`` counts from the run's last event."""
 
-ROW_EVENTS: Final = 64
+ROW_ENTRIES: Final = 64
 ROW_CHARS: Final = 64 * 1024
-"""Most events in one row, and about how long they may be: a page of a log reads full rows."""
+"""Most events or nodes in one row, and about how long they may be: a page of a log reads full rows."""
 
 INSERT_NODES: Final = Insert(
     "nodes",
@@ -36,6 +37,7 @@ INSERT_NODES: Final = Insert(
         "_parent": "bigint",
         "kind": "text",
         "payload": "text",
+        "preceding": "text",
         "created_us": "bigint",
     },
     computed={
@@ -43,7 +45,7 @@ INSERT_NODES: Final = Insert(
         "parent": "coalesce(:_parent, (SELECT last_node FROM runs WHERE id = :run_id) - :_back - 1)",
     },
 )
-"""Insert nodes; one without a parent hangs under the node before it."""
+"""Insert nodes; ``_back`` counts from the run's last node, and one without a parent hangs under the node before it."""
 
 INSERT_SURFACES: Final = Insert("surfaces", {"digest": "text", "body": "text"}, then="ON CONFLICT DO NOTHING")
 
@@ -68,6 +70,7 @@ _RUN_COLUMNS: Final = {
     "retry_of": "text",
     "last_seq": "bigint",
     "last_node": "bigint",
+    "first_seq": "bigint",
     "created_us": "bigint",
     "started_us": "bigint",
 }
@@ -117,9 +120,9 @@ CHANGE_AND_LOG: Final = Statement(
             fence = coalesce(c.fence, runs.fence),
             worker_id = coalesce(c.worker_id, runs.worker_id),
             last_seq = {LAST_SEQ} + c.added,
-            last_node = {LAST_NODE} + json_array_length(c.nodes)
+            last_node = {LAST_NODE} + c.nodes_added
         FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
-                        added bigint, events json, nodes json)
+                        added bigint, events json, nodes_added bigint, nodes json)
         WHERE runs.id = c.run_id
         RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
     ), noted AS (
@@ -128,11 +131,11 @@ CHANGE_AND_LOG: Final = Statement(
                v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
         FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) AS v(line)
     )
-    INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
-    SELECT counted.id, counted.last_node - json_array_length(counted.nodes) + v.place,
-           coalesce((v.node->>0)::bigint, counted.last_node - json_array_length(counted.nodes) + v.place - 1),
-           v.node->>1, v.node->>2, :now_us
-    FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
+    INSERT INTO nodes (run_id, number, parent, kind, payload, preceding, created_us)
+    SELECT counted.id, counted.last_node - (v.line->>0)::bigint,
+           coalesce((v.line->>1)::bigint, counted.last_node - (v.line->>0)::bigint - 1),
+           v.line->>2, v.line->>3, v.line->>4, :now_us
+    FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) AS v(line)
     """,  # noqa: S608  # our own words
 )
 _LOGGED: Final = Change(CHANGE_AND_LOG, "")
@@ -270,7 +273,7 @@ class RunLogBuffer:
     def _logged_row(self, run_id: str, entry: _RunEntries) -> tuple[object, ...]:
         """Return what is changed of a run with its log; one that is let go stays as it is until its log is written."""
         status, worker_id = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
-        told = (len(entry.events), self._rows_of(entry), entry.nodes)
+        told = (len(entry.events), self._rows_of(entry), len(entry.nodes), _node_rows_of(entry))
         return run_id, status, entry.end_reason, entry.usage, entry.fence, worker_id, *told
 
     def _insert_runs(self, tx: Transaction) -> None:
@@ -314,6 +317,7 @@ class RunLogBuffer:
             new.retry_of,
             len(entry.events),
             len(entry.nodes),
+            _without_row(entry),
             self._now_us,
             self._now_us if entry.status == RunStatus.RUNNING else None,
         )
@@ -331,10 +335,10 @@ class RunLogBuffer:
             if e.new is None
         ]
 
-    def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, int, list[Row], list[Row]]:
-        """Return (status, end reason, usage, number of events, their rows, [[parent, kind, payload]…]) of one run."""
+    def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, int, list[Row], int, list[Row]]:
+        """Return (status, end reason, usage, number of events, their rows, number of nodes, their rows) of one run."""
         e = self._entries[run_id]
-        return e.status, e.end_reason, e.usage, len(e.events), self._rows_of(e), e.nodes
+        return e.status, e.end_reason, e.usage, len(e.events), self._rows_of(e), len(e.nodes), _node_rows_of(e)
 
     def event_rows(self) -> Iterator[tuple[object, ...]]:
         """Yield (run id, place from the last event, type, time, data, preceding) of each row of events."""
@@ -342,17 +346,18 @@ class RunLogBuffer:
 
     def _rows_of(self, entry: _RunEntries) -> list[Row]:
         """Return the rows of a run's events: each carries those before it, as far as they fit."""
-        if len(entry.events) == 1:  # most rows of calls
-            type_, time_us, data = entry.events[0]
+        events = entry.events[_without_row(entry) :]
+        if len(events) == 1:  # most rows of calls
+            type_, time_us, data = events[0]
             return [(0, type_, self._now_us if time_us is None else time_us, data, "")]
         rows: list[Row] = []
         texts: list[str] = []
         size = 0
-        left = len(entry.events)
-        for type_, given_us, data in entry.events:
+        left = len(events)
+        for type_, given_us, data in events:
             time_us = self._now_us if given_us is None else given_us
             left -= 1
-            if left and len(texts) + 1 < ROW_EVENTS and size + len(data) <= ROW_CHARS:
+            if left and len(texts) + 1 < ROW_ENTRIES and size + len(data) <= ROW_CHARS:
                 texts.append(f"[{pack(type_)},{time_us},{data}]")
                 size += len(data)
                 continue
@@ -361,18 +366,44 @@ class RunLogBuffer:
         return rows
 
     def node_rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield (run id, place from the last, parent, kind, payload, time) of each node."""
-        return (
-            (run_id, len(e.nodes) - place, parent, kind, payload, self._now_us)
-            for run_id, e in self._entries.items()
-            for place, (parent, kind, payload) in enumerate(e.nodes, start=1)
-        )
+        """Yield (run id, place from the last node, parent, kind, payload, preceding, time) of each row of nodes."""
+        return ((run_id, *row, self._now_us) for run_id, e in self._entries.items() for row in _node_rows_of(e))
 
     def _entry(self, run_id: str) -> _RunEntries:
         entry = self._entries.get(run_id)
         if entry is None:
             entry = self._entries[run_id] = _RunEntries()
         return entry
+
+
+def _without_row(entry: _RunEntries) -> int:
+    """Return how many of a new run's first events its own row tells (``log_rows.FIRST_EVENTS``): all, or none."""
+    run, events = entry.new, entry.events
+    if run is None or not run.identity.step_key or not len(FIRST_EVENTS) - 1 <= len(events) <= len(FIRST_EVENTS):
+        return 0
+    of_step = pack({"step": run.identity.step_key})
+    made = [
+        (FIRST_EVENTS[0], None, pack({"attempt": run.attempt})),
+        *((name, None, of_step) for name in FIRST_EVENTS[1:]),
+    ]
+    return len(events) if events == made[: len(events)] else 0
+
+
+def _node_rows_of(entry: _RunEntries) -> list[Row]:
+    """Return the rows of a run's nodes: each carries those before it, as far as they fit; a result ends its row."""
+    rows: list[Row] = []
+    texts: list[str] = []
+    size = 0
+    left = len(entry.nodes)
+    for parent, kind, payload in entry.nodes:
+        left -= 1
+        if left and len(texts) + 1 < ROW_ENTRIES and size + len(payload) <= ROW_CHARS and kind != NodeKind.RESULT:
+            texts.append(f"[{pack(parent)},{pack(kind)},{payload}]")
+            size += len(payload)
+            continue
+        rows.append((left, parent, kind, payload, f"[{','.join(texts)}]" if texts else ""))
+        texts, size = [], 0
+    return rows
 
 
 def _freed_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:

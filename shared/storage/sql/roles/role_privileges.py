@@ -165,7 +165,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         never=(
             *("ordinal", "id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id"),
             *("task_id", "step_key", "step_title", "model", "surface", "token", "attempt", "retry_of", "created_us"),
-            *("dispatched_by", "is_foreign"),
+            *("dispatched_by", "is_foreign", "first_seq"),
         ),
         old=_FREE_OR_LEASED,
         # The runs of a session itself are its owner's: a worker never holds one.
@@ -197,7 +197,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
     ),
     "nodes": WorkerRight(
         reads=True,
-        inserts=("run_id", "number", "parent", "kind", "payload", "created_us"),
+        inserts=("run_id", "number", "parent", "kind", "payload", "preceding", "created_us"),
         new=_log("nodes", "number", "last_node", _RUNNING),
     ),
     "calls": WorkerRight(

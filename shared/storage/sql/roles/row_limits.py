@@ -78,6 +78,7 @@ LIMITS: Final[Mapping[str, Mapping[str, str]]] = {
         "run_id": _WORD,
         "kind": _ONE_OF,
         "payload": _json("object"),
+        "preceding": f"{{0}} = '' OR ({_json('array')})",
     },
     "calls": {
         **dict.fromkeys(("run_id", "tool_call_id", "tool", "effect_id", "input_digest", "decision_id"), _WORD),

@@ -15,6 +15,7 @@ NAMING: Final = (
     ("events", "data", ("run_id", "seq")),
     ("events", "preceding", ("run_id", "seq")),
     ("nodes", "payload", ("run_id", "number")),
+    ("nodes", "preceding", ("run_id", "number")),
     ("calls", "result", ("run_id", "tool_call_id")),
     ("steps", "output", ("key",)),
     ("steps", "spec", ("key",)),

@@ -45,7 +45,7 @@ EXPIRE_LEASES: Final = Statement(
         worker_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN worker_id ELSE '' END,
         holder_run_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN holder_run_id ELSE '' END
     WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
-    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
+    /*pg AND key IN (SELECT key FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
                          ORDER BY key FOR UPDATE) */
     RETURNING key, run_id, fence, status, session_id, coalesce(cancel_reason, ''), lost_leases
     """,
@@ -61,7 +61,7 @@ CANCEL_STEPS: Final = Statement(
     """
     UPDATE steps SET status = 'cancelled', ended_us = :now_us
     WHERE task_id = :task_id AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
-    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id
+    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id
                          AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
                          ORDER BY key FOR UPDATE) */
     RETURNING key, run_id, kind, CASE WHEN starts = 0 THEN ready_us END
@@ -71,7 +71,7 @@ ASK_TO_STOP: Final = Statement(
     "ask to stop: all leased steps of a task",
     """
     UPDATE steps SET cancel_reason = :reason WHERE task_id = :task_id AND status IN ('claimed', 'running')
-    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
+    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
                          ORDER BY key FOR UPDATE) */
     RETURNING worker_id
     """,
@@ -91,7 +91,7 @@ SKIP_BELOW: Final = Statement(
     )
     UPDATE steps SET status = 'skipped', ended_us = :now_us
     WHERE key IN (SELECT key FROM below) AND status || '' = 'pending'
-    /*pg AND ordinal = ANY(ARRAY(SELECT s.ordinal FROM below JOIN steps AS s ON s.key = below.key
+    /*pg AND key = ANY(ARRAY(SELECT s.key FROM below JOIN steps AS s ON s.key = below.key
                                  ORDER BY s.key FOR UPDATE OF s)) */
     RETURNING key, run_id, task_id
     """,

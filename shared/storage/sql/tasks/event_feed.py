@@ -9,7 +9,8 @@ from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, 
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.json_encoding import encode_ascii
-from soong.shared.storage.sql.engine.rows import events_of, identity_of, pack, unpack
+from soong.shared.storage.sql.engine.log_rows import EventRow, events_of
+from soong.shared.storage.sql.engine.rows import identity_of, pack, unpack
 from soong.shared.storage.sql.engine.statements import Insert, Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 
@@ -58,14 +59,13 @@ GROWN: Final = Statement(
     WHERE r.task_id IN @tasks AND t.id IN @tasks AND r.last_seq > coalesce(c.seq, 0) ORDER BY +r.ordinal LIMIT :limit
     """,  # noqa: S608  # our own words
 )
-_EventRow = _make("_EventRow", ("run_id", "seq", "type", "time_us", "data", "preceding"))
 NEXT_EVENTS: Final = Statement(
     "next events: of these runs, each after its place, run by run",
     """
-    SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding
+    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us, r.attempt
     FROM @places p(run_id text, seq bigint) JOIN runs AS r ON r.id = p.run_id
-    JOIN events AS e ON e.run_id = r.id AND e.seq > p.seq AND e.seq <= r.last_seq
-    ORDER BY r.ordinal, e.seq LIMIT :limit
+    LEFT JOIN events AS e ON e.run_id = r.id AND e.seq > p.seq AND e.seq <= r.last_seq
+    WHERE r.last_seq > p.seq ORDER BY r.ordinal, e.seq LIMIT :limit
     """,
 )
 PUT_CURSORS: Final = Insert(
@@ -137,7 +137,7 @@ def _read(tx: Transaction, consumer: str, since_us: int, limit: int) -> list[Fee
     rows = [_FeedRow(*row) for row in grown]
     places = [(row.id, row.seq) for row in rows]
     logs: dict[str, list[Event]] = {row.id: [] for row in rows}
-    for event in events_of(_EventRow(*row) for row in tx.rows(NEXT_EVENTS, places=places, limit=limit)):
+    for event in events_of(EventRow(*row) for row in tx.rows(NEXT_EVENTS, places=places, limit=limit)):
         logs[event.run_id].append(event)
     # A row of events may begin before the place that its consumer had reached.
     return [

@@ -46,7 +46,7 @@ NEXT_IN_LINE: Final = Statement(
     SELECT waiting.pool, min(coalesce(waiting.ready_us, (
         SELECT event.time_us FROM events AS event
         WHERE event.run_id = waiting.run_id AND event.seq = (SELECT last_seq FROM runs WHERE id = waiting.run_id)
-    )))
+    ), (SELECT created_us FROM runs WHERE id = waiting.run_id)))
     FROM (
         SELECT (SELECT s.pool FROM steps s WHERE s.lane = level.lane AND s.is_unparked = level.is_unparked
                 AND s.priority = level.priority AND s.status = 'ready' AND s.is_paused = 0

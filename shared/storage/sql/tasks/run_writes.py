@@ -37,11 +37,12 @@ APPEND_ALL: Final = Statement(
     WITH counted AS (
         UPDATE runs SET
             last_seq = {LAST_SEQ} + given.added,
-            last_node = {LAST_NODE} + json_array_length(given.nodes)
+            last_node = {LAST_NODE} + given.nodes_added
         FROM (
             SELECT v.line->>0 AS run_id, (v.line->>1)::bigint AS fence, (v.line->>2)::bigint AS now_us,
-                   (v.line->>3)::bigint AS added, v.line->4 AS events, v.line->5 AS nodes, v.line->6 AS calls,
-                   v.line->>7 AS taints, v.line->>8 AS status
+                   (v.line->>3)::bigint AS added, v.line->4 AS events,
+                   (v.line->>5)::bigint AS nodes_added, v.line->6 AS nodes, v.line->7 AS calls,
+                   v.line->>8 AS taints, v.line->>9 AS status
             FROM json_array_elements(:writes ::json) AS v(line)
         ) AS given
         WHERE runs.id = given.run_id AND runs.fence = given.fence AND runs.status = given.status
@@ -52,11 +53,11 @@ APPEND_ALL: Final = Statement(
         SELECT id, last_seq - (v.line->>0)::bigint, v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
         FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) AS v(line)
     ), grown AS (
-        INSERT INTO nodes (run_id, number, parent, kind, payload, created_us)
-        SELECT id, last_node - json_array_length(counted.nodes) + v.place,
-               coalesce((v.node->>0)::bigint, last_node - json_array_length(counted.nodes) + v.place - 1),
-               v.node->>1, v.node->>2, now_us
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) WITH ORDINALITY AS v(node, place)
+        INSERT INTO nodes (run_id, number, parent, kind, payload, preceding, created_us)
+        SELECT id, last_node - (v.line->>0)::bigint,
+               coalesce((v.line->>1)::bigint, last_node - (v.line->>0)::bigint - 1),
+               v.line->>2, v.line->>3, v.line->>4, now_us
+        FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) AS v(line)
     ), put AS (
         INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
                            decision_id, status, result)
@@ -203,11 +204,11 @@ def _append_all(tx: Transaction, wave: Sequence[RunWrite]) -> list[Appended | So
 def _given(write: RunWrite) -> Row:
     log = RunLogBuffer(write.now_us)
     log.add(write.run_id, nodes=write.nodes, events=write.events)
-    *_, added, events, nodes = log.end_of(write.run_id)
+    *_, added, events, nodes_added, nodes = log.end_of(write.run_id)
     calls = [_call_fields(call) for call in write.calls[:1]]
     # The status comes with each write: as a condition on runs alone it would have the planner begin with all of them.
     held = RunStatus.RUNNING.value
-    return write.run_id, write.fence, write.now_us, added, events, nodes, calls, write.taints, held
+    return write.run_id, write.fence, write.now_us, added, events, nodes_added, nodes, calls, write.taints, held
 
 
 def _append(tx: Transaction, write: RunWrite) -> Appended | SoongError:

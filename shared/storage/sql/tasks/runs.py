@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from sqlalchemy import select
 
@@ -13,11 +13,12 @@ from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode,
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.log_rows import FIRST_EVENTS, EventRow, events_of, nodes_of
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
-from soong.shared.storage.sql.engine.rows import call_of, decision_of, events_of, node_of, run_of, unpack
+from soong.shared.storage.sql.engine.rows import call_of, decision_of, run_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.table_read import TableRead
-from soong.shared.storage.sql.engine.tables import calls, events, nodes, runs, surfaces, taints
+from soong.shared.storage.sql.engine.tables import calls, nodes, runs, surfaces, taints
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending, write_runs
 from soong.shared.storage.sql.tasks.taint import is_tainted
@@ -62,7 +63,7 @@ RESULT_EVENTS: Final = Statement(
     "result events: of the last runs of a task's steps, the rows that hold what its result tells of; which of their "
     "events do, their reader finds out",
     """
-    SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding
+    SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding, s.key
     FROM steps AS s JOIN runs AS r ON r.id = s.run_id JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
     WHERE s.task_id = :task_id
       AND (e.type IN @types OR (e.type = 'tool_completed' AND e.data LIKE :deliverable)
@@ -85,35 +86,33 @@ _COUNTED_NODES: Final = """
 """
 NODES: Final = TableRead("nodes: of a run, after one", nodes, _COUNTED_NODES)
 NODE_PAGE: Final = TableRead("node page: so many of them", nodes, f"{_COUNTED_NODES} LIMIT :limit")
-EVENT_PAGE: Final = TableRead(
-    "event page: of a run's log, after one",
-    events,
+FIRST_PAGE: Final = Statement(
+    "first page: of a run, what makes those of its first events that have no row",
     """
+    SELECT id, NULL, '', 0, '{}', '', step_key, first_seq, created_us, attempt FROM runs
+    WHERE id = :run_id AND first_seq > 0
+    """,
+)
+EVENT_PAGE: Final = Statement(
+    "event page: of a run's log, after one",
+    """
+    SELECT run_id, seq, type, time_us, data, preceding, (SELECT step_key FROM runs WHERE id = :run_id) FROM events
     WHERE run_id = :run_id AND seq > :after AND seq <= (SELECT last_seq FROM runs WHERE id = :run_id)
     ORDER BY seq LIMIT :limit
     """,
 )
-EVENTS_OF: Final = TableRead(
+EVENTS_OF: Final = Statement(
     "events of: the logs of these runs, run by run",
-    events,
-    "JOIN runs ON runs.id = events.run_id WHERE runs.id IN @run_ids AND events.seq <= runs.last_seq "
-    "ORDER BY runs.ordinal, events.seq",
+    """
+    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us, r.attempt
+    FROM runs AS r LEFT JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
+    WHERE r.id IN @run_ids ORDER BY r.ordinal, e.seq
+    """,
 )
 CALLS: Final = TableRead(
     "calls: of a run, in the order in which they began", calls, "WHERE run_id = :run_id ORDER BY position"
 )
 CALL: Final = TableRead("call: of a run", calls, "WHERE run_id = :run_id AND tool_call_id = :tool_call_id")
-
-
-class _EventRow(NamedTuple):
-    """A row of RESULT_EVENTS, as the reader of events takes it."""
-
-    run_id: str
-    seq: int
-    type: str
-    time_us: int
-    data: str
-    preceding: str
 
 
 _DELIVERABLE: Final = '%"deliverable"%'
@@ -146,7 +145,7 @@ def last_runs_of_rows(tx: Transaction, surfaces: Reply, result_events: Reply) ->
     tools = {digest: Surface.from_json(stored).tools for digest, body in bodies if (stored := unpack(body))}
     told = result_events.rows()
     granted = {run_id: tools[digest] for run_id, digest in digests.items() if digest in tools}
-    return LastRuns(granted, list(filter(_is_of_outcome, events_of(map(_EventRow._make, told)))))
+    return LastRuns(granted, list(filter(_is_of_outcome, events_of(EventRow(*row) for row in told))))
 
 
 class SqlRuns:
@@ -195,21 +194,20 @@ class SqlRuns:
         return await self._database.write_together(write_runs, write)
 
     async def nodes(self, run_id: str) -> Sequence[Node]:
-        return await self._database.read(lambda tx: [node_of(row) for row in NODES.read(tx, run_id=run_id, after=0)])
+        return await self._database.read(lambda tx: list(nodes_of(NODES.read(tx, run_id=run_id, after=0))))
 
     async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
         page = {"run_id": run_id, "after": after, "limit": limit}
-        return await self._database.read(lambda tx: [node_of(row) for row in NODE_PAGE.read(tx, **page)])
+        return await self._database.read(lambda tx: list(islice(nodes_of(NODE_PAGE.read(tx, **page), after), limit)))
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
-        page = {"run_id": run_id, "after": after_seq, "limit": limit}
-        return await self._database.read(
-            lambda tx: list(islice(events_of(EVENT_PAGE.read(tx, **page), after_seq), limit))
-        )
+        return await self._database.read(lambda tx: _event_page(tx, run_id, after_seq, limit))
 
     async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
         ids = list(run_ids)
-        return await self._database.read(lambda tx: list(events_of(EVENTS_OF.read(tx, run_ids=ids))))
+        return await self._database.read(
+            lambda tx: list(events_of(EventRow(*row) for row in tx.rows(EVENTS_OF, run_ids=ids)))
+        )
 
     async def last_runs(self, task_id: str) -> LastRuns:
         return await self._database.read(lambda tx: last_runs_of(tx, task_id))
@@ -257,6 +255,12 @@ class SqlRuns:
 
     async def calls(self, run_id: str) -> Sequence[CallRow]:
         return await self._database.read(lambda tx: [call_of(row) for row in CALLS.read(tx, run_id=run_id)])
+
+
+def _event_page(tx: Transaction, run_id: str, after: int, limit: int) -> list[Event]:
+    first = tx.rows(FIRST_PAGE, run_id=run_id) if after < len(FIRST_EVENTS) else ()
+    rows = tx.rows(EVENT_PAGE, run_id=run_id, after=after, limit=limit)
+    return list(islice(events_of((EventRow(*row) for row in (*first, *rows)), after), limit))
 
 
 def _start_call(

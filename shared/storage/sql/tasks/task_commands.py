@@ -57,7 +57,7 @@ PAUSE_LEASED: Final = Statement(
     "pause leased: copy a task's pause to its leased steps; their workers learn of it as an interrupt",
     """
     UPDATE steps SET is_paused = :is_paused WHERE task_id = :task_id AND status IN ('claimed', 'running')
-    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
+    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
                          ORDER BY key FOR UPDATE) */
     """,
 )
@@ -66,7 +66,7 @@ PAUSE_WAITING: Final = Statement(
     """
     UPDATE steps SET is_paused = :is_paused
     WHERE task_id = :task_id AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
-    /*pg AND ordinal IN (SELECT ordinal FROM steps WHERE task_id = :task_id
+    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id
                          AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting')
                          ORDER BY key FOR UPDATE) */
     """,

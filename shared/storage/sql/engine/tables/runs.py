@@ -39,6 +39,8 @@ runs = Table(
     _text("token"),
     _number("attempt", 1),
     _text("retry_of"),
+    # How many of its first events have no row: this one tells them (shared/storage/sql/engine/log_rows.py).
+    _number("first_seq"),
     _number("created_us"),
     _text("worker_id"),
     _number("fence"),
@@ -131,6 +133,9 @@ nodes = Table(
     _text("kind", None),
     _text("payload", "{}"),
     _number("created_us", None),
+    # Nodes of the same write before this one, whose numbers end at number - 1: [[parent, kind, payload], …], or empty.
+    # A parent of null is the node before.
+    _text("preceding"),
     PrimaryKeyConstraint("run_id", "number"),
     _one_of("kind", NodeKind),
     CheckConstraint("number >= 1 AND parent >= 0 AND parent < number", name="number"),

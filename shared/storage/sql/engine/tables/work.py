@@ -10,6 +10,7 @@ from soong.shared.storage.sql.engine.columns import by_dialect as _by_dialect
 from soong.shared.storage.sql.engine.columns import flag as _flag
 from soong.shared.storage.sql.engine.columns import id_column as _id
 from soong.shared.storage.sql.engine.columns import instant_column as _instant
+from soong.shared.storage.sql.engine.columns import known_by
 from soong.shared.storage.sql.engine.columns import number_column as _number
 from soong.shared.storage.sql.engine.columns import one_of as _one_of
 from soong.shared.storage.sql.engine.columns import ordinal_column as _ordinal
@@ -130,7 +131,7 @@ steps = Table(
     Index("ix_steps_children", "map_key", "item_index", **_where("map_key <> ''")),
     Index("ix_steps_untold", "session_id", "task_id", **_where(UNTOLD)),
     Index("ix_steps_task", "task_id", "status"),
-    **ROOM,
+    info=ROOM["info"] | known_by("uq_steps_key", "steps"),
 )
 
 edges = Table(

@@ -338,6 +338,9 @@ def _make_tasks() -> None:
         Index("ix_steps_task", "task_id", "status"),
         **_ROOM,
     )
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE steps DROP CONSTRAINT pk_steps")
+        op.execute("ALTER TABLE steps REPLICA IDENTITY USING INDEX uq_steps_key")
     op.create_table(
         "edges",
         Column("child_key", Text, nullable=False),
@@ -377,6 +380,7 @@ def _make_runs() -> None:
         _text("token"),
         _number("attempt", 1),
         _text("retry_of"),
+        _number("first_seq"),
         _number("created_us"),
         _text("worker_id"),
         _number("fence"),
@@ -465,6 +469,7 @@ def _make_runs() -> None:
         _text("kind", None),
         _text("payload", "{}"),
         _number("created_us", None),
+        _text("preceding"),
         PrimaryKeyConstraint("run_id", "number"),
         _one_of(
             "kind", "system", "user", "assistant", "tool_result", "result", "memory_context", "skill", "compaction"

@@ -1,0 +1,187 @@
+"""Reading the rows of events and nodes: each row holds those of one write, and is read as a stranger's.
+
+The first events of a step's run repeat its row. They have no row of their own, and are made here from that one.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject
+from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
+from soong.shared.engine.tasks.step import MALFORMED
+from soong.shared.storage.sql.engine.strict import (
+    MAX_SHOWN_CHARS,
+    MalformedError,
+    RowReader,
+    number_of,
+    object_of,
+    value_of,
+    word_of,
+)
+
+ENTRY_FIELDS: Final = 3
+ENTRY_DEPTH: Final = 2
+"""Of an event or a node that is in the row of a later one: its columns, and how deep its object is there."""
+
+
+FIRST_EVENTS: Final = (EventType.RUN_CREATED, EventType.STEP_CREATED, EventType.STEP_READY)
+"""What the log of a step's run begins with, as it is inserted; the last only if the step waits for nothing."""
+
+OF_STEP: Final = frozenset(
+    {
+        EventType.STEP_READY,
+        EventType.STEP_CLAIMED,
+        EventType.STEP_COMPLETED,
+        EventType.STEP_FAILED,
+        EventType.STEP_CANCELLED,
+        EventType.RUN_STARTED,
+        EventType.RUN_RESUMED,
+    }
+)
+"""Events whose ``step`` is that of their run, where they name none."""
+
+
+class EventRow(NamedTuple):
+    """A row of events with what is made from its run's. ``seq`` is None for a run's row alone.
+
+    ``first_seq`` is the number of the run's first events that have no row, 0 when all have.
+    """
+
+    run_id: str
+    seq: int | None
+    type: str = ""
+    time_us: int = 0
+    data: str = "{}"
+    preceding: str = ""
+    step_key: str = ""
+    first_seq: int = 0
+    created_us: int = 0
+    attempt: int = 1
+
+
+def events_of(rows: Iterable[EventRow], after: int = 0) -> Iterator[Event]:
+    """Yield the events of rows, which are in the order of each run's log; of the first run those after a number.
+
+    A malformed event is the security event that says so. A row that also claims numbers of the rows before it has
+    only those that are left.
+    """
+    run_id, last = "", after
+    for row in rows:
+        if row.run_id != run_id:
+            run_id, last = row.run_id, 0 if run_id else after
+        yield from (_first_event(row, number) for number in range(last + 1, row.first_seq + 1))
+        last = max(last, row.first_seq)
+        if row.seq is None:
+            continue
+        for event in _events_of_row(row, row.seq):
+            if event.seq > last:
+                yield _with_step(event, row.step_key)
+        last = max(last, row.seq)
+
+
+def _first_event(row: EventRow, number: int) -> Event:
+    data: JsonObject = {"attempt": row.attempt} if number == 1 else {"step": row.step_key}
+    return Event(row.run_id, number, FIRST_EVENTS[min(number, len(FIRST_EVENTS)) - 1], row.created_us, data)
+
+
+def _with_step(event: Event, step_key: str) -> Event:
+    if not step_key or event.type not in OF_STEP or "step" in event.data:
+        return event
+    return replace(event, data={"step": step_key, **event.data})
+
+
+def _events_of_row(row: EventRow, seq: int) -> Iterator[Event]:
+    run_id = row.run_id
+    preceding, data, time_us, problem = _texts_of_row(row)
+    for number, entry in enumerate(preceding, start=seq - len(preceding)):
+        yield _event_of_entry(run_id, number, entry)
+    if problem:
+        yield _malformed_event(run_id, seq, time_us, problem)
+    else:
+        yield Event(run_id, seq, row.type, time_us, data)
+
+
+def _texts_of_row(row: EventRow) -> tuple[list[Json], JsonObject, int, str]:
+    """Return the events before the last one, the data and time of that, and what is malformed."""
+    try:
+        preceding = preceding_of(row.preceding)
+        return preceding, object_of("data", row.data), number_of("time_us", row.time_us), ""
+    except MalformedError:  # seldom: each part is read alone
+        reading, nothing = RowReader(), list[Json]()
+        preceding = reading.take(lambda: preceding_of(row.preceding), nothing)
+        data = reading.object("data", row.data)
+        time_us = reading.take(lambda: number_of("time_us", row.time_us), 0)
+        return preceding, data, time_us, reading.problem
+
+
+def preceding_of(text: Any) -> list[Json]:
+    """Return the entries that a row of events or nodes holds before its own. Raises: MalformedError."""
+    if text == "":
+        return []
+    value = value_of("preceding", text, depth=MAX_DEPTH + ENTRY_DEPTH)
+    if not isinstance(value, list):
+        raise MalformedError("preceding is not a list")
+    return value
+
+
+def _event_of_entry(run_id: str, seq: int, entry: Json) -> Event:
+    try:
+        if not isinstance(entry, list) or len(entry) != ENTRY_FIELDS or not isinstance(entry[2], dict):
+            raise MalformedError("preceding holds what is not a type, a time and data")
+        type_, time_us = word_of("type", entry[0]), number_of("time_us", entry[1])
+    except MalformedError as error:
+        return _malformed_event(run_id, seq, 0, str(error))
+    return Event(run_id, seq, type_, time_us, entry[2])
+
+
+def _malformed_event(run_id: str, seq: int, time_us: int, reason: str) -> Event:
+    return Event(run_id, seq, EventType.SECURITY, time_us, {"what": MALFORMED, "reason": reason})
+
+
+def nodes_of(rows: Iterable[Any], after: int = 0) -> Iterator[Node]:
+    """Yield the nodes of one run's rows, which are in order, after a number.
+
+    The payload of a malformed node says so under ``malformed_row``. A row that also claims numbers of the rows before
+    it has only those that are left.
+    """
+    last = after
+    for row in rows:
+        for node in _nodes_of_row(row):
+            if node.number > last:
+                yield node
+        last = row.number
+
+
+def _nodes_of_row(row: Any) -> Iterator[Node]:
+    reading = RowReader()
+    nothing: list[Json] = []
+    preceding = reading.take(lambda: preceding_of(row.preceding), nothing)
+    payload = reading.object("payload", row.payload)
+    created_us = reading.take(lambda: number_of("created_us", row.created_us), 0)
+    kind = reading.take(lambda: _kind_of(row.kind), NodeKind.USER)
+    for number, entry in enumerate(preceding, start=row.number - len(preceding)):
+        yield _node_of_entry(row.run_id, number, entry, created_us)
+    if reading.problems:
+        payload = {"v": 1, MALFORMED: reading.problem}
+    yield Node(row.run_id, row.number, row.parent, kind, payload, created_us)
+
+
+def _node_of_entry(run_id: str, number: int, entry: Json, created_us: int) -> Node:
+    """Return an earlier node of a row; one that is not a valid node hangs under the node before it and says so."""
+    try:
+        if not isinstance(entry, list) or len(entry) != ENTRY_FIELDS or not isinstance(entry[2], dict):
+            raise MalformedError("preceding holds what is not a parent, a kind and a payload")
+        parent = number - 1 if entry[0] is None else number_of("parent", entry[0])
+        if parent >= number:
+            raise MalformedError(f"parent is {parent} of node {number}")
+        return Node(run_id, number, parent, _kind_of(word_of("kind", entry[1])), entry[2], created_us)
+    except MalformedError as error:
+        return Node(run_id, number, number - 1, NodeKind.USER, {"v": 1, MALFORMED: str(error)}, created_us)
+
+
+def _kind_of(text: str) -> NodeKind:
+    try:
+        return NodeKind(text)
+    except ValueError as error:
+        raise MalformedError(f"kind is {text[:MAX_SHOWN_CHARS]!r}") from error

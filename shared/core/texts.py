@@ -4,6 +4,7 @@ PostgreSQL stores no NUL, and neither database half a character (a lone surrogat
 not UTF-8, or half of a JSON escape). Each entrance refuses both with the words of this module.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
@@ -42,6 +43,23 @@ def faults(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
     A faulty key is named at the place of its mapping, and its value is passed over. A part that is there several times,
     or in itself, is looked at once.
     """
+    if not _is_clean(value):
+        yield from _named_faults(value, path)
+
+
+def _is_clean(value: object) -> bool:
+    r"""Say whether a JSON value certainly has no fault: written by the encoder in C, it is one text to look at.
+
+    A text that says ``\u0000`` is looked at again, as is what is not JSON.
+    """
+    try:
+        written = json.dumps(value, ensure_ascii=False)
+        return r"\u0000" not in written and (written.isascii() or bool(written.encode()))
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _named_faults(value: object, path: Path) -> Iterator[tuple[Path, str]]:
     waiting: list[tuple[Path, object]] = [(path, value)]
     seen: set[int] = set()
     while waiting:

@@ -5,7 +5,7 @@ the task, and never from a worker.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TypeAlias
 
@@ -48,6 +48,13 @@ _READ_KEY_CHARS = 1_000
 MAX_TITLE_CHARS = 200
 
 
+def _tokens() -> Iterator[str]:
+    """Yield tokens of runs; the system is asked for many at once."""
+    while True:
+        many = secrets.token_hex(16 * 32)
+        yield from (many[at : at + 32] for at in range(0, len(many), 32))
+
+
 @dataclass(frozen=True, slots=True)
 class _Lineage:
     """What all runs of one task share."""
@@ -59,23 +66,27 @@ class _Lineage:
     project: tuple[str, ...] = ()
     """What a worker must have to work in the session's project."""
     origin: Origin = OWN
+    tokens: Iterator[str] = field(default_factory=_tokens)
 
-    def run(self, step: NewStep, surface: JsonObject, role: Role = Role.WORKER) -> NewRun:
+    def run(
+        self, key: str, title: str, definition: str, model: str, surface: JsonObject, role: Role = Role.WORKER
+    ) -> NewRun:
+        """Return the first run of a step; all but ``surface`` and ``role`` are the step's own."""
         identity = RunIdentity(
             session_id=self.session_id,
             run_id=new_id("run"),
             agent_id=new_id("agent"),
             role=role,
-            definition=step.definition,
+            definition=definition,
             parent_run_id=self.root_run_id,
             parent_agent_id=self.root_agent_id,
             task_id=self.task_id,
-            step_key=step.key,
-            step_title=step.title,
-            model=step.model,
+            step_key=key,
+            step_title=title,
+            model=model,
             origin=self.origin,
         )
-        return NewRun(identity, surface, _token())
+        return NewRun(identity, surface, next(self.tokens))
 
 
 def new_task(
@@ -246,27 +257,29 @@ def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Sur
     surface, tools = surfaces.of(work)
     model = _model(work, default_model)
     # Of a map step it is the items' surface: its expansion needs neither registry nor policy and changes with neither.
-    spec = replace(spec_of(step), child_surface=surface) if step.kind is StepKind.MAP else spec_of(step)
-    made = NewStep(
-        key=step_key(lineage.task_id, step.id),
+    is_map = step.kind is StepKind.MAP
+    spec = replace(spec_of(step), child_surface=surface) if is_map else spec_of(step)
+    key, title, definition = step_key(lineage.task_id, step.id), titles.of(step.title), _definition(work)
+    return NewStep(
+        key=key,
         task_id=lineage.task_id,
         session_id=lineage.session_id,
         step_id=step.id,
-        title=titles.of(step.title),
+        title=title,
         kind=step.kind,
         spec=spec,
         depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
         priority=step.priority,
         pool=work.pool,
         needs=_needs(work, tools, lineage.project, model),
-        definition=_definition(work),
+        definition=definition,
         model=model,
         max_attempts=1 + step.retries,
         backoff_s=step.backoff_s,
         on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
         claim_mode=step.claim,
+        run=None if is_map else lineage.run(key, title, definition, model, surface, work.role),
     )
-    return made if step.kind is StepKind.MAP else replace(made, run=lineage.run(made, surface, work.role))
 
 
 def _needs(step: PlanStep, tools: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
@@ -344,8 +357,9 @@ def _bound(child: StepSpec, template: StepSpec, scope: Scope, budget: ExpansionB
 
 
 def _child(step: Step, spec: StepSpec, title: str, index: int, lineage: _Lineage) -> NewStep:
-    made = NewStep(
-        key=step_key(step.task_id, spec.id),
+    key = step_key(step.task_id, spec.id)
+    return NewStep(
+        key=key,
         task_id=step.task_id,
         session_id=step.session_id,
         step_id=spec.id,
@@ -363,8 +377,8 @@ def _child(step: Step, spec: StepSpec, title: str, index: int, lineage: _Lineage
         map_key=step.key,
         item_index=index,
         claim_mode=spec.claim,
+        run=lineage.run(key, title, step.definition, step.model, step.spec.child_surface),
     )
-    return replace(made, run=lineage.run(made, step.spec.child_surface))
 
 
 def next_attempt(step: Step, last: Run, *, asked_by: Origin | None = None, model: str = "") -> NewRun:

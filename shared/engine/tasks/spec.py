@@ -6,6 +6,7 @@ writes rows, and nowhere else. What decides who runs a step and when has columns
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
+from operator import attrgetter
 from typing import Any, Final
 
 from soong.shared.core.jsontext import Json, JsonObject
@@ -97,9 +98,8 @@ class StepSpec:
     def to_json(self) -> dict[str, Json]:
         """Return the stored form; defaults are left out."""
         stored: dict[str, Json] = {"v": VERSION, "id": self.id, "kind": self.kind.value}
-        for name, default in _DEFAULTS:
-            value = getattr(self, name)
-            if value != default:
+        for value, (name, default) in zip(_VALUES(self), _DEFAULTS, strict=True):
+            if value is not default and value != default:
                 write = _WRITERS.get(name)
                 stored[name] = value if write is None else write(value)
         return stored
@@ -110,8 +110,10 @@ class StepSpec:
 
         Raises: ValueError when a field that is a closed set holds another word.
         """
-        known = [(_READERS.get(name), name, value) for name, value in stored.items() if value is not None]
-        return cls(**{name: read(value) for read, name, value in known if read is not None})
+        readers = _READERS
+        return cls(
+            **{name: readers[name](value) for name, value in stored.items() if value is not None and name in readers}
+        )
 
 
 def _texts(value: Json) -> tuple[str, ...]:
@@ -180,3 +182,4 @@ _EMPTY: Final = StepSpec()
 _DEFAULTS: Final = tuple(
     (one.name, getattr(_EMPTY, one.name)) for one in fields(StepSpec) if one.name not in ("id", "kind")
 )
+_VALUES: Final = attrgetter(*(name for name, _ in _DEFAULTS))

@@ -27,9 +27,9 @@ def test_free_text_keeps_all_but_what_no_database_takes() -> None:
 
 
 def test_a_lane_is_the_same_whatever_the_order_of_needs() -> None:
-    assert lane_of("s", "p", ["a", "b"], "d", "m") == lane_of("s", "p", ["b", "a", "a"], "d", "m")
-    assert lane_of("s", "p", ["a"], "d", "m") != lane_of("s", "p", [], "d", "m")
-    assert lane_of("s", "p", [], "d", "m") != lane_of("t", "p", [], "d", "m")
+    assert lane_of("s", "p", ("a", "b"), "d", "m") == lane_of("s", "p", ("b", "a", "a"), "d", "m")
+    assert lane_of("s", "p", ("a",), "d", "m") != lane_of("s", "p", (), "d", "m")
+    assert lane_of("s", "p", (), "d", "m") != lane_of("t", "p", (), "d", "m")
 
 
 def test_packed_json_is_compact() -> None:

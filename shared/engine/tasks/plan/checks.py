@@ -262,6 +262,8 @@ def _check_references(value: Json, path: Path, names: _References, report: Repor
 
 def _safe_references(value: Json, path: Path, report: Report) -> Iterator[tuple[Path, Reference]]:
     """Yield the references; a malformed one is reported, and ends the string that contains it."""
+    if value is None or isinstance(value, int | float):  # to ask whether it is a Mapping takes ten times as long
+        return
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _safe_references(item, (*path, key), report)

@@ -6,9 +6,9 @@ many that is malformed becomes a value that says so, and stops no reader of the 
 
 import base64
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
+from functools import lru_cache
 from typing import Any, Final
 
 from soong.shared.core.errors import ForgedError
@@ -41,6 +41,7 @@ from soong.shared.storage.sql.engine.strict import (
     MAX_TEXT_CHARS,
     MalformedError,
     RowReader,
+    decoded,
     instant_of,
     number_of,
     object_of,
@@ -65,7 +66,7 @@ def pack(value: object) -> str:
 
 def unpack(text: str) -> Any:
     """Return the value of a JSON column that no worker writes."""
-    return json.loads(text)
+    return decoded(text)
 
 
 def plain(text: str) -> str:
@@ -75,12 +76,21 @@ def plain(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
+KEPT_NEEDS: Final = 256
+"""Needs of steps, and their lanes, that are kept as they were read or made: those of one task are few."""
+
 LANE_BYTES: Final = 18
 """Of a lane's digest: so many that no two lanes share one, and the index of ready steps stays short."""
 
 
+@lru_cache(maxsize=KEPT_NEEDS)
 def lane_of(
-    session_id: str, pool: str, needs: Sequence[str], definition: str, model: str, mode: ClaimMode = ClaimMode.ASSIGNED
+    session_id: str,
+    pool: str,
+    needs: tuple[str, ...],
+    definition: str,
+    model: str,
+    mode: ClaimMode = ClaimMode.ASSIGNED,
 ) -> str:
     """Return the lane of a step: steps of one lane are claimable by the same workers and count in the same
     concurrency limits.
@@ -176,25 +186,39 @@ def task_of(row: Any) -> Task:
 
 def step_of(row: Any, depends_on: Sequence[str]) -> Step:
     """Return the step of a row. A malformed one has the error ``malformed_row``; one that had completed has failed."""
+    try:
+        error, output = _error_of(row.error), output_of(row.output)
+        times_us = instant_of("started_us", row.started_us), instant_of("ended_us", row.ended_us)
+    except MalformedError:
+        return _malformed_step(row, depends_on)
+    return _step_of(row, depends_on, StepStatus(row.status), output, error, times_us)
+
+
+def _malformed_step(row: Any, depends_on: Sequence[str]) -> Step:
     reading = RowReader()
-    error = reading.take(lambda: _error_of(row.error), None)
+    reading.take(lambda: _error_of(row.error), None)
     output = reading.take(lambda: output_of(row.output), None)
-    started_us = reading.instant("started_us", row.started_us)
-    ended_us = reading.instant("ended_us", row.ended_us)
+    times_us = reading.instant("started_us", row.started_us), reading.instant("ended_us", row.ended_us)
+    error = StepError(MALFORMED, f"its row is malformed: {reading.problem}", retryable=False)
     status = StepStatus(row.status)
-    if reading.problems:
-        error = StepError(MALFORMED, f"its row is malformed: {reading.problem}", retryable=False)
-        status = StepStatus.FAILED if status is StepStatus.COMPLETED else status
-    made = _step_of(row, depends_on)
-    return replace(made, status=status, output=output, error=error, started_us=started_us, ended_us=ended_us)
+    status = StepStatus.FAILED if status is StepStatus.COMPLETED else status
+    return _step_of(row, depends_on, status, output, error, times_us)
 
 
 def _error_of(text: str | None) -> StepError | None:
     return None if text is None else error_of(object_of("error", text, MAX_TEXT_CHARS))
 
 
-def _step_of(row: Any, depends_on: Sequence[str]) -> Step:
-    """Return a step without what workers write as text."""
+def _step_of(
+    row: Any,
+    depends_on: Sequence[str],
+    status: StepStatus,
+    output: Json,
+    error: StepError | None,
+    times_us: tuple[int | None, int | None],
+) -> Step:
+    """Return a step with these values for what workers write as text. ``times_us``: it was started, it ended."""
+    started_us, ended_us = times_us
     return Step(
         key=row.key,
         task_id=row.task_id,
@@ -202,13 +226,13 @@ def _step_of(row: Any, depends_on: Sequence[str]) -> Step:
         step_id=row.step_id,
         title=row.title,
         kind=StepKind(row.kind),
-        status=StepStatus(row.status),
+        status=status,
         spec=StepSpec.from_json(unpack(row.spec)),
         depends_on=tuple(depends_on),
         open_deps=row.open_deps,
         priority=row.priority,
         pool=row.pool,
-        needs=tuple(unpack(row.needs)),
+        needs=_needs_of(row.needs),
         definition=row.definition,
         model=row.model,
         run_id=row.run_id,
@@ -223,16 +247,22 @@ def _step_of(row: Any, depends_on: Sequence[str]) -> Step:
         map_key=row.map_key,
         item_index=row.item_index,
         outcome=None if row.outcome is None else Outcome(row.outcome),
-        output=None,
-        error=None,
+        output=output,
+        error=error,
         progress=row.progress,
-        started_us=None,
-        ended_us=None,
+        started_us=started_us,
+        ended_us=ended_us,
         not_before_us=row.not_before_us,
         claim_mode=ClaimMode(row.claim_mode),
         is_pull_worker=bool(row.is_pull_worker),
         holder_run_id=row.holder_run_id,
     )
+
+
+@lru_cache(maxsize=KEPT_NEEDS)
+def _needs_of(text: str) -> tuple[str, ...]:
+    """Return a step's needs, which most steps of a task have in common."""
+    return tuple(unpack(text))
 
 
 def output_of(text: str | None) -> Json:

@@ -69,7 +69,7 @@ def value_of(column: str, text: Any, most: int = MAX_CHARS, depth: int = MAX_DEP
     if not isinstance(text, str) or len(text) > most:
         raise MalformedError(f"{column} is longer than {most} characters")
     try:
-        value = _decoded(text)
+        value = decoded(text)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{column} is not JSON: {_words_of(error)}") from error
     if text.count("[") + text.count("{") > depth and deeper_than(value, depth):
@@ -77,7 +77,7 @@ def value_of(column: str, text: Any, most: int = MAX_CHARS, depth: int = MAX_DEP
     return value
 
 
-def _decoded(text: str) -> Json:
+def decoded(text: str) -> Json:
     """Return the value of JSON text. Raises: ValueError, RecursionError."""
     try:
         # Ours has no blanks around it; to look for them takes as long as to read what is there.

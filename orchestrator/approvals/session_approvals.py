@@ -32,7 +32,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Responder, Session
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS
@@ -41,7 +41,7 @@ from soong.shared.permissions.grants import Grant, GrantBook
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest
 from soong.shared.permissions.signing import check_proof
-from soong.shared.permissions.store import DecisionReceipt
+from soong.shared.permissions.store import DecisionReceipt, Ruling
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 
@@ -54,7 +54,7 @@ POLL_EVERY_S = 1.0
 class _OpenQuestion:
     """A question at the broker. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
 
-    run_id: str
+    request: PermissionRequest
     is_proven: bool = False
     asked_s: float | None = None
     attended_s: float | None = None
@@ -96,6 +96,13 @@ class SessionApprovals:
     """Of the runs that were asking at the last look."""
     task: asyncio.Task[None] | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _heard: dict[str, None] = field(default_factory=dict)
+    """Questions that are being asked, of which something was heard since: they have been answered, most likely."""
+    _is_due: bool = False
+    """Something else was heard, or is to be done: the session is to be looked at."""
+    _looked_s: float = 0.0
+    ownership: Ownership | None = None
+    """As of the last look."""
     is_attended: bool = False
     away_since_s: float = 0.0
     looks: int = 0
@@ -105,8 +112,13 @@ class SessionApprovals:
         self.floods = QuestionLimiter(self.tools.store.consent, self.tools.clock)
         self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
 
-    def wake(self) -> None:
-        """Look soon; begin to, if nobody does."""
+    def wake(self, request_id: str = "") -> None:
+        """Look soon, at what was heard of a question; begin to, if nobody does."""
+        entry = self.open.get(request_id)
+        if entry is not None and entry.is_proven:
+            self._heard[request_id] = None
+        else:
+            self._is_due = True
         self.woken.set()
         if self.task is None or self.task.done():
             self.away_since_s = self.tools.clock.monotonic_s()
@@ -133,8 +145,10 @@ class SessionApprovals:
     async def _look_safely(self) -> bool:
         """Look once; say whether there is anything to come back for."""
         self.woken.clear()
+        heard, self._heard = list(self._heard), {}
         try:
-            await self._poll()
+            if not heard or self._needs_look() or not await self._close_answered(heard):
+                await self._poll()
         except (NotOwnerError, NotFoundError) as error:
             log.info("session_approvals_left", session=self.session_id, reason=str(error))
             self._leave()
@@ -149,8 +163,59 @@ class SessionApprovals:
             self.looks += 1
         return bool(self.open) or self.woken.is_set()
 
+    def _needs_look(self) -> bool:
+        return self._is_due or self.tools.clock.monotonic_s() - self._looked_s > POLL_EVERY_S
+
+    async def _close_answered(self, request_ids: Sequence[str]) -> bool:
+        """Decide questions by their answers, each in one transaction; say whether nothing else is left to look at."""
+        for request_id in request_ids:
+            entry = self.open.get(request_id)
+            try:
+                if entry is not None and not await self._close_by_answer(entry.request):
+                    return False
+            except (NotOwnerError, UnavailableError):
+                raise
+            except Exception as error:  # noqa: BLE001  # a look tells it from the others
+                log.error("answer_failed", session=self.session_id, request=request_id, error=words_of(error))
+                return False
+        return not self.open
+
+    async def _close_by_answer(self, request: PermissionRequest) -> bool:
+        """Decide a question by its answer, if it has one by now, and nothing else decides it."""
+        if self.ownership is None or self.grants.covering(request) is not None:
+            return False
+        signer, now_us = await self.tools.key.current(), self.tools.clock.now_us()
+        ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
+
+        def rule(session: Session, answer: Answer) -> Ruling | None:
+            if session.is_closed:
+                return None
+            unsigned = self._answered(session, request, answer)
+            decision = signer.sign(unsigned.decision(request, now_us=now_us, ttl_us=ttl_us))
+            return Ruling(decision, unsigned.state, unsigned.events(decision, self.tools.redactor))
+
+        consent = self.tools.store.consent
+        closed = await consent.decide_by_answer(self.ownership, request.id, rule, key_id=signer.key_id, now_us=now_us)
+        if closed is None:
+            return False
+        decision, receipt = closed
+        self.grants.remember(request, decision)
+        await self._tell_closed(request, decision, receipt)
+        return True
+
+    def _answered(self, session: Session, request: PermissionRequest, answer: Answer) -> UnsignedDecision:
+        """Rule on a question that has been answered and that no grant covers."""
+        try:
+            policy = policy_for(Policy.from_json(session.policy), request.identity)
+        except InvalidConfigError as error:
+            return decide.failed(f"the session's policy cannot be read: {error}")
+        by_policy = decide.by_policy(session, policy, request)
+        may_grant = decide.offers_session(policy, request, self.tools.home)
+        return by_policy or decide.by_answer(session, request, answer, may_grant=may_grant)
+
     async def _poll(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
+        self._is_due, self._looked_s = False, self.tools.clock.monotonic_s()
         found = await self.tools.store.consent.open_questions(self.session_id, limit=MAX_READ)
         if found is not None:
             self._check_owned(found.session)
@@ -158,15 +223,16 @@ class SessionApprovals:
                 await self.tools.store.consent.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
                 await self.tools.notifier.notify_session(self.session_id)
         for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
-            await self.tools.unheld.tell(self.open.pop(request_id).run_id)
+            await self.tools.unheld.tell(self.open.pop(request_id).request.identity.run_id)
         if found is None:
             return
         session = found.session
+        self.ownership = session.ownership
         self.answers, self.tokens = found.answers, found.tokens
         pending = await self.floods.bounded(session.ownership, found, self.open)
         lanes: dict[Lane, list[PermissionRequest]] = {}
         for request in pending:
-            self.open.setdefault(request.id, _OpenQuestion(request.identity.run_id))
+            self.open.setdefault(request.id, _OpenQuestion(request))
             lanes.setdefault(lane_of(request), []).append(request)
         if session.approval_mode is ApprovalMode.PROMPT:
             await self._observe(found.responders)
@@ -274,6 +340,9 @@ class SessionApprovals:
             )
         else:
             self.grants.remember(request, decision)
+        await self._tell_closed(request, decision, decided)
+
+    async def _tell_closed(self, request: PermissionRequest, decision: Decision, decided: DecisionReceipt) -> None:
         self.open.pop(request.id, None)
         if decided.worker_id:
             is_allowed = decision.error is None and decision.choice.is_allowed

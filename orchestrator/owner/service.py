@@ -29,6 +29,7 @@ from soong.shared.engine.sessions.session import Owner, Ownership, Session
 from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
+from soong.shared.engine.wire.permissions import split_hint
 from soong.shared.storage.store import Store, retry_until_confirmed
 
 T = TypeVar("T")
@@ -49,6 +50,8 @@ class SessionReviewer(Protocol):
     """What the service needs of the broker (soong.orchestrator.approvals.broker)."""
 
     async def review(self, session_ids: Sequence[str]) -> None: ...
+
+    async def hear(self, session_id: str, request_id: str) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -482,14 +485,14 @@ class Orchestrator:
                     await self._safely(self.reconcile(set(heard) - {""}))
 
     async def _hear_questions(self) -> None:
-        async with _listening(self.parts.subscriber.subscribe_permissions()) as subscription:
+        async with _listening(self.parts.subscriber.subscribe_permissions(with_requests=True)) as subscription:
             while True:
                 # An empty id: the subscription was away, and the sweep looks at what it missed. A forger of hints makes
                 # us look at sessions of ours, each once however many there are.
                 heard = await subscription.wait(self.settings.sweep_s)
-                asking = [session_id for session_id in heard if session_id in self._owned]
-                if asking:
-                    await self._safely(self.parts.broker.review(asking))
+                for session_id, request_id in map(split_hint, heard):
+                    if session_id in self._owned:
+                        await self._safely(self.parts.broker.hear(session_id, request_id))
 
     async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
         """Do one look; one that fails is logged and made good by the next sweep: an owner never stops looking."""

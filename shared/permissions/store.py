@@ -1,8 +1,8 @@
 """The port for consent: requests, answers, decisions. Consumption is part of ``RunStore.start_call``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewEvent
@@ -50,6 +50,20 @@ class DecisionReceipt:
     was_parked: bool
     worker_id: str
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A signed decision with what is written with it: the state of its request, and events of the run."""
+
+    decision: Decision
+    state: RequestState
+    events: Sequence[NewEvent]
+
+
+AnswerRule: TypeAlias = Callable[[Session, Answer], Ruling | None]
+"""What an owner makes of an answer in a session as it is now; None leaves it to a look at the session. It may be called
+more than once and changes nothing."""
 
 
 class ConsentStore(Protocol):
@@ -148,6 +162,20 @@ class ConsentStore(Protocol):
             NotOwnerError.
             AlreadyDecidedError: the request is not pending.
             ConflictError: the key that it is signed with has ended.
+        """
+        ...
+
+    async def decide_by_answer(
+        self, ownership: Ownership, request_id: str, rule: AnswerRule, *, key_id: str, now_us: int
+    ) -> tuple[Decision, DecisionReceipt] | None:
+        """Decide a request by its answer as :meth:`decide` does, in the transaction that reads session and answer.
+
+        ``key_id`` is the key that ``rule`` signs with, ``now_us`` the time of the decision. None, and nothing is
+        written, when the request is not pending, has no answer, or the rule leaves it.
+
+        Raises:
+            NotOwnerError.
+            ConflictError: the key has ended.
         """
         ...
 

@@ -15,13 +15,16 @@ from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Choice, RequestState
 from soong.shared.permissions.rules import parse_allow
+from soong.shared.permissions.store import OpenQuestions
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.definition import Permission, Risk, Traits
 from soong.shared.tools.early import EarlyCall
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, until, verdicts
+from tests.integration.consent import open_bench as open_consent
 from tests.model.builders import make_answer
+from tests.model.memory import MemoryStore
 
 TEXT = "line\n" * 2_000
 
@@ -303,3 +306,35 @@ async def test_nobody_is_asked_about_a_call_before_its_answer_has_arrived(open_b
         assert (await asking).is_allowed
         assert (await silent).error is ErrorType.PERMISSION_WITHDRAWN
         assert [request.identity.run_id for request in callback.shown] == [kept.identity.run_id]
+
+
+class LookingStore(MemoryStore):
+    """Counts the looks of owners."""
+
+    looks: int = 0
+
+    async def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
+        found: OpenQuestions | None = await super().open_questions(session_id, limit=limit)
+        self.looks += 1
+        return found
+
+
+async def test_an_answer_is_decided_without_another_look_and_what_waits_behind_it_is_asked() -> None:
+    store, callback = LookingStore(), Callback(gate=asyncio.Event())
+    async with open_consent(callback, store=store) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+        first = asyncio.ensure_future(gate.decide(make_call(claim, "call_1")))
+        await until(lambda: len(callback.shown) == 1)
+        looks = store.looks
+
+        assert callback.gate is not None
+        callback.gate.set()
+        assert (await verdicts(first))[0].is_allowed
+        looks_of_one = store.looks - looks
+        asked = [make_call(claim, f"call_{number}") for number in (2, 3)]
+        both = await verdicts(*(gate.decide(call) for call in asked))
+
+        assert looks_of_one == 0
+        assert [verdict.is_allowed for verdict in both] == [True, True]
+        assert callback.most_at_once == 1

@@ -102,13 +102,21 @@ class AlteringConsent(SqlConsentStore):
 
     async def decide(self, *given: Any, **named: Any) -> DecisionReceipt:
         decided = await super().decide(*given, **named)
-        decision: Decision = given[1]
+        await self._alter(given[1])
+        return decided
+
+    async def decide_by_answer(self, *given: Any, **named: Any) -> tuple[Decision, DecisionReceipt] | None:
+        decided = await super().decide_by_answer(*given, **named)
+        if decided is not None:
+            await self._alter(decided[0])
+        return decided
+
+    async def _alter(self, decision: Decision) -> None:
         body = parse_strict(decision_body(decision))
         assert isinstance(body, dict)
         altered = {"body": dump(self.alter(body)), "id": decision.id}
         change = text("UPDATE decisions SET body = :body WHERE id = :id")
         await self._database.write(lambda tx: tx.connection.execute(change, altered).rowcount)
-        return decided
 
 
 MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -11,6 +11,7 @@ from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.permission_gate import RunGate
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
+from soong.shared.core.errors import UnconfirmedDecisionError
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.store import CallRow, CallStatus
 from soong.shared.engine.tasks.step import Claim, Lease
@@ -19,7 +20,7 @@ from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.signing import Signer
 from soong.shared.storage.store import Store
 from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
-from soong.shared.tools.ports import GateCall
+from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 from soong.worker.parking import ParkingCoordinator, RunParking
 from tests.simulation.effects import Effects, Host
@@ -96,10 +97,11 @@ class AskedCalls:
 
     async def _make(self, claim: Claim, call_id: str, gate: UntimedGate, parking: RunParking) -> None:
         with parking.call():
-            verdict = await gate.decide(_gate_call(claim, call_id))
-            row = _row(claim, call_id, verdict.decision_id if verdict.is_allowed else "")
+            try:
+                verdict, row = await self._begun(claim, call_id, gate)
+            except UnconfirmedDecisionError:  # as the pipeline does: the gate reads the row now
+                verdict, row = await self._begun(claim, call_id, gate)
             if verdict.is_allowed:
-                await self.store.runs.start_call(row, claim.fence, events=(), now_us=self.clock.now_us())
                 self.host.acts(claim)
                 self.effects.happened(claim.identity.run_id, call_id)
                 await asyncio.sleep(0.5)
@@ -113,6 +115,14 @@ class AskedCalls:
                 now_us=self.clock.now_us(),
                 call=row,
             )
+
+    async def _begun(self, claim: Claim, call_id: str, gate: UntimedGate) -> tuple[Verdict, CallRow]:
+        verdict = await gate.decide(_gate_call(claim, call_id))
+        row = _row(claim, call_id, verdict.decision_id if verdict.is_allowed else "")
+        if verdict.is_allowed:
+            now_us = self.clock.now_us()
+            await self.store.runs.start_call(row, claim.fence, events=(), now_us=now_us, notified=verdict.notified)
+        return verdict, row
 
 
 async def _nothing_is_kept() -> None:

@@ -67,7 +67,13 @@ def test_these_seeds_strike_with_every_fault_and_let_work_be_done(seen: list[Rep
 
     assert struck == set(Fault)
     assert {"worker.advance", "worker.append", "worker.beat", "owner.expand", "owner.retry_step"} <= borders
-    assert {"worker.raise_request", "worker.park", "worker.start_call", "owner.decide"} <= borders
+    assert {
+        "worker.raise_request",
+        "worker.park",
+        "worker.start_call",
+        "owner.decide",
+        "owner.decide_by_answer",
+    } <= borders
     assert sum(report.counts["stale writes refused"] for report in seen) > 20
     assert sum(report.counts["claims"] for report in seen) > 2_000
     assert sum(report.counts["additional claims"] for report in seen) > 400

@@ -73,8 +73,11 @@ class Subscriber(Protocol):
         """Hear wake-ups for owners: session ids; an empty id means "fill slots"."""
         ...
 
-    async def subscribe_permissions(self) -> Subscription:
-        """Hear which sessions have questions to look at: their ids, none lost while connected or shortly away."""
+    async def subscribe_permissions(self, *, with_requests: bool = False) -> Subscription:
+        """Hear which sessions have questions to look at: their ids, none lost while connected or shortly away.
+
+        ``with_requests``: each with the id of the question (:func:`soong.shared.engine.wire.permissions.split_hint`).
+        """
         ...
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:

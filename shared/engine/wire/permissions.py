@@ -23,12 +23,12 @@ def decisions_of(worker_id: str) -> str:
     return f"{KEY_PREFIX}perm:dec:{worker_id}"
 
 
-def decided_hint(request_id: str, decision: str) -> str:
-    """Return a hint as a subscription to decisions reports it: an id, and perhaps a decision."""
-    return f"{request_id}\n{decision}" if decision else request_id
+def hint_of(subject: str, text: str) -> str:
+    """Return a hint as a subscription reports it: an id, and what came with it, if anything did."""
+    return f"{subject}\n{text}" if text else subject
 
 
 def split_hint(hint: str) -> tuple[str, str]:
-    """Return the id of a hint and its decision, if it has one."""
-    request_id, _, decision = hint.partition("\n")
-    return request_id, decision
+    """Return the id of a hint and what came with it."""
+    subject, _, text = hint.partition("\n")
+    return subject, text

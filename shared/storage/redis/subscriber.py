@@ -26,8 +26,10 @@ class RedisSubscriber:
     async def subscribe_owner(self) -> Subscription:
         return await RedisSubscription.listen(ChannelSource(self._client, OWNERS_CHANNEL, sessions_of))
 
-    async def subscribe_permissions(self) -> Subscription:
-        return await RedisSubscription.listen(StreamSource(self._client, REQUESTS, "session", cut_to=MAX_LENGTH))
+    async def subscribe_permissions(self, *, with_requests: bool = False) -> Subscription:
+        beside = "request" if with_requests else ""
+        source = StreamSource(self._client, REQUESTS, "session", beside, cut_to=MAX_LENGTH)
+        return await RedisSubscription.listen(source)
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
         source = ChannelSource(self._client, worker_channel(worker_id), lambda payload: called(payload, worker_id))

@@ -15,7 +15,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
-from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, decided_hint
+from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, hint_of
 
 log = get_logger(__name__)
 
@@ -240,7 +240,7 @@ class StreamSource:
                 self._position = entry_id
                 if fields and fields.get(self._name):
                     text = fields.get(self._beside, "") if self._beside else ""
-                    heard.append(decided_hint(fields[self._name][:MAX_ID_CHARS], text[:MAX_DECISION_CHARS]))
+                    heard.append(hint_of(fields[self._name][:MAX_ID_CHARS], text[:MAX_DECISION_CHARS]))
         if self._cut_to and len(heard) >= BATCH:
             # Whoever may add to it may leave the limit away: Redis's memory is not his to fill.
             await self._client.xtrim(self._stream, maxlen=self._cut_to, approximate=True)

@@ -18,7 +18,7 @@ from soong.shared.permissions.audit_log.notes import (
 from soong.shared.permissions.decision_text import text_of
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
-from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
+from soong.shared.permissions.store import AnswerRule, ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.tools.ports import ASK_MARK
 from tests.model.memory.auditing import add_notes, add_reports
 from tests.model.memory.keys import check_signs
@@ -186,6 +186,16 @@ class MemoryConsent:
         request = self._check_pending(decision.request_id)
         if request.identity.session_id != ownership.session_id:
             raise NotFoundError("permission request", request.id)
+        return self._written(request, decision, state, events, now_us)
+
+    def _written(
+        self,
+        request: PermissionRequest,
+        decision: Decision,
+        state: RequestState,
+        events: Sequence[NewEvent],
+        now_us: int,
+    ) -> DecisionReceipt:
         check_signs(self.rows, decision.key_id, decision.decided_us)
         self.rows.decisions[request.id] = decision
         self.rows.request_states[request.id] = state
@@ -193,6 +203,22 @@ class MemoryConsent:
         write_events(self.rows, request.identity.run_id, events, now_us)
         was_parked = unpark(self.rows, request, now_us)
         return DecisionReceipt(was_parked, self.rows.run(request.identity.run_id).worker_id, text_of(decision))
+
+    @transaction
+    def decide_by_answer(
+        self, ownership: Ownership, request_id: str, rule: AnswerRule, *, key_id: str, now_us: int
+    ) -> tuple[Decision, DecisionReceipt] | None:
+        del key_id  # that of the decision
+        self.rows.owned(ownership)
+        answer, request = self.rows.answers.get(request_id), self.rows.requests.get(request_id)
+        if answer is None or request is None or request.identity.session_id != ownership.session_id:
+            return None
+        if self._state(request_id) is not RequestState.PENDING:
+            return None
+        ruling = rule(self.rows.session(ownership.session_id), answer)
+        if ruling is None:
+            return None
+        return ruling.decision, self._written(request, ruling.decision, ruling.state, ruling.events, now_us)
 
     @transaction
     def decision_of(self, request_id: str) -> Decision | None:

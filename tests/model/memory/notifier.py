@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.engine.wire.permissions import REQUESTS, decided_hint, decisions_of
+from soong.shared.engine.wire.permissions import REQUESTS, decisions_of, hint_of
+
+_REQUESTS_BY_ID = f"{REQUESTS} by id"
 
 
 class MemorySubscription:
@@ -68,18 +70,18 @@ class MemoryBus:
         return len(self._ears.get(answer_channel(run_id), ()))
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
-        del request_id  # an owner looks at all that waits in the session
         self._ring(REQUESTS, (session_id,))
+        self._ring(_REQUESTS_BY_ID, (hint_of(session_id, request_id),))
 
     async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
-        self._ring(decisions_of(worker_id), (decided_hint(request_id, decision),))
+        self._ring(decisions_of(worker_id), (hint_of(request_id, decision),))
 
     # -- subscriber
     async def subscribe_owner(self) -> Subscription:
         return self._listen(OWNERS_CHANNEL)
 
-    async def subscribe_permissions(self) -> Subscription:
-        return self._listen(REQUESTS)
+    async def subscribe_permissions(self, *, with_requests: bool = False) -> Subscription:
+        return self._listen(_REQUESTS_BY_ID if with_requests else REQUESTS)
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
         return self._listen(worker_channel(worker_id))

@@ -1,7 +1,7 @@
 """Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser said."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import select
 
@@ -18,11 +18,15 @@ from soong.shared.permissions.audit_log.notes import (
     of_withdrawn,
 )
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
-from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
+from soong.shared.permissions.store import AnswerRule, ClosedQuestion, DecisionReceipt, OpenQuestions, Ruling
 from soong.shared.storage.sql.claims.parking import note_withdrawn, unpark
 from soong.shared.storage.sql.consent.questions import (
+    ANSWER_TO,
+    HELD_SESSION,
     STILL_PENDING,
+    answer_to_of,
     close_unread,
+    held_session_of,
     open_questions_of,
     pending_of,
     question_of,
@@ -43,7 +47,7 @@ from soong.shared.storage.sql.engine.rows import (
 from soong.shared.storage.sql.engine.run_log_buffer import INSERT_EVENTS, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import answers, decisions, permission_requests, runs
-from soong.shared.storage.sql.engine.transaction import Row, Transaction
+from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
 from soong.shared.storage.sql.people.keys import ENDED, check_signs
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, appending
 from soong.shared.tools.ports import ASK_MARK
@@ -161,6 +165,15 @@ DROP_EXCESS: Final = Statement(
 )
 
 
+class _HeldRequest(NamedTuple):
+    """What was asked for of a question that is decided, and the end of the audit log."""
+
+    request: Reply
+    ended: Reply
+    holder: Reply
+    head: Reply
+
+
 class SqlConsent:
     """The consent part of the store. What decides, answers or closes is in the audit log with it, or is not done."""
 
@@ -250,6 +263,13 @@ class SqlConsent:
             note = of_stale_owner(decision, ownership.owner_id, ownership.epoch)
             await self._database.write(lambda tx: self._trail.note(tx, [note], now_us))
             raise
+
+    async def decide_by_answer(
+        self, ownership: Ownership, request_id: str, rule: AnswerRule, *, key_id: str, now_us: int
+    ) -> tuple[Decision, DecisionReceipt] | None:
+        return await self._database.write(
+            lambda tx: _decide_by_answer(tx, self._trail, ownership, request_id, rule, key_id, now_us)
+        )
 
     async def decision_of(self, request_id: str) -> Decision | None:
         wanted = select(decisions.c.body).where(decisions.c.request_id == request_id)
@@ -388,26 +408,56 @@ def _decide(
 ) -> DecisionReceipt:
     with tx.pipeline():
         owned = tx.send(OWNED, session_id=ownership.session_id)
-        held = tx.send(HELD_REQUEST, id=decision.request_id)
-        ended = tx.send(ENDED, key_id=decision.key_id, decided_us=decision.decided_us)
-        holder = tx.send(
-            HOLDER, id=decision.request_id
-        )  # after the question is held: its run does not park from now on
-        head = trail.head(tx)
+        held = _hold(tx, trail, decision.request_id, decision.key_id, decision.decided_us)
     check_owner(owned.rows(), ownership)
-    run_id, session_id = _check_pending(held.rows(), decision.request_id)
+    run_id, session_id = _check_pending(held.request.rows(), decision.request_id)
     if session_id != ownership.session_id:
         raise NotFoundError("permission request", decision.request_id)
-    check_signs(ended.rows(), decision.key_id)
-    worker_id, status = holder.rows()[0]
+    return _write_ruling(tx, trail, held, run_id, Ruling(decision, state, events), now_us)
+
+
+def _decide_by_answer(
+    tx: Transaction,
+    trail: AuditTrail,
+    ownership: Ownership,
+    request_id: str,
+    rule: AnswerRule,
+    key_id: str,
+    now_us: int,
+) -> tuple[Decision, DecisionReceipt] | None:
+    with tx.pipeline():
+        owned = tx.send(HELD_SESSION, session_id=ownership.session_id)
+        held = _hold(tx, trail, request_id, key_id, now_us)
+        answered = tx.send(ANSWER_TO, id=request_id)
+    session, answer = held_session_of(owned, ownership), answer_to_of(answered)
+    ((state, run_id, session_id),) = held.request.rows() or [("", "", "")]
+    if answer is None or (state, session_id) != (RequestState.PENDING, ownership.session_id):
+        return None
+    ruling = rule(session, answer)
+    return None if ruling is None else (ruling.decision, _write_ruling(tx, trail, held, run_id, ruling, now_us))
+
+
+def _hold(tx: Transaction, trail: AuditTrail, request_id: str, key_id: str, decided_us: int) -> _HeldRequest:
+    """Ask for what a decision looks at. Once its question is held, its run does not park."""
+    held = tx.send(HELD_REQUEST, id=request_id)
+    ended = tx.send(ENDED, key_id=key_id, decided_us=decided_us)
+    return _HeldRequest(held, ended, tx.send(HOLDER, id=request_id), trail.head(tx))
+
+
+def _write_ruling(
+    tx: Transaction, trail: AuditTrail, held: _HeldRequest, run_id: str, ruling: Ruling, now_us: int
+) -> DecisionReceipt:
+    decision, events = ruling.decision, ruling.events
+    check_signs(held.ended.rows(), decision.key_id)
+    worker_id, status = held.holder.rows()[0]
     run_log = RunLogBuffer(now_us)
     run_log.add(run_id, events=events)
     body = decision_body(decision)
     was_parked = status == RunStatus.PARKED and unpark(tx, run_log, run_id, decision.request_id)
     with tx.pipeline():
-        tx.send(CLOSE_REQUEST, id=decision.request_id, state=state.value)
+        tx.send(CLOSE_REQUEST, id=decision.request_id, state=ruling.state.value)
         tx.send(DECIDE, request_id=decision.request_id, id=decision.id, body=body)
-        trail.add(tx, head, of_decision(decision, events), now_us)
+        trail.add(tx, held.head, of_decision(decision, events), now_us)
         run_log.flush(tx)
     return DecisionReceipt(was_parked, worker_id, body)
 

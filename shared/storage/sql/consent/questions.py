@@ -9,10 +9,11 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import case, func, literal_column, select
 
-from soong.shared.core.errors import ForgedError, NotFoundError
+from soong.shared.core.errors import ForgedError, NotFoundError, NotOwnerError
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, parse_strict
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
 from soong.shared.permissions.request import Answer, Choice, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
@@ -125,6 +126,14 @@ SESSION: Final = Statement(
     "session: whose questions they are",
     f"SELECT {_columns(_SessionRow, 's')} FROM sessions AS s WHERE s.id = :session_id",  # noqa: S608
 )
+HELD_SESSION: Final = Statement(
+    "held session: the same; held, so that nobody adopts it before we have committed",
+    f"SELECT {_columns(_SessionRow, 's')} FROM sessions AS s WHERE s.id = :session_id /*pg FOR SHARE */",  # noqa: S608
+)
+ANSWER_TO: Final = Statement(
+    "answer to: the answer to one of them",
+    f"SELECT {_columns(_Answered, 'a')} FROM answers AS a WHERE a.request_id = :id",  # noqa: S608
+)
 ATTENDING: Final = Statement(
     "attending: who is attached to a session, in the order in which they came",
     f"SELECT {_columns(_ResponderRow, 'r')} FROM responders AS r WHERE r.session_id = :session_id ORDER BY r.ordinal",  # noqa: S608
@@ -191,6 +200,23 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
         {row.id: row.token for row in rows},
         bool(orphans - set(unread)),
     ), unread
+
+
+def held_session_of(held: Reply, ownership: Ownership) -> Session:
+    """Return the session of ``HELD_SESSION``. Raises: NotFoundError, NotOwnerError."""
+    rows = held.rows()
+    if not rows:
+        raise NotFoundError("session", ownership.session_id)
+    session = session_of(_SessionRow._make(rows[0]))
+    if not ownership.owner_id or session.ownership != ownership:
+        raise NotOwnerError(ownership.session_id, ownership.epoch)
+    return session
+
+
+def answer_to_of(answered: Reply) -> Answer | None:
+    """Return the answer of ``ANSWER_TO``, if there is one."""
+    rows = answered.rows()
+    return answer_of(_Answered._make(rows[0])) if rows else None
 
 
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:

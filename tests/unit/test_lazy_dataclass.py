@@ -201,3 +201,29 @@ def test_a_default_that_is_no_parameter_is_assigned() -> None:
     signals.count += 1
 
     assert signals.count == 4
+
+
+def test_a_class_is_like_that_of_the_standard_library() -> None:
+    def made(decorate: Any) -> type:
+        @decorate(frozen=True, slots=True)
+        class Sample:
+            """Words."""
+
+            first: int
+            second: str = "b"
+            third: list[int] = field(default_factory=list, repr=False)
+            fourth: int = field(default=4, kw_only=True)
+            fifth: "str | None" = None
+
+        return Sample
+
+    ours: Any = made(dataclass)
+    theirs: Any = made(dataclasses.dataclass)
+
+    assert dir(ours) == dir(theirs)
+    assert str(inspect.signature(ours)) == str(inspect.signature(theirs))
+    assert repr(ours(1)) == repr(theirs(1))
+    for name in ("__slots__", "__match_args__", "__doc__", "__qualname__", "__annotations__"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.__init__.__annotations__ == theirs.__init__.__annotations__
+    assert repr(dataclasses.fields(ours)) == repr(dataclasses.fields(theirs))

@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import field, replace
 from typing import Final
 
-from soong.orchestrator.owner.service import Ended
+from soong.orchestrator.owner.parts import Ended
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
 from soong.shared.agents.runtime.transcript import clean_end

@@ -19,9 +19,10 @@ from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.memory_job import MemoryJob
+from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.orchestrator.owner.scheduler import Scheduler
-from soong.orchestrator.owner.service import Orchestrator, Parts
+from soong.orchestrator.owner.service import Orchestrator
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
 from soong.orchestrator.telemetry.opening import Telemetry, count_events, open_telemetry
 from soong.shared.agents.pacing import Pacer

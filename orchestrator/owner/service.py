@@ -8,18 +8,16 @@ not say, but for grants (PER-04): a successor begins where it ended.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import field
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from soong.orchestrator.owner.commands import Commands
-from soong.orchestrator.owner.dispatcher import Dispatcher
+from soong.orchestrator.owner.new_sessions import CalledSessions, FoundSessions, PassedOverSessions
+from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.reaper import Reaper
-from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.unschedulable import UnschedulableSteps
-from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotOwnerError, UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.lazy_dataclass import dataclass
@@ -28,9 +26,9 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership, Session
 from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
+from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import split_hint
-from soong.shared.storage.store import Store, retry_until_confirmed
+from soong.shared.storage.store import retry_until_confirmed
 
 T = TypeVar("T")
 
@@ -38,91 +36,6 @@ log = get_logger(__name__)
 
 FULL_LOOK_EVERY = 10
 """Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
-
-CALLED_S = 0.01
-"""How long a worker that was called has for its claim, before messages are sent for what is still ready."""
-
-ADOPT_AGAIN_S = (0.005, 0.02, 0.05, 0.1, 0.1, 0.1)
-"""Waits before the next tries to adopt a new session. What is not ours then is another's, or the sweep finds it."""
-
-
-class SessionReviewer(Protocol):
-    """What the service needs of the broker (soong.orchestrator.approvals.broker)."""
-
-    async def review(self, session_ids: Sequence[str]) -> None: ...
-
-    async def hear(self, session_id: str, request_id: str) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-Ended = Callable[[str, str], None]
-"""Gets the session and the task of an agent whose run here is over, or was stopped."""
-
-
-class SessionAgents(Protocol):
-    """Runs the agents of a session's asks (soong.orchestrator.owner.asks)."""
-
-    def on_end(self, ended: Ended) -> None: ...
-
-    def holds(self, session_id: str, /) -> bool:
-        """Say whether an agent of the session runs here."""
-        ...
-
-    async def look(self, ownership: Ownership) -> None: ...
-
-    def drop(self, session_id: str) -> None: ...
-
-    async def stop(self, *, is_abandoned: bool = False) -> None: ...
-
-
-class EndedSessions(Protocol):
-    """Closes the session of a memory job that has ended (soong.orchestrator.owner.memory_job)."""
-
-    async def ended(self, ownership: Ownership, task_id: str) -> bool:
-        """Say whether the task was such a job."""
-        ...
-
-
-class NoAsks:
-    """For an owner of plans only."""
-
-    def on_end(self, ended: Ended) -> None: ...
-
-    def holds(self, _session_id: str, /) -> bool:
-        return False
-
-    async def look(self, ownership: Ownership) -> None: ...
-
-    def drop(self, session_id: str) -> None: ...
-
-    async def stop(self, *, is_abandoned: bool = False) -> None: ...
-
-
-class Recorder(Protocol):
-    """Writes the folders of ended tasks (soong.orchestrator.owner.run_archive)."""
-
-    async def write(self, task_id: str) -> None: ...
-
-
-@dataclass(slots=True)
-class Parts:
-    """What bootstrap builds and the service drives."""
-
-    store: Store
-    notifier: Notifier
-    subscriber: Subscriber
-    clock: Clock
-    scheduler: Scheduler
-    commands: Commands
-    dispatcher: Dispatcher
-    broker: SessionReviewer
-    recorder: Recorder
-    agents: SessionAgents = field(default_factory=NoAsks)
-    memory: EndedSessions | None = None
-    closers: Sequence[Callable[[], Awaitable[None]]] = ()
-    background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
-    """Other tasks from start to stop, cancelled at the stop."""
 
 
 @dataclass(slots=True)
@@ -136,20 +49,18 @@ class Orchestrator:
     _closing: set[str] = field(default_factory=set)
     """Of the owned sessions those that the end of their task closes."""
     _active: set[str] = field(default_factory=set)
-    _called: dict[str, float] = field(default_factory=dict)
-    """New sessions for which a worker was called, and until when it has for its claim, on the loop's clock."""
-    _after_calls: asyncio.TimerHandle | None = None
-    _passed_over: set[str] = field(default_factory=set)
-    """New sessions that were not adopted when they were heard of."""
     _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     """In the order they began: they are stopped in it."""
     _reaper: Reaper = field(init=False)
     _unclaimable: UnschedulableSteps = field(init=False)
+    _called: CalledSessions = field(init=False)
+    _passed_over: PassedOverSessions = field(default_factory=PassedOverSessions)
     _reconciling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         store = self.parts.store
         self._unclaimable = UnschedulableSteps(store.tasks, store.runs, self.parts.clock, self.settings.no_worker_s)
+        self._called = CalledSessions(lambda called: self._begin(self._after_calls(called)))
         self.parts.agents.on_end(self._ask_ended)
 
     async def start(self) -> None:
@@ -225,43 +136,56 @@ class Orchestrator:
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
         """
         async with self._reconciling:
-            wanted = set(session_ids)
-            is_called, news = False, set[str]()
-            looks: dict[str, SessionLook] = {}
-            if strangers := wanted - self._owned.keys():
-                # A new session has steps that are ready, and a claim needs no owner: they begin while we look at it.
-                news = self.parts.dispatcher.news(strangers)
-                is_called = len(wanted) == len(news) == 1 and await self.parts.dispatcher.call_worker()
-                if is_called and not await self._within(self.parts.store.sessions.needing_owner(news), tuple(news)):
-                    # Its end, or what the worker leaves, is heard of or looked for soon, and it is adopted with that.
-                    self._look_after_call(next(iter(news)))
-                    return
-                if strangers <= self._called.keys():
-                    adopted = await self._within(self._take_over(strangers, looks), set())
-                else:
-                    adopted = await self._within(self._adopt(), set())
-                if not is_called and (adopted & news or adopted - wanted):
-                    await self._within(self.parts.dispatcher.dispatch(), 0)
-                wanted |= adopted
-                self._adopt_later(news - self._owned.keys())
-                if not news and not is_sweep and wanted.isdisjoint(self._owned):
-                    return  # they are over, or another's, who fills the slots for them
-            has_ended = bool(wanted)
-            for session_id in sorted(wanted):
-                ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
-                if ownership is not None:
-                    look = self._reconcile_session(ownership, looks.get(session_id), is_new=session_id in news)
-                    await self._safely(look)
-                    has_ended = has_ended and session_id not in self._owned
-                else:
-                    has_ended = False
-            if is_called:  # and claims at this moment: what it leaves is counted when it has
-                self._look_after_call(next(iter(news)))
+            found = await self._find(set(session_ids), is_sweep=is_sweep)
+            if found is None:
                 return
-            if has_ended:  # nothing has become ready by this, and of what ends leave for others workers notify
+            is_over = await self._look_at(found)
+            if found.called:  # the worker claims at this moment: what it leaves is counted when it has
+                self._called.add(found.called)
+                return
+            if is_over:  # nothing has become ready by this, and of what ends leave for others workers notify
                 return
             await self._within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
+
+    async def _find(self, wanted: set[str], *, is_sweep: bool) -> FoundSessions | None:
+        """Return what is to be looked at, with the sessions that were adopted for it; None: nothing is left to do.
+
+        A new session has steps that are ready, and a claim needs no owner: a worker is called first of all.
+        """
+        strangers = wanted - self._owned.keys()
+        if not strangers:
+            return FoundSessions(wanted)
+        store, dispatcher = self.parts.store, self.parts.dispatcher
+        found = FoundSessions(wanted, news=dispatcher.news(strangers))
+        if len(wanted) == len(found.news) == 1 and await dispatcher.call_worker():
+            (found.called,) = found.news
+            if not await self._within(store.sessions.needing_owner(found.news), (found.called,)):
+                # Its end, or what the worker leaves, is heard of or looked for soon, and it is adopted with that.
+                self._called.add(found.called)
+                return None
+        is_heard_again = strangers <= self._called.sessions
+        adopting = self._take_over(strangers, found.looks) if is_heard_again else self._adopt()
+        adopted = await self._within(adopting, set())
+        if not found.called and (adopted & found.news or adopted - wanted):
+            await self._within(dispatcher.dispatch(), 0)
+        found.sessions |= adopted
+        if self._passed_over.add(found.news - self._owned.keys()):
+            self._begin(self._passed_over.adopt_again(self._adopt_passed_over))
+        is_others = not found.news and found.sessions.isdisjoint(self._owned)
+        # Where nothing is ours, it is over, or another's, who fills the slots for it.
+        return None if is_others and not is_sweep else found
+
+    async def _look_at(self, found: FoundSessions) -> bool:
+        """Look at each of the sessions that are ours; say whether all of them are over with that."""
+        are_over = bool(found.sessions)
+        for session_id in sorted(found.sessions):
+            ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
+            if ownership is not None:
+                look = found.looks.get(session_id)
+                await self._safely(self._reconcile_session(ownership, look, is_new=session_id in found.news))
+            are_over = are_over and ownership is not None and session_id not in self._owned
+        return are_over
 
     async def _register(self) -> None:
         """Begin as a new owner; until the row is written, the old name is kept."""
@@ -298,44 +222,18 @@ class Orchestrator:
             log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
         return adopted
 
-    def _adopt_later(self, passed_over: set[str]) -> None:
-        """Try again soon to adopt new sessions that were passed over: a claim may hold their rows."""
-        if passed_over and not self._passed_over:
-            self._begin(self._adopt_passed_over())
-        self._passed_over |= passed_over
+    async def _adopt_passed_over(self) -> Collection[str]:
+        if adopted := await self._within(self._adopt(), set()):
+            await self._safely(self.reconcile(adopted))
+        return self._owned
 
-    async def _adopt_passed_over(self) -> None:
-        for wait_s in ADOPT_AGAIN_S:
-            await asyncio.sleep(wait_s)
-            if adopted := await self._within(self._adopt(), set()):
-                await self._safely(self.reconcile(adopted))
-            self._passed_over -= self._owned.keys()
-            if not self._passed_over:
-                return
-        self._passed_over.clear()
+    async def _after_calls(self, called: set[str]) -> None:
+        await self._safely(self.reconcile(called - self._owned.keys()))
 
     def _remember(self, session: Session) -> None:
         self._owned[session.id] = session.ownership
         if session.closes_with_task:
             self._closing.add(session.id)
-
-    def _look_after_call(self, session_id: str) -> None:
-        """Look at what the called worker has left once it has had its time, unless the session is over by then."""
-        loop = asyncio.get_running_loop()
-        self._called[session_id] = loop.time() + CALLED_S
-        if self._after_calls is None:
-            self._after_calls = loop.call_later(CALLED_S, self._after_call)
-
-    def _after_call(self) -> None:
-        """Fill slots if a worker has had its time for a session that is not over."""
-        self._after_calls = None
-        loop = asyncio.get_running_loop()
-        first_s = min(self._called.values(), default=0.0)
-        if first_s > loop.time() + CALLED_S / 10:  # timers come as exactly as the clock is read
-            self._after_calls = loop.call_at(first_s, self._after_call)
-        elif self._called:
-            called, self._called = self._called.keys() - self._owned.keys(), {}
-            self._begin(self._safely(self.reconcile(called)))
 
     async def _look(self, ownership: Ownership, *, is_new: bool) -> SessionLook:
         """Look at a session; a task that its session is to end with is ended by the same transaction.
@@ -394,7 +292,7 @@ class Orchestrator:
             del self._owned[ownership.session_id]
             self._active.discard(ownership.session_id)
             self._closing.discard(ownership.session_id)
-            self._called.pop(ownership.session_id, None)
+            self._called.drop(ownership.session_id)
             self.parts.agents.drop(ownership.session_id)
 
     def _ask_ended(self, session_id: str, task_id: str) -> None:

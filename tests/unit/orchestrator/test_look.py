@@ -10,8 +10,9 @@ import pytest
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
+from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.scheduler import Scheduler
-from soong.orchestrator.owner.service import Orchestrator, Parts
+from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session, Worker

@@ -1,0 +1,93 @@
+"""What an orchestrator is made of: the ports that it drives, and the parts that bootstrap builds for it."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import field
+from typing import Any, Protocol
+
+from soong.orchestrator.owner.commands import Commands
+from soong.orchestrator.owner.dispatcher import Dispatcher
+from soong.orchestrator.owner.scheduler import Scheduler
+from soong.shared.core.clock import Clock
+from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.wire.notifier import Notifier, Subscriber
+from soong.shared.storage.store import Store
+
+
+class SessionReviewer(Protocol):
+    """What the service needs of the broker (soong.orchestrator.approvals.broker)."""
+
+    async def review(self, session_ids: Sequence[str]) -> None: ...
+
+    async def hear(self, session_id: str, request_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+Ended = Callable[[str, str], None]
+"""Gets the session and the task of an agent whose run here is over, or was stopped."""
+
+
+class SessionAgents(Protocol):
+    """Runs the agents of a session's asks (soong.orchestrator.owner.asks)."""
+
+    def on_end(self, ended: Ended) -> None: ...
+
+    def holds(self, session_id: str, /) -> bool:
+        """Say whether an agent of the session runs here."""
+        ...
+
+    async def look(self, ownership: Ownership) -> None: ...
+
+    def drop(self, session_id: str) -> None: ...
+
+    async def stop(self, *, is_abandoned: bool = False) -> None: ...
+
+
+class EndedSessions(Protocol):
+    """Closes the session of a memory job that has ended (soong.orchestrator.owner.memory_job)."""
+
+    async def ended(self, ownership: Ownership, task_id: str) -> bool:
+        """Say whether the task was such a job."""
+        ...
+
+
+class NoAsks:
+    """For an owner of plans only."""
+
+    def on_end(self, ended: Ended) -> None: ...
+
+    def holds(self, _session_id: str, /) -> bool:
+        return False
+
+    async def look(self, ownership: Ownership) -> None: ...
+
+    def drop(self, session_id: str) -> None: ...
+
+    async def stop(self, *, is_abandoned: bool = False) -> None: ...
+
+
+class Recorder(Protocol):
+    """Writes the folders of ended tasks (soong.orchestrator.owner.run_archive)."""
+
+    async def write(self, task_id: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Parts:
+    """What bootstrap builds and the service drives."""
+
+    store: Store
+    notifier: Notifier
+    subscriber: Subscriber
+    clock: Clock
+    scheduler: Scheduler
+    commands: Commands
+    dispatcher: Dispatcher
+    broker: SessionReviewer
+    recorder: Recorder
+    agents: SessionAgents = field(default_factory=NoAsks)
+    memory: EndedSessions | None = None
+    closers: Sequence[Callable[[], Awaitable[None]]] = ()
+    background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """Other tasks from start to stop, cancelled at the stop."""

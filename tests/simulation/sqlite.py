@@ -18,13 +18,14 @@ from soong.shared.engine.sessions.store import HeartbeatWriter
 from soong.shared.storage.sql.claims.heartbeat import BEAT
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import make_engine, parse_url
-from soong.shared.storage.sql.engine.log_rows import EventRow, events_of, nodes_of
+from soong.shared.storage.sql.engine.log_rows import EventRow, events_of
 from soong.shared.storage.sql.engine.rows import command_of, run_of, session_of, task_of, worker_of
 from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.tables import commands, nodes, runs, sessions, tasks, workers
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore
 from soong.shared.storage.sql.tasks.runs import EVENTS_OF, WHOLE_RUNS
+from soong.shared.storage.sql.tasks.step_results import nodes_after
 from soong.shared.storage.sql.tasks.tasks import StepRead, read_steps
 from tests.model.memory.rows import Rows
 
@@ -163,12 +164,13 @@ def _read_logs(tx: Transaction, made: Rows, before: Rows) -> None:
     for run_id, run in made.runs.items():
         known = made.events.get(run_id, ())
         if run.last_seq != len(known):
-            rows = [EventRow(*row) for row in tx.rows(EVENTS_OF, run_ids=[run_id])]
-            made.events[run_id] = (*known, *events_of(rows, len(known)))
+            told = [EventRow(*row) for row in tx.rows(EVENTS_OF, run_ids=[run_id])]
+            made.events[run_id] = (*known, *events_of(told, len(known)))
         written = made.nodes.get(run_id, ())
         if run.last_node != len(written):
             more = select(nodes).where(nodes.c.run_id == run_id, nodes.c.number > len(written))
-            made.nodes[run_id] = (*written, *nodes_of(tx.execute(more.order_by(nodes.c.number)), len(written)))
+            rows = tx.execute(more.order_by(nodes.c.number)).all()
+            made.nodes[run_id] = (*written, *nodes_after(tx, run_id, rows, len(written)))
 
 
 def _keys(tx: Transaction, statement: str) -> set[str]:

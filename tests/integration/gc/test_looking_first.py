@@ -156,7 +156,7 @@ async def test_size_removes_hardly_more_than_it_must(place: Place) -> None:
 
     done = await place.collector.collect(RetentionLimits(0, keep_bytes=full * 2 // 3))
 
-    assert 8 <= done.tasks <= 15, "a third of them"
+    assert 8 <= done.tasks <= 16, "a third of them, and what pages that are not full take"
     assert 0.5 < seen.freed_bytes / full < 1.3
     assert done.used_bytes <= full * 2 // 3
 

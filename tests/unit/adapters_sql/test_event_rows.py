@@ -11,8 +11,9 @@ from soong.shared.core.jsontext import MAX_DEPTH
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunStatus
+from soong.shared.storage.sql.engine.log_packing import ROW_CHARS, ROW_ENTRIES
 from soong.shared.storage.sql.engine.log_rows import EventRow, events_of, nodes_of
-from soong.shared.storage.sql.engine.run_log_buffer import ROW_CHARS, ROW_ENTRIES, RunLogBuffer
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 
 
 def row(seq: int, preceding: str = "", *, run_id: str = "r", data: str = "{}") -> EventRow:

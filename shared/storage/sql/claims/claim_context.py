@@ -64,8 +64,10 @@ REMAINS: Final = Statement(
     "remains: of steps that did not end cleanly, why, how far they got, and what their last runs left",
     """
     SELECT s.key, s.error, s.progress,
-        (SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'result'
-         ORDER BY n.number DESC LIMIT 1),
+        coalesce((SELECT payload FROM nodes AS n WHERE n.run_id = s.run_id AND n.kind = 'result'
+                  ORDER BY n.number DESC LIMIT 1),
+                 CASE WHEN s.status = 'completed' AND s.kind <> 'map'
+                      THEN '{"v":1,"output":' || coalesce(s.output, 'null') || '}' END),
         (SELECT CASE WHEN n.kind = 'assistant' THEN '[[0,"assistant",' || n.payload || ']]' ELSE n.preceding END
          FROM nodes AS n WHERE n.run_id = s.run_id AND (n.kind = 'assistant' OR n.preceding LIKE '%,"assistant",{%')
          ORDER BY n.number DESC LIMIT 1),

@@ -5,7 +5,7 @@ from dataclasses import field
 from typing import Final
 
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
+from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepEnd
@@ -122,11 +122,12 @@ def end_row(end: StepEnd) -> tuple[object, ...]:
 
 
 def note_end(run_log: RunLogBuffer, end: StepEnd) -> None:
-    """Gather what an end writes to its run. Every completed run has a result node: added where its maker gave none."""
-    nodes = end.nodes
-    if end.status is StepStatus.COMPLETED and not any(node.kind is NodeKind.RESULT for node in nodes):
-        nodes = (*nodes, NewNode(NodeKind.RESULT, {"v": 1, "output": end.output}))
-    run_log.add(end.run_id, nodes=nodes, events=end.events)
+    """Gather what an end writes to its run. Every completed run has a result node: its step's output is that of one
+    whose maker gave none.
+    """
+    run_log.add(end.run_id, nodes=end.nodes, events=end.events)
+    if end.status is StepStatus.COMPLETED and not any(node.kind is NodeKind.RESULT for node in end.nodes):
+        run_log.add_result_of_step(end.run_id)
     why = {} if end.error is None else end.error.as_json()
     run_log.note(end.run_id, _STEP_EVENT[end.status], fence=end.fence, **why)  # its step is its run's
     run_log.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)

@@ -10,9 +10,10 @@ from typing import Final
 
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.storage.sql.engine.log_packing import rows_of_events, rows_of_nodes
 from soong.shared.storage.sql.engine.log_rows import FIRST_EVENTS
 from soong.shared.storage.sql.engine.rows import digest_of, pack, plain
 from soong.shared.storage.sql.engine.statements import Change, Insert, ReadyRows, Statement
@@ -24,10 +25,6 @@ INSERT_EVENTS: Final = Insert(
     computed={"seq": "(SELECT last_seq FROM runs WHERE id = :run_id) - :_back"},
 )
 """Insert events; ``_back`` counts from the run's last event."""
-
-ROW_ENTRIES: Final = 64
-ROW_CHARS: Final = 64 * 1024
-"""Most events or nodes in one row, and about how long they may be: a page of a log reads full rows."""
 
 INSERT_NODES: Final = Insert(
     "nodes",
@@ -167,12 +164,17 @@ class _RunEntries:
 
     events: list[Row] = field(default_factory=list)
     nodes: list[Row] = field(default_factory=list)
+    has_result_of_step: bool = False
     status: str | None = None
     end_reason: str | None = None
     usage: str | None = None
     fence: int | None = None
     worker_id: str | None = None
     new: NewRun | None = None
+
+    @property
+    def nodes_added(self) -> int:
+        return len(self.nodes) + self.has_result_of_step
 
     @property
     def is_let_go(self) -> bool:
@@ -203,6 +205,10 @@ class RunLogBuffer:
         entry = self._entry(run_id)
         entry.nodes.extend((node.parent, node.kind.value, pack(node.payload)) for node in nodes)
         entry.events.extend((str(event.type), event.time_us or None, pack(event.data)) for event in events)
+
+    def add_result_of_step(self, run_id: str) -> None:
+        """Count the result as the run's last node. It has no row: the step's output is its content."""
+        self._entry(run_id).has_result_of_step = True
 
     def start(self, run_id: str, fence: int, worker_id: str) -> None:
         entry = self._entry(run_id)
@@ -273,7 +279,12 @@ class RunLogBuffer:
     def _logged_row(self, run_id: str, entry: _RunEntries) -> tuple[object, ...]:
         """Return what is changed of a run with its log; one that is let go stays as it is until its log is written."""
         status, worker_id = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
-        told = (len(entry.events), self._rows_of(entry), len(entry.nodes), _node_rows_of(entry))
+        told = (
+            len(entry.events),
+            self._rows_of(entry),
+            entry.nodes_added,
+            rows_of_nodes(entry.nodes, entry.has_result_of_step),
+        )
         return run_id, status, entry.end_reason, entry.usage, entry.fence, worker_id, *told
 
     def _insert_runs(self, tx: Transaction) -> None:
@@ -316,7 +327,7 @@ class RunLogBuffer:
             new.attempt,
             new.retry_of,
             len(entry.events),
-            len(entry.nodes),
+            entry.nodes_added,
             _without_row(entry),
             self._now_us,
             self._now_us if entry.status == RunStatus.RUNNING else None,
@@ -330,7 +341,7 @@ class RunLogBuffer:
     def change_rows(self) -> list[tuple[object, ...]]:
         """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that is not new."""
         return [
-            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), len(e.nodes))
+            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), e.nodes_added)
             for run_id, e in sorted(self._entries.items())
             if e.new is None
         ]
@@ -338,36 +349,31 @@ class RunLogBuffer:
     def end_of(self, run_id: str) -> tuple[str | None, str | None, str | None, int, list[Row], int, list[Row]]:
         """Return (status, end reason, usage, number of events, their rows, number of nodes, their rows) of one run."""
         e = self._entries[run_id]
-        return e.status, e.end_reason, e.usage, len(e.events), self._rows_of(e), len(e.nodes), _node_rows_of(e)
+        return (
+            e.status,
+            e.end_reason,
+            e.usage,
+            len(e.events),
+            self._rows_of(e),
+            e.nodes_added,
+            rows_of_nodes(e.nodes, e.has_result_of_step),
+        )
 
     def event_rows(self) -> Iterator[tuple[object, ...]]:
         """Yield (run id, place from the last event, type, time, data, preceding) of each row of events."""
         return ((run_id, *row) for run_id, e in self._entries.items() for row in self._rows_of(e))
 
     def _rows_of(self, entry: _RunEntries) -> list[Row]:
-        """Return the rows of a run's events: each carries those before it, as far as they fit."""
-        events = entry.events[_without_row(entry) :]
-        if len(events) == 1:  # most rows of calls
-            type_, time_us, data = events[0]
-            return [(0, type_, self._now_us if time_us is None else time_us, data, "")]
-        rows: list[Row] = []
-        texts: list[str] = []
-        size = 0
-        left = len(events)
-        for type_, given_us, data in events:
-            time_us = self._now_us if given_us is None else given_us
-            left -= 1
-            if left and len(texts) + 1 < ROW_ENTRIES and size + len(data) <= ROW_CHARS:
-                texts.append(f"[{pack(type_)},{time_us},{data}]")
-                size += len(data)
-                continue
-            rows.append((left, type_, time_us, data, f"[{','.join(texts)}]" if texts else ""))
-            texts, size = [], 0
-        return rows
+        """Return the rows of a run's events, as far as its own row does not tell them."""
+        return rows_of_events(entry.events[_without_row(entry) :], self._now_us)
 
     def node_rows(self) -> Iterator[tuple[object, ...]]:
         """Yield (run id, place from the last node, parent, kind, payload, preceding, time) of each row of nodes."""
-        return ((run_id, *row, self._now_us) for run_id, e in self._entries.items() for row in _node_rows_of(e))
+        return (
+            (run_id, *row, self._now_us)
+            for run_id, e in self._entries.items()
+            for row in rows_of_nodes(e.nodes, e.has_result_of_step)
+        )
 
     def _entry(self, run_id: str) -> _RunEntries:
         entry = self._entries.get(run_id)
@@ -387,23 +393,6 @@ def _without_row(entry: _RunEntries) -> int:
         *((name, None, of_step) for name in FIRST_EVENTS[1:]),
     ]
     return len(events) if events == made[: len(events)] else 0
-
-
-def _node_rows_of(entry: _RunEntries) -> list[Row]:
-    """Return the rows of a run's nodes: each carries those before it, as far as they fit; a result ends its row."""
-    rows: list[Row] = []
-    texts: list[str] = []
-    size = 0
-    left = len(entry.nodes)
-    for parent, kind, payload in entry.nodes:
-        left -= 1
-        if left and len(texts) + 1 < ROW_ENTRIES and size + len(payload) <= ROW_CHARS and kind != NodeKind.RESULT:
-            texts.append(f"[{pack(parent)},{pack(kind)},{payload}]")
-            size += len(payload)
-            continue
-        rows.append((left, parent, kind, payload, f"[{','.join(texts)}]" if texts else ""))
-        texts, size = [], 0
-    return rows
 
 
 def _freed_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:

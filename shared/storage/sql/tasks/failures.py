@@ -24,6 +24,7 @@ from soong.shared.storage.sql.engine.tables import steps, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import cancel_all, skip_below
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
+from soong.shared.storage.sql.tasks.step_results import KEEP_RESULTS
 from soong.shared.storage.sql.tasks.tasks import StepRead, read_steps
 
 MOVE_MAP: Final = Statement(
@@ -194,6 +195,7 @@ def _next_due(tx: Transaction, ownership: Ownership) -> int | None:
 def start_again(tx: Transaction, run_log: RunLogBuffer, again: Sequence[tuple[str, NewRun | None, int | None]]) -> None:
     """Put ended steps back to pending, each with its new run, if it has one, until its time, if it has one."""
     ordered = sorted(again, key=lambda item: item[0])
+    tx.rows(KEEP_RESULTS, keys=[key for key, *_ in ordered])
     tx.rows(
         START_AGAIN,
         again=[

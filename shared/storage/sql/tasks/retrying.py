@@ -20,6 +20,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.failures import complete_map, start_again
 from soong.shared.storage.sql.tasks.inserts import opened, opening
+from soong.shared.storage.sql.tasks.step_results import KEEP_CHILD_RESULTS
 from soong.shared.storage.sql.tasks.task_commands import HOLDERS
 
 SET_ROOT_RUN: Final = Statement(
@@ -149,6 +150,7 @@ def _retry(
 def drop_children(tx: Transaction, map_keys: Sequence[str]) -> None:
     """Take away the rows of the children of map steps that are to be expanded again."""
     if map_keys:
+        tx.rows(KEEP_CHILD_RESULTS, keys=sorted(map_keys))
         tx.rows(DROP_CHILDREN, keys=sorted(map_keys))
 
 

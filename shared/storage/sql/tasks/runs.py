@@ -13,7 +13,7 @@ from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode,
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.log_rows import FIRST_EVENTS, EventRow, events_of, nodes_of
+from soong.shared.storage.sql.engine.log_rows import FIRST_EVENTS, EventRow, events_of
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import call_of, decision_of, run_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
@@ -21,6 +21,7 @@ from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import calls, nodes, runs, surfaces, taints
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending, write_runs
+from soong.shared.storage.sql.tasks.step_results import nodes_after
 from soong.shared.storage.sql.tasks.taint import is_tainted
 from soong.shared.tools.surface import Surface
 
@@ -194,11 +195,11 @@ class SqlRuns:
         return await self._database.write_together(write_runs, write)
 
     async def nodes(self, run_id: str) -> Sequence[Node]:
-        return await self._database.read(lambda tx: list(nodes_of(NODES.read(tx, run_id=run_id, after=0))))
+        return await self._database.read(lambda tx: nodes_after(tx, run_id, NODES.read(tx, run_id=run_id, after=0), 0))
 
     async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
         page = {"run_id": run_id, "after": after, "limit": limit}
-        return await self._database.read(lambda tx: list(islice(nodes_of(NODE_PAGE.read(tx, **page), after), limit)))
+        return await self._database.read(lambda tx: nodes_after(tx, run_id, NODE_PAGE.read(tx, **page), after, limit))
 
     async def events(self, run_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
         return await self._database.read(lambda tx: _event_page(tx, run_id, after_seq, limit))

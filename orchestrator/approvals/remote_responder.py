@@ -6,6 +6,7 @@ It knows only the rows: notifications only tell it when to read them.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from typing import Any
 
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
@@ -19,6 +20,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.wire.notifier import Notifier, NullSubscription, Subscriber, Subscription
+from soong.shared.engine.wire.permissions import split_hint
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, PermissionCallback, PermissionRequest, Question
 from soong.shared.storage.store import Store
@@ -93,7 +95,9 @@ class RemoteResponder:
         """
         self._provenance = await self._checked_provenance()
         subscription: Subscription = (
-            await self.subscriber.subscribe_session(self.session_id) if self.session_id else NullSubscription()
+            await self.subscriber.subscribe_session(self.session_id, with_closed=True)
+            if self.session_id
+            else NullSubscription()
         )
         lease_s = self.settings.responder_lease_s
         attendance = ResponderLease(self.store.sessions, self.notifier, self.principal, self.channel, lease_s)
@@ -129,9 +133,18 @@ class RemoteResponder:
             await asyncio.wait(
                 {hearing, *([self._asking] if self._asking else [])}, return_when=asyncio.FIRST_COMPLETED
             )
-            return hearing.done() or loop.time() - self._read_s > FRESH_S
+            is_news = hearing.done() and self._is_news(hearing.result())
+            return is_news or loop.time() - self._read_s > FRESH_S
         finally:
             await _cancelled(hearing)
+
+    def _is_news(self, heard: Sequence[str]) -> bool:
+        """Say whether rows are to be read: not where all that was heard is the end of what was answered here."""
+        ended = {closed for _, closed in map(split_hint, heard)}
+        if not ended or not ended <= self._said:
+            return True
+        self._pending = [request for request in self._pending if request.id not in ended]
+        return False
 
     async def _go_on(self) -> None:
         """Show the next of what was read just now: nothing but our own answer came since."""
@@ -280,11 +293,11 @@ def _left_open(count: int) -> str:
     return f"{stay} open; `soong approvals list` shows what waits, `soong approvals allow|deny ID` answers"
 
 
-async def _hear(subscription: Subscription) -> None:
-    await subscription.wait(POLL_EVERY_S)
+async def _hear(subscription: Subscription) -> Sequence[str]:
+    return await subscription.wait(POLL_EVERY_S)
 
 
-async def _cancelled(*tasks: asyncio.Task[None] | None) -> None:
+async def _cancelled(*tasks: asyncio.Task[Any] | None) -> None:
     """Cancel tasks and wait until they have ended."""
     running = [task for task in tasks if task is not None]
     for task in running:

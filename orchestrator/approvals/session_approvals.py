@@ -350,7 +350,7 @@ class SessionApprovals:
             await self.tools.notifier.permission_decided(request.id, decided.worker_id, text)
         if decided.was_parked:
             await self.tools.notifier.notify_owners()
-        await self.tools.notifier.notify_session(self.session_id)
+        await self.tools.notifier.notify_session(self.session_id, request.id)
 
     def _check_owned(self, session: Session) -> None:
         """Raise when the session is another's: grants belong to one ownership and die with it."""

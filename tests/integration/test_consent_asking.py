@@ -1,7 +1,9 @@
 """A question of a worker reaches the session's one callback, and its answer exactly that call (CARD-3, PER-01..07)."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.permissions.policy import Mode, Policy
-from soong.shared.permissions.request import Choice, RequestState
+from soong.shared.permissions.request import Choice, Question, RequestState
 from soong.shared.permissions.rules import parse_allow
 from soong.shared.permissions.store import OpenQuestions
 from soong.shared.sandbox.redact import MARK
@@ -309,9 +311,14 @@ async def test_nobody_is_asked_about_a_call_before_its_answer_has_arrived(open_b
 
 
 class LookingStore(MemoryStore):
-    """Counts the looks of owners."""
+    """Counts the looks of owners and the reads of clients."""
 
     looks: int = 0
+    reads: int = 0
+
+    async def questions(self, **wanted: Any) -> Sequence[Question]:
+        self.reads += 1
+        return await super().questions(**wanted)  # type: ignore[no-any-return,unused-ignore]  # passed on
 
     async def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
         found: OpenQuestions | None = await super().open_questions(session_id, limit=limit)
@@ -338,3 +345,21 @@ async def test_an_answer_is_decided_without_another_look_and_what_waits_behind_i
         assert looks_of_one == 0
         assert [verdict.is_allowed for verdict in both] == [True, True]
         assert callback.most_at_once == 1
+
+
+async def test_a_client_reads_nothing_when_all_it_hears_is_the_end_of_its_own_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("soong.orchestrator.approvals.remote_responder.FRESH_S", 3600.0)
+    store, callback = LookingStore(), Callback()
+    async with open_consent(callback, store=store) as bench:
+        ((claim, worker),) = await bench.claim()
+        gate = bench.gate(claim, worker)
+        await verdicts(gate.decide(make_call(claim, "call_1")))
+        before = store.reads
+
+        asked = [make_call(claim, f"call_{number}", f"/work/{number}") for number in (2, 3, 4)]
+        told = [(await verdicts(gate.decide(call)))[0].is_allowed for call in asked]
+
+        assert told == [True] * 3
+        assert store.reads - before <= 4

@@ -71,6 +71,23 @@ async def test_each_kind_of_notification_reaches_its_subscription_and_no_other(
         await subscription.close()
 
 
+async def test_a_session_says_which_question_was_closed_only_where_nothing_else_has_changed(
+    notifier: RedisNotifier, subscriber: RedisSubscriber
+) -> None:
+    plain = await subscriber.subscribe_session("sess_1")
+    session = await subscriber.subscribe_session("sess_1", with_closed=True)
+
+    await notifier.notify_session("sess_1", "req_1")
+    assert await heard(session, "sess_1\nreq_1") == ["sess_1\nreq_1"]
+    for more in ("", "req_3"):
+        await notifier.notify_session("sess_1", "req_2")
+        await notifier.notify_session("sess_1", more)
+        assert await heard(session, "sess_1") == ["sess_1"]
+    assert set(await heard(plain, "sess_1")) == {"sess_1"}
+    await session.close()
+    await plain.close()
+
+
 async def test_a_session_is_heard_over_the_connection_of_one_that_is_not_followed_any_more(
     notifier: RedisNotifier, subscriber: RedisSubscriber, redis_live: RedisServer
 ) -> None:

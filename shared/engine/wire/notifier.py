@@ -23,7 +23,9 @@ class Notifier(Protocol):
         """Ask a worker to claim steps for its free slots."""
         ...
 
-    async def notify_session(self, session_id: str) -> None: ...
+    async def notify_session(self, session_id: str, closed: str = "") -> None:
+        """Tell those who follow a session that it changed; ``closed``: no more than that this question was closed."""
+        ...
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         """Notify the followers of these runs that their logs have grown."""
@@ -90,8 +92,12 @@ class Subscriber(Protocol):
         """
         ...
 
-    async def subscribe_session(self, session_id: str) -> Subscription:
-        """Hear that a session changed: its id."""
+    async def subscribe_session(self, session_id: str, *, with_closed: bool = False) -> Subscription:
+        """Hear that a session changed: its id.
+
+        ``with_closed``: with the id of a question (:func:`soong.shared.engine.wire.permissions.split_hint`) where
+        nothing has changed but that it was closed.
+        """
         ...
 
     async def subscribe_run(self, run_id: str) -> Subscription:

@@ -39,8 +39,8 @@ FOLLOWERS_S = 0.02
 UNFOLLOWED_S = 0.5
 MAX_UNFOLLOWED = 10_000
 
-# (how, where, id): the whole of a hint but for what stands beside its id: of a raised request its session, of a decided
-# one its decision.
+# (how, where, id): the whole of a hint but for what comes with its id: of a raised request its session, of a decided
+# one its decision, of a session the question that was closed.
 _How: TypeAlias = Literal["publish", "call", "stream"]
 _Hint: TypeAlias = tuple[_How, str, str]
 
@@ -74,8 +74,10 @@ class RedisNotifier:
     async def call_worker(self, worker_id: str) -> None:
         self._put("call", worker_channel(worker_id), worker_id)
 
-    async def notify_session(self, session_id: str) -> None:
-        self._put("publish", session_channel(session_id), session_id)
+    async def notify_session(self, session_id: str, closed: str = "") -> None:
+        # One message says no more than that one question was closed, or it says that the session has changed.
+        is_more = self._waiting.get(("publish", session_channel(session_id), session_id), closed) != closed
+        self._put("publish", session_channel(session_id), session_id, "" if is_more else closed)
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -124,7 +126,7 @@ class RedisNotifier:
                 # Older hints first, so that the limit drops the oldest.
                 later, self._waiting = self._waiting, batch
                 for hint, beside in later.items():
-                    self._keep(hint, beside)
+                    self._keep(hint, beside if batch.get(hint, beside) == beside else "")
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
             else:
@@ -162,7 +164,7 @@ class RedisNotifier:
                 elif where != OWNERS_CHANNEL:
                     if where == run_channel(subject):
                         followed[len(pipe)] = subject
-                    pipe.publish(where, _payload())
+                    pipe.publish(where, _payload(closed=beside) if beside else _payload())
                 elif not subject:
                     pipe.publish(where, _payload(sessions=[]))
             answers = await pipe.execute()

@@ -7,7 +7,14 @@ from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
-from soong.shared.storage.redis.subscriptions import ChannelSource, RedisSubscription, StreamSource, called, sessions_of
+from soong.shared.storage.redis.subscriptions import (
+    ChannelSource,
+    RedisSubscription,
+    StreamSource,
+    called,
+    changed,
+    sessions_of,
+)
 
 ANSWER_PIECES_KEPT = 200
 """Of a reader that does not keep up; older pieces are lost to it."""
@@ -40,8 +47,13 @@ class RedisSubscriber:
             StreamSource(self._client, decisions_of(worker_id), "request", "decision")
         )
 
-    async def subscribe_session(self, session_id: str) -> Subscription:
-        return await self._subject_ear(session_channel(session_id), session_id)
+    async def subscribe_session(self, session_id: str, *, with_closed: bool = False) -> Subscription:
+        if not with_closed:
+            return await self._subject_ear(session_channel(session_id), session_id)
+        source = ChannelSource(
+            self._client, session_channel(session_id), lambda payload: changed(payload, session_id), idle=self._idle
+        )
+        return await RedisSubscription.listen(source, returned=session_id)
 
     async def subscribe_run(self, run_id: str) -> Subscription:
         return await self._subject_ear(run_channel(run_id), run_id)

@@ -272,6 +272,16 @@ def called(payload: str, worker_id: str) -> Sequence[str]:
     return ("",) if isinstance(value, dict) and value.get("claim") is True else (worker_id,)
 
 
+def changed(payload: str, session_id: str) -> Sequence[str]:
+    """Return what a message tells of a session: its id, with that of a question where that was closed and no more."""
+    try:
+        value = json.loads(payload)
+    except ValueError:
+        return (session_id,)
+    closed = value.get("closed") if isinstance(value, dict) else None
+    return (hint_of(session_id, closed[:MAX_ID_CHARS] if isinstance(closed, str) else ""),)
+
+
 def _order(entry_id: str) -> tuple[int, int]:
     milliseconds, _, number = entry_id.partition("-")
     return int(milliseconds), int(number or 0)

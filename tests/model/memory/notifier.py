@@ -12,6 +12,10 @@ from soong.shared.engine.wire.permissions import REQUESTS, decisions_of, hint_of
 _REQUESTS_BY_ID = f"{REQUESTS} by id"
 
 
+def _with_closed(session_id: str) -> str:
+    return f"closed:{session_id}"
+
+
 class MemorySubscription:
     """One listener. What is rung between two waits is kept."""
 
@@ -58,8 +62,9 @@ class MemoryBus:
     async def call_worker(self, worker_id: str) -> None:
         self._ring(worker_channel(worker_id), ("",))
 
-    async def notify_session(self, session_id: str) -> None:
+    async def notify_session(self, session_id: str, closed: str = "") -> None:
         self._ring(session_channel(session_id), (session_id,))
+        self._ring(_with_closed(session_id), (hint_of(session_id, closed),))
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
@@ -89,8 +94,8 @@ class MemoryBus:
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
         return self._listen(decisions_of(worker_id))
 
-    async def subscribe_session(self, session_id: str) -> Subscription:
-        return self._listen(session_channel(session_id))
+    async def subscribe_session(self, session_id: str, *, with_closed: bool = False) -> Subscription:
+        return self._listen(_with_closed(session_id) if with_closed else session_channel(session_id))
 
     async def subscribe_run(self, run_id: str) -> Subscription:
         return self._listen(run_channel(run_id))

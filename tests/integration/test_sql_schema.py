@@ -1,6 +1,7 @@
 """The schema: one line of migrations, what they make is what the tables say, and no program works on another's."""
 
 import asyncio
+import hashlib
 import stat
 import subprocess
 import sys
@@ -38,6 +39,14 @@ def test_migrations_have_one_head_and_the_program_was_written_for_it() -> None:
     config.set_main_option("script_location", str(MIGRATIONS))
 
     assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+@pytest.mark.spec("OPS-07.a")
+def test_the_revision_tells_one_form_of_the_first_migration_from_another() -> None:
+    (written,) = (path.read_text(encoding="utf-8") for path in MIGRATIONS.glob("versions/0001_*.py"))
+    others = "".join(line for line in written.splitlines(keepends=True) if not line.startswith("revision = "))
+
+    assert f"0001_{hashlib.sha256(others.encode()).hexdigest()[:8]}" == HEAD, "write this into the migration and HEAD"
 
 
 @pytest.mark.spec("OPS-07.a")
@@ -88,6 +97,17 @@ async def test_another_schema_is_refused_by_its_age(url: str, found: str, said: 
 
     with pytest.raises(SchemaVersionError, match=said):
         await open_store(url, migrate=False)
+
+
+@pytest.mark.spec("OPS-07")
+@pytest.mark.parametrize("migrate", [False, True])
+@pytest.mark.parametrize("found", ["0001", "0001_0badc0de"])
+async def test_the_schema_of_a_development_version_is_refused(url: str, found: str, *, migrate: bool) -> None:
+    prepare(parse_url(url), migrate=True)
+    _set_version(url, found)
+
+    with pytest.raises(SchemaVersionError, match=rf"development version .* schema is {found}, .*SOONG_AGENT_HOME"):
+        await open_store(url, migrate=migrate)
 
 
 @pytest.mark.spec("OPS-07")

@@ -13,8 +13,9 @@ from soong.shared.core.errors import InvalidConfigError, SchemaVersionError
 from soong.shared.storage.sql.engine.engine import driver_error, make_engine, our_errors, refuse_network_file_system
 from soong.shared.storage.sql.engine.write_lock import write_lock
 
-HEAD: Final = "0001"
-"""The revision this program was written for; a test holds it to the migrations."""
+HEAD: Final = "0001_210bdefd"
+"""The revision this program was written for; a test holds it to the migrations. Its number, and until the first release
+a digest of the one migration, which is still edited: a database that an earlier form of it made differs from ours."""
 
 MIGRATIONS: Final = Path(__file__).parents[1] / "migrations"
 _NOT_ALLOWED: Final = "42501"  # PostgreSQL's insufficient_privilege
@@ -37,6 +38,8 @@ def prepare(url: URL, *, migrate: bool) -> None:
         found = current(connection)
         if found == HEAD:
             return
+        if _is_development(found):
+            raise SchemaVersionError(_explain(found))
         if not migrate:
             raise SchemaVersionError(_explain(found))
         if found is not None and found > HEAD:
@@ -62,7 +65,18 @@ def current(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
+def _is_development(found: str | None) -> bool:
+    """Say whether a schema has the number of ours and was made by an earlier form of its migration."""
+    return found is not None and found != HEAD and found.partition("_")[0] == HEAD.partition("_")[0]
+
+
 def _explain(found: str | None) -> str:
+    if _is_development(found):
+        return (
+            f"the database was made by a development version of this program: its schema is {found}, ours {HEAD}, and "
+            "no migration leads from one to the other; use another home (SOONG_AGENT_HOME) or another database, and "
+            "read this one with the version that made it"
+        )
     if found is None:
         return "the database has no schema yet; start the service (`soong up`), which makes it"
     what = "newer" if found > HEAD else "older"

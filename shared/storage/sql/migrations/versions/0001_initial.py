@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001"
+revision = "0001_210bdefd"
 down_revision = None
 branch_labels = None
 depends_on = None

@@ -56,9 +56,8 @@ CLAIMED_TWICE: Final = f"""
     FROM steps
 """
 _CLAIM_MS: Final = f"""
-    SELECT (claimed.time_us - ready.time_us) / 1000.0
-    FROM runs JOIN {POSTGRES_EVENTS} AS ready ON ready.run_id = runs.id AND ready.type = 'step_ready'
-              JOIN {POSTGRES_EVENTS} AS claimed ON claimed.run_id = runs.id AND claimed.type = 'step_claimed'
+    SELECT (claimed.time_us - runs.created_us) / 1000.0
+    FROM runs JOIN {POSTGRES_EVENTS} AS claimed ON claimed.run_id = runs.id AND claimed.type = 'step_claimed'
     WHERE runs.task_id = %s
 """
 

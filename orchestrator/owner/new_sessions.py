@@ -12,6 +12,10 @@ from soong.shared.engine.tasks.ending import SessionLook
 CALLED_S: Final = 0.01
 """How long a worker that was called has for its claim, before messages are sent for what is still ready."""
 
+ALONE_S: Final = 0.1
+"""How long after the call a session that needs no owner is adopted: a short task ends before that, without one. What
+needs an owner earlier (a failure, a command, a lost worker) is notified, and it is adopted at once."""
+
 ADOPT_AGAIN_S: Final = (0.005, 0.02, 0.05, 0.1, 0.1, 0.1)
 """Waits before the next tries to adopt a new session. What is not ours then is another's, or the sweep finds it."""
 
@@ -29,37 +33,55 @@ class FoundSessions:
 
 
 class CalledSessions:
-    """New sessions for which a worker was called. ``look`` gets those that are left when it has had its time."""
+    """New sessions for which a worker was called, and that need no owner before their task ends.
 
-    def __init__(self, look: Callable[[set[str]], None]) -> None:
-        self._look = look
-        self._until: dict[str, float] = {}
-        """On the loop's clock."""
-        self._timer: asyncio.TimerHandle | None = None
+    ``fill`` is called when that worker has had its time for the claim, ``adopt`` later, with the sessions.
+    """
+
+    def __init__(self, fill: Callable[[], None], adopt: Callable[[set[str]], None]) -> None:
+        self._claiming = _Delayed(CALLED_S, lambda _: fill())
+        self._working = _Delayed(ALONE_S, adopt)
 
     @property
     def sessions(self) -> AbstractSet[str]:
-        return self._until.keys()
+        return self._working.due_s.keys()
 
     def add(self, session_id: str) -> None:
-        loop = asyncio.get_running_loop()
-        self._until[session_id] = loop.time() + CALLED_S
-        if self._timer is None:
-            self._timer = loop.call_later(CALLED_S, self._ring)
+        self._claiming.add(session_id)
+        self._working.add(session_id)
 
     def drop(self, session_id: str) -> None:
-        """Forget a session that is over."""
-        self._until.pop(session_id, None)
+        """Forget a session that is over, or adopted."""
+        self._working.due_s.pop(session_id, None)
+
+
+class _Delayed:
+    """Names, each given to ``act`` at about ``delay_s`` after it was added: several together that came close by."""
+
+    def __init__(self, delay_s: float, act: Callable[[set[str]], None]) -> None:
+        self._delay_s = delay_s
+        self._act = act
+        self.due_s: dict[str, float] = {}
+        """When each is due, on the loop's clock, in that order."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.due_s.pop(name, None)
+        self.due_s[name] = loop.time() + self._delay_s
+        if self._timer is None:
+            self._timer = loop.call_later(self._delay_s, self._ring)
 
     def _ring(self) -> None:
-        self._timer = None
         loop = asyncio.get_running_loop()
-        first_s = min(self._until.values(), default=0.0)
-        if first_s > loop.time() + CALLED_S / 10:  # timers come as exactly as the clock is read
-            self._timer = loop.call_at(first_s, self._ring)
-        elif self._until:
-            called, self._until = set(self._until), {}
-            self._look(called)
+        soon_s = loop.time() + self._delay_s / 4
+        due = {name for name, due_s in self.due_s.items() if due_s <= soon_s}
+        for name in due:
+            del self.due_s[name]
+        first_s = next(iter(self.due_s.values()), None)
+        self._timer = None if first_s is None else loop.call_at(first_s, self._ring)
+        if due:
+            self._act(due)
 
 
 class PassedOverSessions:

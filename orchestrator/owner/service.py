@@ -60,7 +60,10 @@ class Orchestrator:
     def __post_init__(self) -> None:
         store = self.parts.store
         self._unclaimable = UnschedulableSteps(store.tasks, store.runs, self.parts.clock, self.settings.no_worker_s)
-        self._called = CalledSessions(lambda called: self._begin(self._after_calls(called)))
+        self._called = CalledSessions(
+            fill=lambda: self._begin(self._safely(self._fill_after_call())),
+            adopt=lambda called: self._begin(self._safely(self._adopt_called(called))),
+        )
         self.parts.agents.on_end(self._ask_ended)
 
     async def start(self) -> None:
@@ -227,8 +230,14 @@ class Orchestrator:
             await self._safely(self.reconcile(adopted))
         return self._owned
 
-    async def _after_calls(self, called: set[str]) -> None:
-        await self._safely(self.reconcile(called - self._owned.keys()))
+    async def _adopt_called(self, called: set[str]) -> None:
+        if left := called - self._owned.keys():
+            await self.reconcile(left)
+
+    async def _fill_after_call(self) -> None:
+        """Send messages for what a called worker has left. Claims need no owner: nothing is adopted for that."""
+        if await self.parts.dispatcher.is_anything_ready():
+            await self.reconcile(())
 
     def _remember(self, session: Session) -> None:
         self._owned[session.id] = session.ownership

@@ -24,6 +24,7 @@ PROMISED_S = 5.0
 BUSY_S = float(os.environ.get("TEST_BUSY_S", "5"))
 FORK = "title: Fork\nsteps:\n- {id: fork, kind: python, call: family.fork, inputs: {stays: %s}}\n"
 ROOT = Path(__file__).parents[2]
+SUBREAPER = "subreaper.py"
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def left(folder: Path) -> dict[str, int]:
 def worker_of(cli: CliHarness) -> psutil.Process:
     """Return the worker itself, not its subreaper."""
     found = [one for one in cli.processes() if "soong.worker" in one.cmdline() and "stand-in" not in one.cmdline()]
-    return next(one for one in found if "soong.worker" in (one.parent() or one).cmdline())
+    return next(one for one in found if any(Path(word).name == SUBREAPER for word in (one.parent() or one).cmdline()))
 
 
 def assert_gone(folder: Path) -> None:

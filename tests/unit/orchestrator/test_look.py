@@ -26,12 +26,16 @@ from tests.one_loop import NoFolders, NoQuestions
 
 
 class CountedBroker:
-    """Counts how often it was asked for its length."""
+    """Counts the messages that it was given."""
+
+    def __init__(self) -> None:
+        self.sent = 0
 
     def queued(self, pool: str) -> int:
         return 0
 
-    def send(self, pool: str, dispatch_ids: Sequence[str]) -> None: ...
+    def send(self, pool: str, dispatch_ids: Sequence[str]) -> None:
+        self.sent += len(dispatch_ids)
 
     def close(self) -> None: ...
 
@@ -50,7 +54,7 @@ class TakenStore(MemoryStore):
         return await super().session_work(ownership)
 
 
-def make_orchestrator(store: MemoryStore, board: MemoryBus) -> Orchestrator:
+def make_orchestrator(store: MemoryStore, board: MemoryBus, broker: CountedBroker | None = None) -> Orchestrator:
     clock = FakeClock()
     parts = Parts(
         store=store,
@@ -59,7 +63,7 @@ def make_orchestrator(store: MemoryStore, board: MemoryBus) -> Orchestrator:
         clock=clock,
         scheduler=Scheduler(store, store, Expander(store, store, clock), clock),
         commands=Commands(store, store, store, board, clock),
-        dispatcher=Dispatcher(store, store, CountedBroker(), board),
+        dispatcher=Dispatcher(store, store, broker or CountedBroker(), board),
         broker=NoQuestions(),
         recorder=NoFolders(),
     )
@@ -125,10 +129,12 @@ class CountedStore(MemoryStore):
         return await super().adopt_sessions(owner_id)
 
 
-async def called(store: MemoryStore, board: MemoryBus, **session: Any) -> Orchestrator:
+async def called(
+    store: MemoryStore, board: MemoryBus, broker: CountedBroker | None = None, **session: Any
+) -> Orchestrator:
     """Return an owner that has just called a worker for the step of a new session."""
     await store.sessions.register_worker(make_worker("wrk_1"))
-    orchestrator = make_orchestrator(store, board)
+    orchestrator = make_orchestrator(store, board, broker)
     await orchestrator._register()
     await orchestrator.parts.dispatcher.dispatch()
     await store.sessions.open_session(make_session("sess_1", **session))
@@ -168,6 +174,18 @@ async def test_slots_are_not_looked_at_for_a_session_that_its_worker_has_ended()
     assert (await store.sessions.session("sess_1")).is_closed
     assert not orchestrator._owned
     assert store.looks_at_workers == looks
+
+
+async def test_what_a_called_worker_leaves_is_sent_before_its_session_is_adopted() -> None:
+    broker = CountedBroker()
+    orchestrator = await called(
+        MemoryStore(), MemoryBus(), broker, approval_mode=ApprovalMode.DENY, closes_with_task=True
+    )
+
+    async with asyncio.timeout(10):
+        while not broker.sent:  # noqa: ASYNC110  # a queue that is counted has no event
+            await asyncio.sleep(0.002)
+    assert not orchestrator._owned
 
 
 async def test_a_session_that_needs_no_owner_is_adopted_a_moment_after_the_call() -> None:

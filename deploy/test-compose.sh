@@ -206,7 +206,7 @@ keys_before="$(soong keys list --json)"
   echo $? >deliver.code ) &
 runner=$!
 until_true 120 grep -q 'wait running' deliver.log || fail "the task does not wait: $(cat deliver.log)"
-delivered="$(grep -m 1 -o 'task_[0-9a-f]*' deliver.log | head -n 1)"
+delivered="$(grep -m 1 -o 'task_[0-9a-z]*' deliver.log | head -n 1)"
 run_of() { steps "$delivered" "import json,sys; print(next(s['run'] for s in json.load(sys.stdin)['steps'] if s['id'] == '$1'))"; }
 key_run="$(run_of key)"; note_run="$(run_of note)"
 # The attack of a compromised worker: it replaces the folder of the copies with a link to the keys, puts its own key

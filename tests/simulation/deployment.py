@@ -388,7 +388,7 @@ class Deployment:
 
     async def _is_quiet(self) -> bool:
         """Say whether all has ended; a task that was left paused is resumed, one without a pull worker gets one."""
-        if any(isinstance(actor, ClientActor) and actor.is_alive for actor in self._actors):
+        if any(actor.kind == "client" and actor.is_alive for actor in self._actors):
             return False
         rows = self.rows()
         for task in rows.tasks.values():

@@ -70,7 +70,7 @@ async def test_a_program_gets_an_answer_while_it_is_written(folder: Path, monkey
         for name, value in wires.environment.items():
             monkeypatch.setenv(name, value)
         wires.will(
-            StreamFault("stall", after_chunks=6, stall_seconds=4.0), planner(text="It is all as it was before, says I.")
+            StreamFault("stall", after_chunks=6, stall_seconds=8.0), planner(text="It is all as it was before, says I.")
         )
 
         def take(delta: AnswerDelta) -> None:

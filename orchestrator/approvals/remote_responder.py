@@ -1,12 +1,14 @@
 """The responder in a client of the service: attaches to sessions, shows what waits, inserts what is answered (PER-13).
 
-It knows only the rows: notifications only tell it when to read them.
+It knows only the rows: notifications only tell it when to read them. A question of a session that has no grant is read
+as soon as its worker has raised it, while the session's owner looks at it; elsewhere the owner's word is awaited, who
+knows what is answered without anybody being asked.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, assert_never
 
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
@@ -20,7 +22,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.wire.notifier import Notifier, NullSubscription, Subscriber, Subscription
-from soong.shared.engine.wire.permissions import split_hint
+from soong.shared.engine.wire.permissions import split_hint, split_question_news
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, PermissionCallback, PermissionRequest, Question
 from soong.shared.storage.store import Store
@@ -34,6 +36,9 @@ OTHERS_SETTLE_S = 0.5
 
 FRESH_S = 0.25
 """What was read no longer ago is not read again for our own answer alone; whatever else happens is heard."""
+
+FIRST_QUESTIONS = 20
+"""Of a session that has had fewer questions it is looked up whether one was closed before we attached."""
 
 _ScopedLane = tuple[str, str, str]
 """A session's lane."""
@@ -78,6 +83,8 @@ class RemoteResponder:
     """Questions that are to be shown after the others, in the order in which they were put off."""
     _lanes: dict[str, _ScopedLane] = field(default_factory=dict)
     _held: dict[_ScopedLane, float] = field(default_factory=dict)
+    _has_grants: bool = True
+    """The session may have grants: a question that was raised is perhaps not to be asked."""
     _sessions: dict[str, Session] = field(default_factory=dict)
     _pending: Sequence[PermissionRequest] = ()
     _waiting: tuple[PermissionRequest, ...] = ()
@@ -95,7 +102,7 @@ class RemoteResponder:
         """
         self._provenance = await self._checked_provenance()
         subscription: Subscription = (
-            await self.subscriber.subscribe_session(self.session_id, with_closed=True)
+            await self.subscriber.subscribe_session(self.session_id, with_questions=True)
             if self.session_id
             else NullSubscription()
         )
@@ -104,6 +111,7 @@ class RemoteResponder:
         attendance.attend([self.session_id] if self.session_id else [])
         attending = asyncio.get_running_loop().create_task(attendance.run())
         try:
+            self._has_grants = not self.session_id or await self._were_closed()
             is_news = True
             while not self._is_over:
                 await (self._poll() if is_news else self._go_on())
@@ -139,12 +147,38 @@ class RemoteResponder:
             await _cancelled(hearing)
 
     def _is_news(self, heard: Sequence[str]) -> bool:
-        """Say whether rows are to be read: not where all that was heard is the end of what was answered here."""
-        ended = {closed for _, closed in map(split_hint, heard)}
-        if not ended or not ended <= self._said:
+        """Say whether rows are to be read.
+
+        Not for the end of what was answered here, for what has been read already, or where something is shown.
+        """
+        is_news = False
+        for text in (text for _, text in map(split_hint, heard)):
+            change, request_id = split_question_news(text)
+            match change:
+                case "closed" if request_id in self._said:
+                    self._pending = [request for request in self._pending if request.id != request_id]
+                case "closed":
+                    is_news = self._has_grants = True  # somebody else has decided it, perhaps for the session
+                case "raised":
+                    is_news |= not self._has_grants and self._shown is None
+                case "asked":
+                    is_news |= all(request.id != request_id for request in self._pending)
+                case None:
+                    is_news = True
+                case _:
+                    assert_never(change)
+        return is_news or not heard
+
+    async def _were_closed(self) -> bool:
+        """Say whether questions of the session were closed before we came, or there are too many to tell."""
+        try:
+            found = await self.store.consent.questions(
+                session_id=self.session_id, include_closed=True, limit=FIRST_QUESTIONS
+            )
+        except SoongError as error:  # then it may have been
+            log.warning("closed_unread", session=self.session_id, error=str(error))
             return True
-        self._pending = [request for request in self._pending if request.id not in ended]
-        return False
+        return len(found) == FIRST_QUESTIONS or any(not question.is_pending for question in found)
 
     async def _go_on(self) -> None:
         """Show the next of what was read just now: nothing but our own answer came since."""
@@ -220,6 +254,7 @@ class RemoteResponder:
         lanes = {request.id: _scoped(request) for request in pending}
         for request_id in self._lanes.keys() - lanes.keys() - self._said:
             self._held.setdefault(self._lanes[request_id], now_s + OTHERS_SETTLE_S)
+            self._has_grants = True
         self._lanes = lanes
         self._held = {lane: until_s for lane, until_s in self._held.items() if until_s > now_s}
 
@@ -271,6 +306,7 @@ class RemoteResponder:
         if state:
             self.notify(f"the question about {request.tool} was already {state}; your answer was not needed")
         elif answer.choice is not None and answer.choice.is_grant:
+            self._has_grants = True
             self._held[_scoped(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
         await self.notifier.permission_raised(request.id, request.identity.session_id)
 

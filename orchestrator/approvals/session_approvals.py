@@ -35,7 +35,7 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Responder, Session
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS
+from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, question_news
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant, GrantBook
 from soong.shared.permissions.policy import Policy, policy_for
@@ -282,7 +282,7 @@ class SessionApprovals:
             return decide.by_answer(session, request, answer, may_grant=may_grant)
         if entry.asked_s is None:
             entry.asked_s = self.tools.clock.monotonic_s()
-            await self.tools.notifier.notify_session(self.session_id)
+            await self.tools.notifier.notify_session(self.session_id, question_news("asked", request.id))
         ruling = self._too_late(session, entry, entry.asked_s)
         if ruling is None:
             return None
@@ -350,7 +350,7 @@ class SessionApprovals:
             await self.tools.notifier.permission_decided(request.id, decided.worker_id, text)
         if decided.was_parked:
             await self.tools.notifier.notify_owners()
-        await self.tools.notifier.notify_session(self.session_id, request.id)
+        await self.tools.notifier.notify_session(self.session_id, question_news("closed", request.id))
 
     def _check_owned(self, session: Session) -> None:
         """Raise when the session is another's: grants belong to one ownership and die with it."""

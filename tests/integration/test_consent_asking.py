@@ -363,3 +363,23 @@ async def test_a_client_reads_nothing_when_all_it_hears_is_the_end_of_its_own_an
 
         assert told == [True] * 3
         assert store.reads - before <= 4
+
+
+@pytest.mark.spec("PER-07", "PER-13")
+async def test_a_question_is_news_when_it_is_raised_where_no_grant_may_answer_it(open_bench: OpenBench) -> None:
+    callback = Callback([Choice.ALLOW_ONCE, Choice.ALLOW_FOR_SESSION])
+    async with open_bench(callback) as bench:
+        (responder,) = bench.responders
+        await until(lambda: not responder._has_grants)
+        heard = [f"{bench.session_id}\nraised req_of_another_run"]
+        is_news = []
+        for claim, worker in await bench.claim(2):
+            await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+            await until(lambda: responder._shown is None)
+            is_news.append(responder._is_news(heard))
+        await bench.detach()
+        later = bench.attach(callback)
+        await until(lambda: later._read_s > 0)
+
+        assert [*is_news, later._is_news(heard)] == [True, False, False]
+        assert responder._is_news([bench.session_id])

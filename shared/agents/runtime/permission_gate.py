@@ -22,6 +22,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.wire.notifier import Notifier
+from soong.shared.engine.wire.permissions import question_news
 from soong.shared.permissions import call_facts
 from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import check_binding, has_expired, request_of, stale, verdict_of_policy, withdrawn
@@ -162,7 +163,9 @@ class RunGate:
         before = () if self.noted is None else await self.noted()
         event = call_facts.asked(fresh, verdict, call, self.redactor)
         stored = await self.store.consent.raise_request(fresh, before=before, events=(event,), now_us=now_us)
-        await self.notifier.permission_raised(stored, call.identity.session_id)
+        session_id = call.identity.session_id
+        await self.notifier.permission_raised(stored, session_id)
+        await self.notifier.notify_session(session_id, question_news("raised", stored))
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
         return replace(fresh, id=stored), stored == fresh.id

@@ -23,8 +23,11 @@ class Notifier(Protocol):
         """Ask a worker to claim steps for its free slots."""
         ...
 
-    async def notify_session(self, session_id: str, closed: str = "") -> None:
-        """Tell those who follow a session that it changed; ``closed``: no more than that this question was closed."""
+    async def notify_session(self, session_id: str, question: str = "") -> None:
+        """Tell those who follow a session that it changed; ``question``: no more than that
+        (:func:`soong.shared.engine.wire.permissions.question_news`). Of a question that was raised only those hear who
+        listen ``with_questions``.
+        """
         ...
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
@@ -92,11 +95,11 @@ class Subscriber(Protocol):
         """
         ...
 
-    async def subscribe_session(self, session_id: str, *, with_closed: bool = False) -> Subscription:
+    async def subscribe_session(self, session_id: str, *, with_questions: bool = False) -> Subscription:
         """Hear that a session changed: its id.
 
-        ``with_closed``: with the id of a question (:func:`soong.shared.engine.wire.permissions.split_hint`) where
-        nothing has changed but that it was closed.
+        ``with_questions``: with what happened to a question (:func:`soong.shared.engine.wire.permissions.split_hint`)
+        where nothing else has changed.
         """
         ...
 

@@ -40,7 +40,7 @@ UNFOLLOWED_S = 0.5
 MAX_UNFOLLOWED = 10_000
 
 # (how, where, id): the whole of a hint but for what comes with its id: of a raised request its session, of a decided
-# one its decision, of a session the question that was closed.
+# one its decision, of a session what happened to a question.
 _How: TypeAlias = Literal["publish", "call", "stream"]
 _Hint: TypeAlias = tuple[_How, str, str]
 
@@ -74,10 +74,10 @@ class RedisNotifier:
     async def call_worker(self, worker_id: str) -> None:
         self._put("call", worker_channel(worker_id), worker_id)
 
-    async def notify_session(self, session_id: str, closed: str = "") -> None:
-        # One message says no more than that one question was closed, or it says that the session has changed.
-        is_more = self._waiting.get(("publish", session_channel(session_id), session_id), closed) != closed
-        self._put("publish", session_channel(session_id), session_id, "" if is_more else closed)
+    async def notify_session(self, session_id: str, question: str = "") -> None:
+        # One message says no more than what happened to one question, or it says that the session has changed.
+        is_more = self._waiting.get(("publish", session_channel(session_id), session_id), question) != question
+        self._put("publish", session_channel(session_id), session_id, "" if is_more else question)
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -164,7 +164,7 @@ class RedisNotifier:
                 elif where != OWNERS_CHANNEL:
                     if where == run_channel(subject):
                         followed[len(pipe)] = subject
-                    pipe.publish(where, _payload(closed=beside) if beside else _payload())
+                    pipe.publish(where, _payload(question=beside) if beside else _payload())
                 elif not subject:
                     pipe.publish(where, _payload(sessions=[]))
             answers = await pipe.execute()

@@ -1,5 +1,7 @@
 """Subscriptions over Redis: pub/sub for wake-ups, streams for permission traffic."""
 
+from collections.abc import Callable, Sequence
+
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
@@ -14,6 +16,7 @@ from soong.shared.storage.redis.subscriptions import (
     called,
     changed,
     sessions_of,
+    settled_change,
 )
 
 ANSWER_PIECES_KEPT = 200
@@ -47,22 +50,23 @@ class RedisSubscriber:
             StreamSource(self._client, decisions_of(worker_id), "request", "decision")
         )
 
-    async def subscribe_session(self, session_id: str, *, with_closed: bool = False) -> Subscription:
-        if not with_closed:
-            return await self._subject_ear(session_channel(session_id), session_id)
+    async def subscribe_session(self, session_id: str, *, with_questions: bool = False) -> Subscription:
+        if not with_questions:
+            return await self._subject_ear(
+                session_channel(session_id), session_id, lambda payload: settled_change(payload, session_id)
+            )
         source = ChannelSource(
             self._client, session_channel(session_id), lambda payload: changed(payload, session_id), idle=self._idle
         )
         return await RedisSubscription.listen(source, returned=session_id)
 
     async def subscribe_run(self, run_id: str) -> Subscription:
-        return await self._subject_ear(run_channel(run_id), run_id)
+        return await self._subject_ear(run_channel(run_id), run_id, lambda _payload: (run_id,))
 
     async def subscribe_answer(self, run_id: str) -> Subscription:
         source = ChannelSource(self._client, answer_channel(run_id), lambda payload: (payload,))
         return await RedisSubscription.listen(source, keep=ANSWER_PIECES_KEPT)
 
-    async def _subject_ear(self, channel: str, subject: str) -> Subscription:
-        return await RedisSubscription.listen(
-            ChannelSource(self._client, channel, lambda _payload: (subject,), idle=self._idle), returned=subject
-        )
+    async def _subject_ear(self, channel: str, subject: str, decode: Callable[[str], Sequence[str]]) -> Subscription:
+        source = ChannelSource(self._client, channel, decode, idle=self._idle)
+        return await RedisSubscription.listen(source, returned=subject)

@@ -15,7 +15,13 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
-from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, hint_of
+from soong.shared.engine.wire.permissions import (
+    MAX_DECISION_CHARS,
+    hint_of,
+    question_news,
+    split_hint,
+    split_question_news,
+)
 
 log = get_logger(__name__)
 
@@ -27,6 +33,8 @@ SILENCE_S = 15.0
 BLOCK_MS = 5_000
 BATCH = 500
 MAX_ID_CHARS = 64
+MAX_NEWS_CHARS = 80
+_RAISED = question_news("raised", "")
 IDLE_CHANNELS = 4
 """Connections for channels that a subscriber keeps while nothing listens on them."""
 
@@ -273,13 +281,19 @@ def called(payload: str, worker_id: str) -> Sequence[str]:
 
 
 def changed(payload: str, session_id: str) -> Sequence[str]:
-    """Return what a message tells of a session: its id, with that of a question where that was closed and no more."""
+    """Return what a message tells of a session: its id, with what happened to a question where that is all."""
     try:
         value = json.loads(payload)
     except ValueError:
         return (session_id,)
-    closed = value.get("closed") if isinstance(value, dict) else None
-    return (hint_of(session_id, closed[:MAX_ID_CHARS] if isinstance(closed, str) else ""),)
+    news = value.get("question") if isinstance(value, dict) else None
+    return (hint_of(session_id, news[:MAX_NEWS_CHARS] if isinstance(news, str) else ""),)
+
+
+def settled_change(payload: str, session_id: str) -> Sequence[str]:
+    """Return the id of a session that a message tells of, unless only a question was raised: its owner looks first."""
+    is_raised = _RAISED in payload and "raised" in split_question_news(split_hint(changed(payload, session_id)[0])[1])
+    return () if is_raised else (session_id,)
 
 
 def _order(entry_id: str) -> tuple[int, int]:

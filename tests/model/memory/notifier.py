@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.engine.wire.permissions import REQUESTS, decisions_of, hint_of
+from soong.shared.engine.wire.permissions import REQUESTS, decisions_of, hint_of, split_question_news
 
 _REQUESTS_BY_ID = f"{REQUESTS} by id"
 
 
-def _with_closed(session_id: str) -> str:
-    return f"closed:{session_id}"
+def _with_questions(session_id: str) -> str:
+    return f"questions:{session_id}"
 
 
 class MemorySubscription:
@@ -62,9 +62,10 @@ class MemoryBus:
     async def call_worker(self, worker_id: str) -> None:
         self._ring(worker_channel(worker_id), ("",))
 
-    async def notify_session(self, session_id: str, closed: str = "") -> None:
-        self._ring(session_channel(session_id), (session_id,))
-        self._ring(_with_closed(session_id), (hint_of(session_id, closed),))
+    async def notify_session(self, session_id: str, question: str = "") -> None:
+        if split_question_news(question)[0] != "raised":
+            self._ring(session_channel(session_id), (session_id,))
+        self._ring(_with_questions(session_id), (hint_of(session_id, question),))
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
@@ -94,8 +95,8 @@ class MemoryBus:
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
         return self._listen(decisions_of(worker_id))
 
-    async def subscribe_session(self, session_id: str, *, with_closed: bool = False) -> Subscription:
-        return self._listen(_with_closed(session_id) if with_closed else session_channel(session_id))
+    async def subscribe_session(self, session_id: str, *, with_questions: bool = False) -> Subscription:
+        return self._listen(_with_questions(session_id) if with_questions else session_channel(session_id))
 
     async def subscribe_run(self, run_id: str) -> Subscription:
         return self._listen(run_channel(run_id))

@@ -113,14 +113,16 @@ class Client:
         """
         check_total(0, len(task.steps), self.settings.max_children_per_run)
         what = f"submission of {task.id}"
-        await retry_until_confirmed(lambda: self._write(session, task, max_concurrent, budget), what=what)
-        await self.notifier.notify_owners([session.id])
+        worker_id = await retry_until_confirmed(lambda: self._write(session, task, max_concurrent, budget), what=what)
+        if worker_id:  # it claims while owners hear of the session; what it does not claim they see to
+            await self.notifier.call_worker(worker_id)
+        await self.notifier.notify_owners([session.id], is_called=bool(worker_id))
 
-    async def _write(self, session: Session, task: NewTask, max_concurrent: int, budget: Budget) -> None:
+    async def _write(self, session: Session, task: NewTask, max_concurrent: int, budget: Budget) -> str:
+        """Return the worker that may be called for the task; empty: owners choose one."""
         limit = max_concurrent or self.settings.max_concurrent_children_per_session
         if not limit and budget.is_unlimited:
-            await self.store.tasks.submit(session, task)
-            return
+            return await self.store.tasks.submit(session, task)
         writes: list[Awaitable[object]] = [self.store.sessions.open_session(session)]
         if limit:
             writes.append(self.store.claims.set_concurrency_limits([session_limit(session.id, limit)]))
@@ -128,6 +130,7 @@ class Client:
             writes.append(self.store.budgets.set_budget(session_scope(session.id), budget))
         # Begun together, in this order: they are written in this order, and most often by one commit.
         await asyncio.gather(*writes, self.store.tasks.create_task(task))
+        return ""
 
     def attach(
         self,

@@ -26,6 +26,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership, Session
 from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.wire.events import CALLED
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import split_hint
 from soong.shared.storage.store import retry_until_confirmed
@@ -133,13 +134,16 @@ class Orchestrator:
         except NotOwnerError:
             return False  # its new owner carries it out
 
-    async def reconcile(self, session_ids: Iterable[str], *, is_sweep: bool = False) -> None:
+    async def reconcile(
+        self, session_ids: Iterable[str], *, is_sweep: bool = False, called: Collection[str] = ()
+    ) -> None:
         """Look at the given sessions, at those adopted with them, and fill free slots.
 
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
+        A worker has been called for those of ``called``.
         """
         async with self._reconciling:
-            found = await self._find(set(session_ids), is_sweep=is_sweep)
+            found = await self._find(set(session_ids), called, is_sweep=is_sweep)
             if found is None:
                 return
             is_over = await self._look_at(found)
@@ -151,7 +155,7 @@ class Orchestrator:
             await self._within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
-    async def _find(self, wanted: set[str], *, is_sweep: bool) -> FoundSessions | None:
+    async def _find(self, wanted: set[str], called: Collection[str], *, is_sweep: bool) -> FoundSessions | None:
         """Return what is to be looked at, with the sessions that were adopted for it; None: nothing is left to do.
 
         A new session has steps that are ready, and a claim needs no owner: a worker is called first of all.
@@ -161,7 +165,7 @@ class Orchestrator:
             return FoundSessions(wanted)
         store, dispatcher = self.parts.store, self.parts.dispatcher
         found = FoundSessions(wanted, news=dispatcher.news(strangers))
-        if len(wanted) == len(found.news) == 1 and await dispatcher.call_worker():
+        if len(wanted) == len(found.news) == 1 and (wanted <= set(called) or await dispatcher.call_worker()):
             (found.called,) = found.news
             if not await self._within(store.sessions.needing_owner(found.news), (found.called,)):
                 # Its end, or what the worker leaves, is heard of or looked for soon, and it is adopted with that.
@@ -389,7 +393,10 @@ class Orchestrator:
                 heard = await subscription.wait(self.settings.sweep_s)
                 if heard:
                     # An empty id: slots to fill, or a subscription that was away; the sweep looks at what it missed.
-                    await self._safely(self.reconcile(set(heard) - {""}))
+                    hints = dict(map(split_hint, heard))
+                    hints.pop("", None)
+                    called = {one for one, beside in hints.items() if beside == CALLED}
+                    await self._safely(self.reconcile(hints, called=called))
 
     async def _hear_questions(self) -> None:
         async with _listening(self.parts.subscriber.subscribe_permissions(with_requests=True)) as subscription:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from soong.shared.core.errors import TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
@@ -18,6 +18,8 @@ from soong.shared.permissions.access.store import AccessStore
 from soong.shared.permissions.audit_log.store import AuditStore
 from soong.shared.permissions.keys import KeyStore
 from soong.shared.permissions.store import ConsentStore
+
+T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -70,8 +72,8 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-async def retry_until_confirmed(write: Callable[[], Awaitable[None]], *, what: str) -> None:
-    """Write something that may be written twice; again, a few times, where the answer is an error.
+async def retry_until_confirmed(write: Callable[[], Awaitable[T]], *, what: str) -> T:
+    """Write something that may be written twice; again, a few times, where the answer is an error. Return its result.
 
     A commit may have been applied although its answer was lost: a caller that gave up then would leave behind what it
     believes not to be there.

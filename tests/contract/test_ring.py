@@ -7,7 +7,9 @@ from typing import TypeAlias
 
 import pytest
 
+from soong.shared.engine.wire.events import CALLED
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
+from soong.shared.engine.wire.permissions import hint_of
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
@@ -57,6 +59,11 @@ async def _publish(notifier: Notifier, run_id: str, payload: str) -> None:
 
 SUBJECTS: dict[str, tuple[Listen, Say, str]] = {
     "owners": (lambda board: board.subscribe_owner(), lambda notifier: notifier.notify_owners(["sess_1"]), "sess_1"),
+    "owners, called": (
+        lambda board: board.subscribe_owner(),
+        lambda notifier: notifier.notify_owners(["sess_1"], is_called=True),
+        hint_of("sess_1", CALLED),
+    ),
     "owners, all": (lambda board: board.subscribe_owner(), lambda notifier: notifier.notify_owners(), ""),
     "worker": (
         lambda board: board.subscribe_worker("wrk_1"),

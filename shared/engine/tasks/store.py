@@ -52,8 +52,11 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def submit(self, session: Session, task: NewTask) -> None:
+    async def submit(self, session: Session, task: NewTask) -> str:
         """Insert a session and its first task in one transaction; each as if alone (``open_session``, ``create_task``).
+
+        Return the id of a living worker that has a free slot, of several by chance: it may be called for the task.
+        Empty: none has.
 
         Raises:
             ConflictError: another session has a task of that id.

@@ -8,7 +8,11 @@ from typing import Final
 from soong.shared.engine.wire.jobs import KEY_PREFIX
 
 OWNERS_CHANNEL: Final = f"{KEY_PREFIX}wake:owners"
-"""To every orchestrator: ``{"v":1,"sessions":[…]}``: look at these; an empty list: there are slots to fill."""
+"""To every orchestrator: ``{"v":1,"sessions":[…]}``: look at these; an empty list: there are slots to fill. Those that
+are in ``"called"`` too are new, and a worker has been called for them."""
+
+CALLED: Final = "called"
+"""What an owner's subscription reports with such a session."""
 
 
 def worker_channel(worker_id: str) -> str:

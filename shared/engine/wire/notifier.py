@@ -11,8 +11,11 @@ from typing import Protocol
 class Notifier(Protocol):
     """Sends hints. A hint that cannot be sent is logged and counted, never an error: the sweep makes it good."""
 
-    async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
-        """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots."""
+    async def notify_owners(self, sessions: Sequence[str] = (), *, is_called: bool = False) -> None:
+        """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots.
+
+        ``is_called``: a worker has been called for them (:meth:`call_worker`).
+        """
         ...
 
     async def notify_worker(self, worker_id: str) -> None:
@@ -75,7 +78,11 @@ class Subscriber(Protocol):
     """
 
     async def subscribe_owner(self) -> Subscription:
-        """Hear wake-ups for owners: session ids; an empty id means "fill slots"."""
+        """Hear wake-ups for owners: session ids; an empty id means "fill slots".
+
+        One for which a worker has been called comes with :data:`soong.shared.engine.wire.events.CALLED`
+        (:func:`soong.shared.engine.wire.permissions.split_hint`).
+        """
         ...
 
     async def subscribe_permissions(self, *, with_requests: bool = False) -> Subscription:

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.answers import answer_channel
-from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
+from soong.shared.engine.wire.events import CALLED, OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.permissions import DECISIONS_LENGTH, MAX_LENGTH, REQUESTS, decisions_of
 
 log = get_logger(__name__)
@@ -64,9 +64,9 @@ class RedisNotifier:
         """By run: until when nobody follows it, as far as we know."""
         self.dropped = 0
 
-    async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
+    async def notify_owners(self, sessions: Sequence[str] = (), *, is_called: bool = False) -> None:
         for session_id in sessions or ("",):
-            self._put("publish", OWNERS_CHANNEL, session_id)
+            self._put("publish", OWNERS_CHANNEL, session_id, CALLED if is_called else "")
 
     async def notify_worker(self, worker_id: str) -> None:
         self._put("publish", worker_channel(worker_id), worker_id)
@@ -150,12 +150,11 @@ class RedisNotifier:
             self.dropped += 1
 
     async def _send_batch(self, batch: Mapping[_Hint, str]) -> None:
-        sessions = [subject for (_, where, subject) in batch if where == OWNERS_CHANNEL and subject]
+        owners = {subject: beside for (_, where, subject), beside in batch.items() if where == OWNERS_CHANNEL}
+        sessions = [subject for subject in owners if subject]
         pipe: Any = self._client.pipeline(transaction=False)  # its commands are typed as if they answered
         followed: dict[int, str] = {}
         async with pipe:
-            if sessions:
-                pipe.publish(OWNERS_CHANNEL, _payload(sessions=sessions))
             for (how, where, subject), beside in batch.items():
                 if how == "stream":
                     self._add(pipe, where, subject, beside)
@@ -167,6 +166,9 @@ class RedisNotifier:
                     pipe.publish(where, _payload(question=beside) if beside else _payload())
                 elif not subject:
                     pipe.publish(where, _payload(sessions=[]))
+            if sessions:  # after the calls of workers for them
+                called = [subject for subject in sessions if owners[subject]]
+                pipe.publish(OWNERS_CHANNEL, _payload(sessions=sessions, **({"called": called} if called else {})))
             answers = await pipe.execute()
         self._note_unfollowed([run_id for place, run_id in followed.items() if not answers[place]])
 

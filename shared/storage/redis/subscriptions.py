@@ -15,6 +15,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
+from soong.shared.engine.wire.events import CALLED
 from soong.shared.engine.wire.permissions import (
     MAX_DECISION_CHARS,
     hint_of,
@@ -259,7 +260,7 @@ class StreamSource:
 
 
 def sessions_of(payload: str) -> Sequence[str]:
-    """Return the sessions that a wake-up for owners names; an empty id when it names none."""
+    """Return the sessions that a wake-up for owners names, as hints; an empty id when it names none."""
     try:
         value = json.loads(payload)
     except ValueError:
@@ -268,7 +269,9 @@ def sessions_of(payload: str) -> Sequence[str]:
     sessions = value.get("sessions") if isinstance(value, dict) else None
     if not isinstance(sessions, list):
         return ()
-    return [str(session_id) for session_id in sessions] or [""]
+    listed = value.get("called")
+    with_call = set(map(str, listed)) if isinstance(listed, list) else ()
+    return [hint_of(one, CALLED if one in with_call else "") for one in map(str, sessions)] or [""]
 
 
 def called(payload: str, worker_id: str) -> Sequence[str]:

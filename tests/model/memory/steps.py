@@ -50,9 +50,12 @@ class MemorySteps:
         create_task(self.rows, task)
 
     @transaction
-    def submit(self, session: Session, task: NewTask) -> None:
+    def submit(self, session: Session, task: NewTask) -> str:
         add_session(self.rows, session)
         create_task(self.rows, task)
+        live = (worker for worker in self.rows.workers.values() if worker.state is ProcessState.LIVE)
+        free = (one for one in live if one.slots > sum(not step.holder_run_id for step in self.rows.leased_by(one.id)))
+        return next((worker.id for worker in free), "")
 
     @transaction
     def task(self, task_id: str) -> Task:

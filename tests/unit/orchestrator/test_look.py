@@ -176,6 +176,22 @@ async def test_slots_are_not_looked_at_for_a_session_that_its_worker_has_ended()
     assert store.looks_at_workers == looks
 
 
+async def test_a_worker_that_was_called_by_the_submitter_is_not_called_again() -> None:
+    store, board = MemoryStore(), MemoryBus()
+    await store.sessions.register_worker(make_worker("wrk_1"))
+    orchestrator = make_orchestrator(store, board)
+    await orchestrator._register()
+    await orchestrator.parts.dispatcher.dispatch()
+    ear = await board.subscribe_worker("wrk_1")
+    for number, with_call in enumerate((True, False)):
+        session = make_session(f"sess_{number}", approval_mode=ApprovalMode.DENY, closes_with_task=True)
+        await store.tasks.submit(session, make_task(session.id, "a"))
+        await orchestrator.reconcile([session.id], called={session.id} if with_call else ())
+
+        assert await ear.wait(0.01) == (() if with_call else ("",))
+        assert not orchestrator._owned
+
+
 async def test_what_a_called_worker_leaves_is_sent_before_its_session_is_adopted() -> None:
     broker = CountedBroker()
     orchestrator = await called(

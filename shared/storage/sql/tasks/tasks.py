@@ -1,5 +1,6 @@
 """Tasks and steps: how they are made and read."""
 
+import random
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -83,6 +84,16 @@ ONE_STEP: Final = StepRead("step", "steps.key = :key")
 TASK: Final = TableRead("task", tasks, "WHERE id = :task_id")
 TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
 TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
+FREE_WORKERS: Final = Statement(
+    "free workers: those that live and have a free slot",
+    """
+    SELECT id FROM workers WHERE state <> 'gone' AND state = 'live' AND slots > (
+        SELECT count(*) FROM steps
+        WHERE worker_id = workers.id AND status IN ('claimed', 'running') AND holder_run_id = ''
+    )
+    ORDER BY ordinal
+    """,
+)
 LEFT_OF_TASK: Final = Statement(
     "left of task: steps of one of that id that is being removed",
     "SELECT 1 FROM steps WHERE task_id = :task_id LIMIT 1",
@@ -102,23 +113,26 @@ class SqlTasks:
         )
         await self._database.write(lambda tx: _create(tx, task, rows))
 
-    async def submit(self, session: Session, task: NewTask) -> None:
+    async def submit(self, session: Session, task: NewTask) -> str:
         values = session_values(session)
         rows = await self._database.built(
             lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
         )
 
-        def write(tx: Transaction) -> None:
+        def write(tx: Transaction) -> str:
             with tx.pipeline():
                 added = send_session(tx, self._trail, values)
                 found = _send_looks(tx, task)
+                free = tx.send(FREE_WORKERS)
             is_new = _is_new(tx, task, *found)
             with tx.pipeline():
                 note_session(tx, self._trail, session, added)
                 if is_new:
                     _put_all(tx, rows)
+            workers = free.rows()
+            return str(random.choice(workers)[0]) if workers else ""  # noqa: S311  # no secret
 
-        await self._database.write(write)
+        return await self._database.write(write)
 
     # -- reading
     async def task(self, task_id: str) -> Task:

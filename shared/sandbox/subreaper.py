@@ -16,8 +16,8 @@ beyond its reach. What another service starts on the program's behalf (``at``, `
 not a descendant. Against these only an operating system sandbox helps.
 
 The subreaper has exactly the program's environment and working directory; there is no secret in it to read. It imports
-little (no typing, no pathlib): its start is what a command costs more. It marks itself and with that the entire family
-(:func:`mark_family`).
+little (no typing, no enum, no collections): its start is what a command costs more. It marks itself and with that the
+entire family (:func:`mark_family`).
 
 ``subreaper.py stand-in CONTROL STATUS GRACE_S PROGRAM ARG…`` keeps a server program: a worker. It starts the program
 at once, forwards signals to it, and ends as the program ended: with its exit code or by its signal. The family ends
@@ -33,16 +33,19 @@ SIGKILL; the report has a line ``hung SECONDS``. The subreaper needs no lock of 
 in which the program or the subreaper itself was stopped, frozen or without a CPU does not count.
 """
 
-import contextlib
-import ctypes
 import errno
 import os
 import resource
 import select
-import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+
+TYPE_CHECKING = False  # as in typing, which is not imported
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Mapping
+else:
+    import _signal as signal  # without the enumerations of the module around it: 1 MiB and a fifth of our start
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -108,12 +111,12 @@ def stand_in(control: int, status: int, grace_s: float, argv: list[str]) -> int:
 
 
 def keep(
-    program: Callable[[int], None],
+    program: "Callable[[int], None]",
     control: int,
     status: int,
     grace_s: float,
     name: str,
-    environment: Mapping[str, str],
+    environment: "Mapping[str, str]",
 ) -> None:
     """Fork a program and become its stand-in: an interpreter with nothing but this module, and this environment.
 
@@ -159,7 +162,7 @@ def _keep(family: "ProcessTree", pulse: "PulseMonitor", control: int, status: in
 
 def mark_family() -> None:
     """Mark this process and all that it starts; one that is marked already stays so."""
-    with contextlib.suppress(OSError, ValueError):  # a kernel without that limit: `soong doctor` says what is lost
+    with _Suppressed(OSError, ValueError):  # a kernel without that limit: `soong doctor` says what is lost
         if resource.getrlimit(RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY:
             resource.setrlimit(RLIMIT_LOCKS, (RUN_MARK, RUN_MARK))
 
@@ -193,7 +196,7 @@ class ProcessTree:
             os.waitpid(self.program, 0)
             raise OSError(int(problem), os.strerror(int(problem)), argv[0])
 
-    def fork(self, program: Callable[[], None], status: int) -> None:
+    def fork(self, program: "Callable[[], None]", status: int) -> None:
         """Like :meth:`start`, with a function of this process as the program."""
         subreaper = os.getpid()
         self.program = os.fork()
@@ -311,7 +314,7 @@ class PulseMonitor:
         """Take a sign of life; False when none will come any more."""
         said = os.read(self.reading, 4096)
         if said.endswith(b"\n"):
-            with contextlib.suppress(ValueError):  # a program of the user's has written there
+            with _Suppressed(ValueError):  # a program of the user's has written there
                 self.allowed_s = float(said.split()[-1])
         if not said:
             self.allowed_s = 0.0
@@ -480,7 +483,7 @@ def _poll_of(*descriptors: int) -> select.poll:
     return poll
 
 
-def _woken_by(*signals: signal.Signals) -> int:
+def _woken_by(*signals: int) -> int:
     """Turn signals into bytes on a pipe and return its end for reading."""
     wake, waker = os.pipe()
     for descriptor in (wake, waker):
@@ -515,16 +518,31 @@ def _end_as(code: int) -> int:
 def _say(status: int, line: str) -> None:
     if status < 0:
         return
-    with contextlib.suppress(BrokenPipeError):  # the owner is gone; there is nobody to tell
+    with _Suppressed(BrokenPipeError):  # the owner is gone; there is nobody to tell
         os.write(status, f"{line}\n".encode())
 
 
 def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with _Suppressed(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
+class _Suppressed:
+    """As contextlib.suppress, which would import the collections."""
+
+    def __init__(self, *errors: type[BaseException]) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, self._errors)
+
+
 def _prctl(option: int, value: int) -> None:
+    import ctypes  # one that adopts does without
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         code = ctypes.get_errno()

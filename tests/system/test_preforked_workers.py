@@ -47,7 +47,11 @@ def started(cli: CliHarness) -> int:
 
 
 def opened(process: psutil.Process) -> Sequence[str]:
-    return sorted(str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir())
+    found = []
+    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(str(entry.readlink()))
+    return sorted(found)
 
 
 @pytest.mark.spec("OPS-01", "OPS-06")

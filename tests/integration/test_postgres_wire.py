@@ -1,6 +1,6 @@
 """Statements over the wire say what a cursor of psycopg says, fail as it fails, and leave the connection usable."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, text
 
-from soong.shared.storage.sql.engine.postgres_wire import MAX_PREPARED, PostgresWire, WiredConnection
+from soong.shared.storage.sql.engine.postgres_wire import MAX_POSTED, MAX_PREPARED, PostgresWire, WiredConnection
 from tests.integration.sql_stores import connected
 
 VALUES = (1, -40_000, 3_000_000_000, 2**70, True, None, 1.5, "naïve 𝄞", "", b"\x00\xff", Decimal("1.20"))
@@ -90,6 +90,69 @@ def test_the_first_error_of_a_batch_is_raised_and_what_follows_it_is_not_done(
         wire.execute(ROWS, ())
     raw_of(connection).rollback()
     assert wire.execute(ROWS, ()).rows() == []
+
+
+def test_what_was_posted_goes_with_what_is_sent_next(
+    connection: Connection, wire: PostgresWire, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = 0
+    end_batch = PostgresWire._end_batch
+
+    def counted(self: PostgresWire) -> None:
+        nonlocal answered
+        answered += 1
+        end_batch(self)
+
+    monkeypatch.setattr(PostgresWire, "_end_batch", counted)
+
+    wire.post("INSERT INTO kept VALUES (%s, 'a')", (1,))
+    with wire.batch():
+        wire.post("INSERT INTO kept VALUES (%s, 'b')", (2,))
+    assert answered == 0
+    assert wire.execute(ROWS, ()).rows() == [(1, "a"), (2, "b")]
+    assert answered == 1
+    wire.post("DELETE FROM kept WHERE id = %s", (1,))
+    raw_of(connection).commit()
+
+    assert answered == 2
+    assert seen_elsewhere(postgres_url) == [(2, "b")]
+
+
+@pytest.mark.parametrize("then", ["the commit", "another statement", "a cursor"])
+def test_what_was_posted_and_fails_fails_what_is_done_next_and_is_undone(
+    connection: Connection, wire: PostgresWire, postgres_url: str, then: str
+) -> None:
+    for body in ("a", "b"):
+        wire.post("INSERT INTO kept VALUES (1, %s)", (body,))
+
+    next_acts: dict[str, Callable[[], object]] = {
+        "the commit": raw_of(connection).commit,
+        "another statement": lambda: wire.execute(ROWS, ()),
+        "a cursor": lambda: raw_of(connection).execute(ROWS),
+    }
+    with pytest.raises(psycopg.errors.UniqueViolation, match="kept_pkey"):
+        next_acts[then]()
+    raw_of(connection).rollback()
+
+    assert seen_elsewhere(postgres_url) == wire.execute(ROWS, ()).rows() == []
+
+
+def test_what_was_posted_is_taken_back_without_a_word(connection: Connection, wire: PostgresWire) -> None:
+    for body in ("a", "b"):
+        wire.post("INSERT INTO kept VALUES (1, %s)", (body,))
+
+    raw_of(connection).rollback()
+
+    assert wire.execute(ROWS, ()).rows() == []
+
+
+def test_many_that_were_posted_are_answered_now_and_then(connection: Connection, wire: PostgresWire) -> None:
+    for number in range(3 * MAX_POSTED):
+        wire.post("INSERT INTO kept VALUES (%s, 'a')", (number,))
+        assert len(wire._expected) <= MAX_POSTED + 3
+    raw_of(connection).commit()
+
+    assert len(wire.execute(ROWS, ()).rows()) == 3 * MAX_POSTED
 
 
 def test_an_error_of_the_caller_within_a_batch_leaves_the_connection_usable(

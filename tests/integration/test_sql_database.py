@@ -1,6 +1,7 @@
 """Group commit and connections: nobody's failure is another's, done means committed, and a cut heals."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundErro
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.store import Appended, CallRow
 from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.engine import driver_error
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore
@@ -183,6 +185,15 @@ async def test_a_broken_constraint_is_its_callers_alone(store: SqlStore) -> None
     assert await scopes(store._database) == ["a", "c"]
 
 
+async def test_a_broken_constraint_that_the_commit_finds_is_its_callers_alone(store: SqlStore) -> None:
+    outcomes = await together(store._database, add("a"), lambda tx: tx.send(BREAK, scope="b"), add("c"))
+
+    assert isinstance(driver_error(outcomes[1]), sqlite3.IntegrityError | psycopg.IntegrityError)
+    assert await scopes(store._database) == ["a", "c"]
+    await store._database.write(add("d"))
+    assert await scopes(store._database) == ["a", "c", "d"]
+
+
 async def test_work_that_meets_shares_one_transaction(store: SqlStore) -> None:
     seen: list[int] = []
 
@@ -310,7 +321,8 @@ async def test_a_heartbeat_whose_connection_is_cut_continues(postgres_url: str) 
         heart.close()
 
 
-async def test_two_that_wait_for_each_other_both_get_through(postgres_url: str) -> None:
+@pytest.mark.parametrize("is_posted", [False, True], ids=["an answer tells", "the commit tells"])
+async def test_two_that_wait_for_each_other_both_get_through(postgres_url: str, is_posted: bool) -> None:
     async with opened(postgres_url) as one, opened(postgres_url) as two:
         await one._database.write(add("a"))
         await one._database.write(add("b"))
@@ -324,7 +336,7 @@ async def test_two_that_wait_for_each_other_both_get_through(postgres_url: str) 
                 tx.count(lock, scope=first)
                 if not tries:
                     tries.append(meeting.wait(10))
-                tx.count(lock, scope=second)
+                (tx.send if is_posted else tx.count)(lock, scope=second)
 
             return write
 

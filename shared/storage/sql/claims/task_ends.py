@@ -48,6 +48,10 @@ CLOSE_WITH_TASK: Final = Statement(
     RETURNING id
     """,
 )
+CLOSE_HELD: Final = Statement(
+    "close held: a session that is held and is to end with the task that has completed",
+    "UPDATE sessions SET is_closed = 1 WHERE id = :session_id",
+)
 LAST_STEP: Final = Statement(
     "last step: the root run of a task that has nothing left but its end, in a session that is to end with it and that "
     "no owner has adopted; held, unless somebody holds it who will see to it",
@@ -115,14 +119,20 @@ def write_completion(
     is_recorded: bool,
 ) -> bool:
     """Complete a task of which nothing is left, in one round trip; say whether the session of that id was closed."""
+    with tx.pipeline():
+        _complete(tx, run_log, task_id, root_run_id, now_us, is_recorded=is_recorded)
+        closing = tx.send(CLOSE_WITH_TASK, session_id=closing_id) if closing_id else None
+    return closing is not None and bool(closing.rows())
+
+
+def _complete(
+    tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str, now_us: int, *, is_recorded: bool
+) -> None:
     note, run_status, end_reason = _ENDS[TaskEvent.COMPLETE]
     run_log.note(root_run_id, note, task=task_id, reason="")
     run_log.end(root_run_id, run_status, end_reason)
-    with tx.pipeline():
-        move_task(tx, task_id, TaskStatus.COMPLETED, "", now_us, is_recorded=is_recorded)
-        run_log.flush(tx)
-        closing = tx.send(CLOSE_WITH_TASK, session_id=closing_id) if closing_id else None
-    return closing is not None and bool(closing.rows())
+    move_task(tx, task_id, TaskStatus.COMPLETED, "", now_us, is_recorded=is_recorded)
+    run_log.flush(tx)
 
 
 def end_with_last_step(tx: Transaction, task_id: str, session_id: str, now_us: int) -> bool:
@@ -130,5 +140,7 @@ def end_with_last_step(tx: Transaction, task_id: str, session_id: str, now_us: i
     root_run_id = tx.value(LAST_STEP, task_id=task_id, session_id=session_id, most=FEW_RUNS + 1)
     if root_run_id is None:
         return False
-    run_log = RunLogBuffer(now_us)
-    return write_completion(tx, run_log, task_id, root_run_id, session_id, now_us, is_recorded=True)
+    with tx.pipeline():  # of which nobody awaits an answer: it goes with the commit
+        _complete(tx, RunLogBuffer(now_us), task_id, root_run_id, now_us, is_recorded=True)
+        tx.send(CLOSE_HELD, session_id=session_id)
+    return True

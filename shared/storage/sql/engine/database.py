@@ -24,6 +24,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.storage.sql.engine.engine import (
     first_line,
     is_conflict,
+    is_refused,
     is_too_silent,
     is_unavailable,
     is_unstorable,
@@ -279,6 +280,9 @@ class Database:
             self._roll_back(transaction, undone.__cause__)
             raise
         except Exception as error:  # a failed commit: whatever the driver says, nobody may hear "done"
+            if is_refused(error):  # most often by a statement that was sent with it
+                self._roll_back(transaction, error)
+                raise _UndoneError from error
             self._drop()
             if is_too_silent(error):  # said instead of taking the commit
                 raise _UndoneError from error
@@ -322,6 +326,7 @@ class Database:
     def _roll_back(self, transaction: RootTransaction, cause: BaseException | None) -> None:
         try:
             transaction.rollback()
+            transaction.connection.connection.rollback()  # SQLAlchemy sends none after a commit that failed
         except Exception:  # noqa: BLE001  # no use in a connection that cannot roll back; the server undoes its work
             self._drop()
         else:

@@ -276,6 +276,14 @@ def is_too_silent(error: BaseException) -> bool:
     return getattr(driver_error(error), "sqlstate", None) == TOO_SILENT
 
 
+def is_refused(error: BaseException) -> bool:
+    """Say whether a server that answered a commit says that it was not done: of PostgreSQL an error that leaves the
+    connection open.
+    """
+    diagnosis = getattr(driver_error(error), "diag", None)
+    return getattr(diagnosis, "severity_nonlocalized", None) == "ERROR"
+
+
 def driver_error(error: BaseException) -> BaseException:
     """Return what the driver raised, without SQLAlchemy's wrapping."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error

@@ -2,7 +2,8 @@
 
 With a cursor a statement costs the client 40 us of CPU time, six times what sending it and reading its answer costs,
 and BEGIN costs a round trip. Here a statement is prepared once a connection, and BEGIN goes with the first statement
-of a transaction. psycopg's own dumpers and loaders convert the values, so that types and errors are the same both ways.
+of a transaction, and COMMIT with its last ones when nobody waits for what they answer. psycopg's own dumpers and
+loaders convert the values, so that types and errors are the same both ways.
 
 Source: PostgreSQL documentation, libpq, pipeline mode. Imported where there is a PostgreSQL only.
 """
@@ -23,6 +24,9 @@ from psycopg.pq.abc import PGresult
 
 MAX_PREPARED: Final = 500
 """Statements that a connection keeps prepared; one more takes the place of the one that was unused for longest."""
+
+MAX_POSTED: Final = 100
+"""Statements that nobody waits for after which their answers are read: neither side's buffers fill up."""
 
 _PLACE: Final = re.compile(r"%\((\w+)\)s|%s")
 _FAILED: Final = frozenset({ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED})
@@ -51,7 +55,7 @@ class WiredConnection(psycopg.Connection[Any]):
         self.wire.commit(is_awaited=not self.is_reader)
 
     def rollback(self) -> None:
-        self.wire.settle()
+        self.wire.drop()
         super().rollback()
 
 
@@ -101,6 +105,11 @@ class PostgresWire:
         self._expected: deque[SentStatement | None] = deque()
         """Of what has been sent and not answered; None is the end of a batch."""
         self._is_open = False
+        """A batch is under way."""
+        self._is_awaited = False
+        """Somebody waits for an answer of that batch."""
+        self._is_posted = False
+        """Statements have been sent that nobody waits for, and what is sent next is of the same batch."""
         self._is_begun = False
 
     def execute(self, text: str, values: Mapping[str, Any] | Sequence[Any]) -> SentStatement:
@@ -110,13 +119,25 @@ class PostgresWire:
             psycopg.Error: of the classes, and with the SQLSTATE, that psycopg's cursors raise.
         """
         if self._is_open:
+            self._is_awaited = True
+            return self._send(text, values)
+        with self.batch():
+            self._is_awaited = True
+            return self._send(text, values)
+
+    def post(self, text: str, values: Mapping[str, Any] | Sequence[Any]) -> SentStatement:
+        """Send a statement whose answer nobody waits for. If it fails, what is done next in its transaction, at the
+        latest the commit, raises its error.
+        """
+        if self._is_open:
             return self._send(text, values)
         with self.batch():
             return self._send(text, values)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Send what is executed within without waiting for answers. Its end waits for all of them.
+        """Send what is executed within without waiting for answers. Its end waits for all of them, unless all of it
+        has been posted.
 
         Raises:
             psycopg.Error: the first statement that failed; those after it were not executed.
@@ -127,7 +148,10 @@ class PostgresWire:
         self._begin_batch()
         try:
             yield
-            self._end_batch()
+            if self._is_awaited or len(self._expected) >= MAX_POSTED:
+                self._end_batch()
+            else:
+                self._is_posted = bool(self._expected)
         except BaseException:
             # The caller gets the error of its batch. If the connection is lost, its next use raises that.
             with suppress(psycopg.Error):
@@ -137,15 +161,21 @@ class PostgresWire:
             self._is_open = False
 
     def commit(self, *, is_awaited: bool) -> None:
-        """Commit, if a transaction has begun. Without waiting, an error is raised by what is done next."""
+        """Commit, if a transaction has begun. Without waiting, an error is raised by what is done next.
+
+        Raises:
+            psycopg.Error: of a statement that was posted, or of the commit.
+        """
+        if self._is_posted:
+            self._commit()
+            return
         if self._expected and not is_awaited:
             return  # the last commit is under way, and nothing has begun since
         self.settle()
         if self._pg.transaction_status == TransactionStatus.IDLE:
             return
         if is_awaited:
-            with self.batch():
-                self._put(b"COMMIT")
+            self._commit()
             return
         self._begin_batch()
         self._is_open = False
@@ -155,6 +185,14 @@ class PostgresWire:
 
     def settle(self) -> None:
         """Wait for all answers and leave pipeline mode, for psycopg. Raises: psycopg.Error."""
+        if self._is_posted:
+            with self.batch():
+                self._is_awaited = True
+        elif self._expected:
+            self._drain()
+
+    def drop(self) -> None:
+        """Leave pipeline mode for a rollback, whatever the statements that were sent answer. Raises: psycopg.Error."""
         if self._expected:
             self._drain()
 
@@ -169,8 +207,16 @@ class PostgresWire:
         self._values.set_pgresult(result)
         return self._values.load_rows(0, result.ntuples, tuple)
 
+    def _commit(self) -> None:
+        with self.batch():
+            self._is_awaited = True
+            self._put(b"COMMIT")
+
     def _begin_batch(self) -> None:
-        if self._expected:
+        self._is_awaited = False
+        if self._is_posted:
+            self._is_posted = False
+        elif self._expected:
             self._is_begun = False  # a commit is under way
         else:
             self._is_begun = self.connection.autocommit or bool(self._pg.transaction_status)
@@ -189,7 +235,7 @@ class PostgresWire:
 
     def _drain(self) -> None:
         """Read what is still to come, whatever it says; raise only when the connection is lost."""
-        self._is_open = False
+        self._is_open = self._is_posted = False
         try:
             if not self._expected or self._expected[-1] is not None:
                 self._end_sending()

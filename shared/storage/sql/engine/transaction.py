@@ -92,11 +92,16 @@ class Transaction:
         return changed
 
     def send(self, statement: Statement, **parameters: Any) -> Reply:
-        """Execute without waiting; inside :meth:`pipeline` several statements then share one round trip."""
+        """Execute without waiting; inside :meth:`pipeline` several statements then share one round trip.
+
+        On PostgreSQL the error of one that returns no rows is raised by a later statement or by the commit, with which
+        it shares the round trip; so are those of :meth:`insert`, :meth:`put` and :meth:`change`.
+        """
         if not self.is_postgres:
             return _Notices(self.rows(statement, **parameters))
         self.has_written = self.has_written or statement.writes
-        return self._wire.execute(statement.postgres, statement.parameters(parameters))
+        send = self._wire.execute if statement.returns else self._wire.post
+        return send(statement.postgres, statement.parameters(parameters))
 
     def insert(self, insert: Insert, rows: Iterable[Sequence[Any]]) -> None:
         """Insert rows given in the order of the insert's columns; what makes them runs between the statements."""
@@ -110,14 +115,14 @@ class Transaction:
             return
         are_few = len(first) <= FEW_ROWS
         for batch in (packed_rows(first),) if are_few else packed_batches(chain(first, rest)):
-            self._wire.execute(insert.postgres, (batch,))
+            self._wire.post(insert.postgres, (batch,))
 
     def put(self, ready: ReadyRows) -> None:
         """Insert rows that were built before the transaction."""
         for batch in ready.batches:
             self.has_written = True
             if self.is_postgres:
-                self._wire.execute(ready.insert.postgres, (batch,))
+                self._wire.post(ready.insert.postgres, (batch,))
             else:
                 self._raw.executemany(ready.insert.sqlite, batch)
 
@@ -167,8 +172,11 @@ class Transaction:
             yield
 
     def _postgres_rows(self, statement: Statement, parameters: dict[str, Any]) -> Sequence[Row]:
-        answer = self._wire.execute(statement.postgres, statement.parameters(parameters))
-        rows: Sequence[Row] = answer.rows() if statement.returns else ()
+        rows: Sequence[Row] = ()
+        if statement.returns:
+            rows = self._wire.execute(statement.postgres, statement.parameters(parameters)).rows()
+        else:
+            self._wire.post(statement.postgres, statement.parameters(parameters))
         if statement.writes and (rows or not statement.returns):
             self.has_written = True
         return rows

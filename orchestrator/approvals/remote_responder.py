@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, assert_never
 
+from soong.orchestrator.approvals.decide import by_policy
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.approvals.question_status import question_of, status_of_question
@@ -23,6 +24,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.wire.notifier import Notifier, NullSubscription, Subscriber, Subscription
 from soong.shared.engine.wire.permissions import split_hint, split_question_news
+from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, PermissionCallback, PermissionRequest, Question
 from soong.shared.storage.store import Store
@@ -91,6 +93,9 @@ class RemoteResponder:
     _read_s: float = -FRESH_S
     """When these were read."""
     _provenance: Provenance = field(default_factory=Provenance)
+    _ruling: tuple[Session, Policy] | None = None
+    """The session and its policy, where a question may be shown before its owner has looked at it."""
+    _notifying: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
         """Answer until cancelled, or until the callback can be asked nothing more; questions then stay open.
@@ -119,7 +124,7 @@ class RemoteResponder:
                     attendance.attend(request.identity.session_id for request in self._waiting)
                 is_news = await self._wait(subscription)
         finally:
-            await _cancelled(self._asking, attending)
+            await _cancelled(self._asking, attending, *self._notifying)
             await subscription.close()
             left = await self._left() if self._waiting else 0
             if left:
@@ -220,8 +225,20 @@ class RemoteResponder:
         found = await self.store.consent.questions(session_id=self.session_id)
         questions = [question for question in found if question.is_proven]
         if self.session_id:
+            if questions and self._ruling is None:
+                await self._read_policy()
             return questions
         return [question for question in questions if await self._is_ours(question.request)]
+
+    async def _read_policy(self) -> None:
+        """Read the session's policy, which never changes. It may be written after its responder has begun."""
+        try:
+            session = await self.store.sessions.session(self.session_id)
+            self._ruling = session, Policy.from_json(session.policy)
+        except UnavailableError:
+            raise
+        except SoongError as error:  # nothing is shown: its owner refuses all that it asks
+            log.warning("policy_unread", session=self.session_id, error=str(error))
 
     async def _is_ours(self, request: PermissionRequest) -> bool:
         session_id = request.identity.session_id
@@ -269,9 +286,17 @@ class RemoteResponder:
             first.setdefault(_scoped(request), request)
         free = [request for lane, request in first.items() if lane not in busy]
         self._put_off = [request_id for request_id in self._put_off if any(request_id == one.id for one in free)]
-        if free:
-            self._shown = min(free, key=lambda one: self._put_off.index(one.id) if one.id in self._put_off else -1)
+        free.sort(key=lambda one: self._put_off.index(one.id) if one.id in self._put_off else -1)
+        self._shown = next((request for request in free if not self._is_ruled(request)), None)
+        if self._shown is not None:
             self._asking = asyncio.get_running_loop().create_task(self._answer(self._shown))
+
+    def _is_ruled(self, request: PermissionRequest) -> bool:
+        """Say whether the session's policy refuses what is asked: its owner says so, and nobody is to be asked."""
+        if self._ruling is None:
+            return bool(self.session_id)
+        session, policy = self._ruling
+        return by_policy(session, policy_for(policy, request.identity), request) is not None
 
     async def _answer(self, request: PermissionRequest) -> None:
         try:
@@ -297,7 +322,7 @@ class RemoteResponder:
         self._answered.add(request.id)
         self._said.add(request.id)
         try:
-            state = await insert_answer(self.store.consent, answer)
+            state = await insert_answer(self.store.consent, answer, before_commit=lambda: self._notify_soon(request))
         except Exception as error:  # noqa: BLE001  # asked again it would fail again: the owner ends the question by time
             words = words_of(error).partition("\n")[0]
             log.error("answer_refused", request=request.id, error=words)  # its first line says it
@@ -308,6 +333,16 @@ class RemoteResponder:
         elif answer.choice is not None and answer.choice.is_grant:
             self._has_grants = True
             self._held[_scoped(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
+        # Once more: the owner may have looked before the answer was there, or had not seen the question yet.
+        await self._notify(request)
+
+    def _notify_soon(self, request: PermissionRequest) -> None:
+        """Notify the owner of an answer that is being committed: its message takes as long as the commit."""
+        notifying = asyncio.get_running_loop().create_task(self._notify(request))
+        self._notifying.add(notifying)
+        notifying.add_done_callback(self._notifying.discard)
+
+    async def _notify(self, request: PermissionRequest) -> None:
         await self.notifier.permission_raised(request.id, request.identity.session_id)
 
 

@@ -5,6 +5,7 @@ worth is for the broker to say. Who attaches is :mod:`soong.orchestrator.approva
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import field, replace
 
 from soong.shared.core.clock import Clock
@@ -99,11 +100,16 @@ def _failed(request: PermissionRequest, error: Exception) -> _CallbackReply:
     return _CallbackReply(None, f"the callback raised {words}")
 
 
-async def insert_answer(store: ConsentStore, answer: Answer) -> str:
-    """Insert an answer, however long the database is away; return "" or the state that came before it."""
+async def insert_answer(
+    store: ConsentStore, answer: Answer, *, before_commit: Callable[[], object] | None = None
+) -> str:
+    """Insert an answer, however long the database is away; return "" or the state that came before it.
+
+    ``before_commit`` is that of :meth:`soong.shared.permissions.store.ConsentStore.answer`.
+    """
     while True:
         try:
-            await store.answer(answer)
+            await store.answer(answer, before_commit=before_commit)
         except AlreadyDecidedError as error:
             return error.state
         except UnavailableError as error:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from soong.orchestrator.approvals import decide
 from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
+from soong.orchestrator.approvals.open_question import OpenQuestion, next_of
 from soong.orchestrator.approvals.presence import Presence
 from soong.orchestrator.approvals.question_limits import MAX_READ, QuestionLimiter
 from soong.orchestrator.approvals.responders import Lane, lane_of
@@ -48,16 +49,7 @@ from soong.shared.storage.store import Store
 log = get_logger(__name__)
 
 POLL_EVERY_S = 1.0
-
-
-@dataclass(slots=True)
-class _OpenQuestion:
-    """A question at the broker. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
-
-    request: PermissionRequest
-    is_proven: bool = False
-    asked_s: float | None = None
-    attended_s: float | None = None
+MAX_CLOSED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,7 @@ class SessionApprovals:
     presence: Presence = field(init=False)
     floods: QuestionLimiter = field(init=False)
     grants: GrantBook = field(default_factory=GrantBook)
-    open: dict[str, _OpenQuestion] = field(default_factory=dict)
+    open: dict[str, OpenQuestion] = field(default_factory=dict)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """Of what was pending at the last look, by request."""
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -98,6 +90,8 @@ class SessionApprovals:
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     _heard: dict[str, None] = field(default_factory=dict)
     """Questions that are being asked, of which something was heard since: they have been answered, most likely."""
+    _closed: dict[str, None] = field(default_factory=dict)
+    """Questions that were closed here, of late."""
     _is_due: bool = False
     """Something else was heard, or is to be done: the session is to be looked at."""
     _looked_s: float = 0.0
@@ -117,6 +111,8 @@ class SessionApprovals:
         entry = self.open.get(request_id)
         if entry is not None and entry.is_proven:
             self._heard[request_id] = None
+        elif request_id in self._closed:
+            return  # an answer is told of while it is committed, and when it is
         else:
             self._is_due = True
         self.woken.set()
@@ -167,7 +163,8 @@ class SessionApprovals:
         return self._is_due or self.tools.clock.monotonic_s() - self._looked_s > POLL_EVERY_S
 
     async def _close_answered(self, request_ids: Sequence[str]) -> bool:
-        """Decide questions by their answers, each in one transaction; say whether nothing else is left to look at."""
+        """Decide questions by their answers, each in one transaction; say whether nothing else is to be looked at."""
+        grants = len(self.grants)
         for request_id in request_ids:
             entry = self.open.get(request_id)
             try:
@@ -178,7 +175,20 @@ class SessionApprovals:
             except Exception as error:  # noqa: BLE001  # a look tells it from the others
                 log.error("answer_failed", session=self.session_id, request=request_id, error=words_of(error))
                 return False
-        return not self.open
+        return len(self.grants) == grants and await self._ask_next()
+
+    async def _ask_next(self) -> bool:
+        """Ask the first question of each lane that is not being asked; False when that takes a look at the rows."""
+        if not all(entry.is_proven for entry in self.open.values()):
+            return False
+        for entry in next_of(self.open.values()):
+            await self._ask(entry)
+        return True
+
+    async def _ask(self, entry: OpenQuestion) -> None:
+        """Have the time for an answer begin, and notify those who answer."""
+        entry.asked_s = self.tools.clock.monotonic_s()
+        await self.tools.notifier.notify_session(self.session_id, question_news("asked", entry.request.id))
 
     async def _close_by_answer(self, request: PermissionRequest) -> bool:
         """Decide a question by its answer, if it has one by now, and nothing else decides it."""
@@ -232,7 +242,7 @@ class SessionApprovals:
         pending = await self.floods.bounded(session.ownership, found, self.open)
         lanes: dict[Lane, list[PermissionRequest]] = {}
         for request in pending:
-            self.open.setdefault(request.id, _OpenQuestion(request))
+            self._remember(request)
             lanes.setdefault(lane_of(request), []).append(request)
         if session.approval_mode is ApprovalMode.PROMPT:
             await self._observe(found.responders)
@@ -244,6 +254,10 @@ class SessionApprovals:
             except Exception as error:  # what is wrong with one question must not hold back the others
                 told = {"session": self.session_id, "tool": lane[0].tool, "error": words_of(error)}
                 log.error("question_failed", **told, exc_info=not isinstance(error, SoongError))
+
+    def _remember(self, request: PermissionRequest) -> None:
+        if request.id not in self.open:
+            self.open[request.id] = OpenQuestion.of(request, self.tokens[request.identity.run_id])
 
     async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
         """Settle a lane in order. Behind one that waits nobody is asked, but who picked a question has answered it."""
@@ -281,9 +295,9 @@ class SessionApprovals:
         if answer is not None:
             return decide.by_answer(session, request, answer, may_grant=may_grant)
         if entry.asked_s is None:
-            entry.asked_s = self.tools.clock.monotonic_s()
-            await self.tools.notifier.notify_session(self.session_id, question_news("asked", request.id))
-        ruling = self._too_late(session, entry, entry.asked_s)
+            await self._ask(entry)
+        asked_s = entry.asked_s
+        ruling = None if asked_s is None else self._too_late(session, entry, asked_s)
         if ruling is None:
             return None
         if not await self._is_waited_for(request):
@@ -308,7 +322,7 @@ class SessionApprovals:
             return grant
         return None if await self.tools.store.runs.is_tainted(request.identity.run_id) else grant
 
-    def _too_late(self, session: Session, entry: _OpenQuestion, asked_s: float) -> UnsignedDecision | None:
+    def _too_late(self, session: Session, entry: OpenQuestion, asked_s: float) -> UnsignedDecision | None:
         """Rule when the time for an answer has run out."""
         if session.approval_mode is ApprovalMode.INBOX:
             return None
@@ -344,6 +358,9 @@ class SessionApprovals:
 
     async def _tell_closed(self, request: PermissionRequest, decision: Decision, decided: DecisionReceipt) -> None:
         self.open.pop(request.id, None)
+        self._closed[request.id] = None
+        if len(self._closed) > MAX_CLOSED:
+            del self._closed[next(iter(self._closed))]
         if decided.worker_id:
             is_allowed = decision.error is None and decision.choice.is_allowed
             text = decided.text if is_allowed and len(decided.text) <= MAX_DECISION_CHARS else ""

@@ -138,8 +138,11 @@ class ConsentStore(Protocol):
         """
         ...
 
-    async def answer(self, answer: Answer) -> None:
+    async def answer(self, answer: Answer, *, before_commit: Callable[[], object] | None = None) -> None:
         """Insert the first answer of a pending request; the very same one again is not a second answer.
+
+        ``before_commit`` is called, perhaps more than once, while the answer is being committed and its question is
+        held: who decides it from then on waits for the commit.
 
         One that comes late or second is a security event, in the audit log and in the log of an active run.
 

@@ -383,3 +383,27 @@ async def test_a_question_is_news_when_it_is_raised_where_no_grant_may_answer_it
 
         assert [*is_news, later._is_news(heard)] == [True, False, False]
         assert responder._is_news([bench.session_id])
+
+
+@pytest.mark.spec("PER-12")
+async def test_an_answer_is_decided_at_the_message_that_comes_before_its_commit_or_at_the_one_after_it(
+    open_bench: OpenBench,
+) -> None:
+    callback = Callback()
+    async with open_bench(callback) as bench:
+        ((claim, worker),) = await bench.claim(1)
+        heard = []
+        hear = bench.broker.hear
+
+        async def hearing(session_id: str, request_id: str) -> None:
+            heard.append(request_id)
+            await hear(session_id, request_id)
+
+        bench.broker.hear = hearing  # type: ignore[method-assign]  # as it was, and counted
+        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
+        await until(lambda: len(heard) >= 2)
+        looks = bench.broker._of(bench.session_id).looks
+        await bench.broker.hear(bench.session_id, heard[0])
+
+        assert verdict.is_allowed
+        assert bench.broker._of(bench.session_id).looks == looks

@@ -51,11 +51,17 @@ class InlineDatabase:
         with self._connection.begin():
             return function(Transaction(self._connection))
 
-    async def write(self, function: Callable[[Transaction], T]) -> T:
+    async def write(
+        self, function: Callable[[Transaction], T], *, before_commit: Callable[[], object] | None = None
+    ) -> T:
         await asyncio.sleep(0)
+        if before_commit is not None:
+            before_commit()
         return self.do(function)
 
-    read = write
+    async def read(self, function: Callable[[Transaction], T]) -> T:
+        await asyncio.sleep(0)
+        return self.do(function)
 
     async def write_together(self, write: Callable[[Transaction, Sequence[Any]], Sequence[Any]], item: Any) -> Any:
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """Requests, answers and decisions in memory."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
@@ -125,7 +125,9 @@ class MemoryConsent:
         ]
         return found[-limit:] if include_closed else found[:limit]
 
-    async def answer(self, answer: Answer) -> None:
+    async def answer(self, answer: Answer, *, before_commit: Callable[[], object] | None = None) -> None:
+        if before_commit is not None:
+            before_commit()
         try:
             await self._answer(answer)
         except AlreadyDecidedError as error:

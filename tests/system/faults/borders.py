@@ -97,14 +97,14 @@ def _watch_answers() -> None:
 def _watch_commits() -> None:
     original, original_together = Database.write, Database.write_together
 
-    async def write(self: Database, function: Callable[[Any], Any]) -> Any:
+    async def write(self: Database, function: Callable[[Any], Any], **named: Any) -> Any:
         name = _method.get()
 
         def marked(transaction: Any) -> Any:
             _written.add(name)
             return function(transaction)
 
-        return await original(self, marked if name else function)
+        return await original(self, marked if name else function, **named)
 
     async def write_together(self: Database, function: Callable[[Any, Any], Any], item: Any) -> Any:
         name = _method.get()

@@ -1,6 +1,6 @@
 """Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser said."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from sqlalchemy import select
@@ -232,9 +232,9 @@ class SqlConsent:
 
         return await self._database.write(write)
 
-    async def answer(self, answer: Answer) -> None:
+    async def answer(self, answer: Answer, *, before_commit: Callable[[], object] | None = None) -> None:
         try:
-            await self._database.write(lambda tx: _answer(tx, self._trail, answer))
+            await self._database.write(lambda tx: _answer(tx, self._trail, answer), before_commit=before_commit)
         except AlreadyDecidedError as error:
             state = error.state
             await self._database.write(lambda tx: _note_late(tx, self._trail, answer, state))

@@ -68,6 +68,7 @@ class _Work:
     together: "WriteTogether[Any, Any] | None" = None
     """Takes the ``item`` with those of others, where there is no function."""
     item: Any = None
+    before_commit: Callable[[], object] | None = None
     result: Any = None
     error: BaseException | None = None
 
@@ -108,16 +109,20 @@ class Database:
         self._writer = threading.Thread(target=self._write_all, name="soong-sql-write", daemon=True)
         self._writer.start()
 
-    async def write(self, function: Callable[[Transaction], T]) -> T:
+    async def write(
+        self, function: Callable[[Transaction], T], *, before_commit: Callable[[], object] | None = None
+    ) -> T:
         """Run ``function`` in a transaction and return its result once that is committed.
 
         The function may run more than once; only its last run counts. Cancelling the caller does not undo the work.
+        ``before_commit`` is called in the loop when it has run and before its commit has ended: for hints to those who
+        wait for the rows that it holds.
 
         Raises:
             UnavailableError: the database did not answer; whether the work was done is then unknown.
         """
         loop = asyncio.get_running_loop()
-        result: T = await self._outcome(_Work(function, loop, loop.create_future()))
+        result: T = await self._outcome(_Work(function, loop, loop.create_future(), before_commit=before_commit))
         return result
 
     async def write_together(self, write: WriteTogether[Item, T], item: Item) -> T:
@@ -275,6 +280,9 @@ class Database:
             raise _UndoneError from error
         try:
             self._run_all(group, connection)
+            for work in group:
+                if work.before_commit is not None and work.error is None:
+                    work.loop.call_soon_threadsafe(work.before_commit)
             self.committer(transaction)
         except _UndoneError as undone:
             self._roll_back(transaction, undone.__cause__)

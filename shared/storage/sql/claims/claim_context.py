@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from soong.shared.core.identity import Origin, Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.spec import StepSpec
@@ -20,6 +21,7 @@ from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError,
 from soong.shared.storage.sql.claims.claim_rows import ClaimedRun, ClaimedStep, ItemRow, ResultRow
 from soong.shared.storage.sql.engine.log_rows import preceding_of
 from soong.shared.storage.sql.engine.rows import output_of, unpack
+from soong.shared.storage.sql.engine.short_forms import NODES, entire
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError, object_of
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -273,14 +275,14 @@ def _answer_among(text: str) -> JsonObject | None:
         for entry in reversed(preceding_of(text)):
             match entry:
                 case [_, "assistant", dict(payload)]:
-                    return payload
+                    return entire(payload, NODES[NodeKind.ASSISTANT])
     return None
 
 
 def _object(text: str | None) -> JsonObject | None:
     """Return what remains of an ended run, as far as it can be read."""
     with suppress(MalformedError):
-        return None if text is None else object_of("payload", text)
+        return None if text is None else entire(object_of("payload", text), NODES[NodeKind.RESULT])
     return None
 
 

@@ -3,13 +3,25 @@
 from collections.abc import Sequence
 from typing import Final
 
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.storage.sql.engine.rows import pack
+from soong.shared.storage.sql.engine.short_forms import EVENTS, NODES, shortened
 from soong.shared.storage.sql.engine.transaction import Row
 
 ROW_ENTRIES: Final = 64
 ROW_CHARS: Final = 64 * 1024
 """Most events or nodes in one row, and about how long they may be: a page of a log reads full rows."""
+
+
+def event_text(type_: str, data: JsonObject) -> str:
+    """Return the data of an event as its row holds it."""
+    return pack(shortened(data, EVENTS.get(type_)))
+
+
+def node_text(kind: str, payload: JsonObject) -> str:
+    """Return the payload of a node as its row holds it."""
+    return pack(shortened(payload, NODES.get(kind)))
 
 
 def rows_of_events(events: Sequence[Row], now_us: int) -> list[Row]:

@@ -92,6 +92,8 @@ class SessionApprovals:
     """Questions that are being asked, of which something was heard since: they have been answered, most likely."""
     _closed: dict[str, None] = field(default_factory=dict)
     """Questions that were closed here, of late."""
+    _announced: dict[str, None] = field(default_factory=dict)
+    """Questions that were heard of and have not been read."""
     _is_due: bool = False
     """Something else was heard, or is to be done: the session is to be looked at."""
     _looked_s: float = 0.0
@@ -109,12 +111,19 @@ class SessionApprovals:
     def wake(self, request_id: str = "") -> None:
         """Look soon, at what was heard of a question; begin to, if nobody does."""
         entry = self.open.get(request_id)
-        if entry is not None and entry.is_proven:
+        if entry is not None and entry.asked_s is not None and entry.is_announced:
             self._heard[request_id] = None
         elif request_id in self._closed:
             return  # an answer is told of while it is committed, and when it is
         else:
+            # Not by an answer that may not be there: to hold a question that its client wants may be a deadlock.
             self._is_due = True
+            if entry is not None:
+                entry.is_announced = True
+            elif request_id:
+                self._announced[request_id] = None
+                if len(self._announced) > MAX_CLOSED:
+                    del self._announced[next(iter(self._announced))]
         self.woken.set()
         if self.task is None or self.task.done():
             self.away_since_s = self.tools.clock.monotonic_s()
@@ -257,7 +266,9 @@ class SessionApprovals:
 
     def _remember(self, request: PermissionRequest) -> None:
         if request.id not in self.open:
-            self.open[request.id] = OpenQuestion.of(request, self.tokens[request.identity.run_id])
+            entry = self.open[request.id] = OpenQuestion.of(request, self.tokens[request.identity.run_id])
+            entry.is_announced = request.id in self._announced
+            self._announced.pop(request.id, None)
 
     async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
         """Settle a lane in order. Behind one that waits nobody is asked, but who picked a question has answered it."""

@@ -112,7 +112,7 @@ def _is_current(url: URL) -> bool:
     name = f"{Path(url.database or '').as_uri()}?mode=rw"
     try:
         with closing(sqlite3.connect(name, uri=True, timeout=BUSY_S)) as connection:
-            return connection.execute("SELECT version_num FROM alembic_version").fetchone() == (HEAD,)
+            return (HEAD,) in connection.execute("SELECT version_num FROM alembic_version").fetchall()
     except sqlite3.Error:
         return False  # just being made, perhaps; whoever holds the lock is told what is wrong
 

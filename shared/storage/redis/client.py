@@ -6,9 +6,11 @@ below us: each caller knows better whether to wait, to drop or to look at the ro
 
 from typing import Self
 
+from redis import __version__ as redis_version
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 
 from soong.shared.core.errors import InvalidConfigError
 
@@ -58,6 +60,8 @@ def _client(url: str, name: str, connections: int, *, socket_timeout: float | No
         decode_responses=True,
         # One form of replies whatever the server; bundled Redis is 6.2.
         protocol=2,
+        # Otherwise each connection reads its version from the metadata of the installed package.
+        driver_info=DriverInfo(lib_version=redis_version),
         retry=Retry(NoBackoff(), 0),
     )
     return Redis.from_pool(pool)

@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 
 from soong.orchestrator.approvals.provenance import check_person_now
-from soong.orchestrator.cli.run import BUDGET_HELP, SETTING_HELP, approval_mode, check_models, run_and_follow
+from soong.orchestrator.cli.plan_run import approval_mode, check_models, run_and_follow
+from soong.orchestrator.cli.run import BUDGET_HELP, SETTING_HELP
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import Submission, ask_submission, follow_up
 from soong.shared.core.clock import SystemClock

@@ -1,7 +1,7 @@
 """How a task is watched: a live picture on a terminal, one line a change elsewhere."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from soong.orchestrator.cli.console import cut, one_line, say, visible
@@ -51,7 +51,8 @@ class LineDisplay:
 
     shows_answers = False
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[str], None] = say) -> None:
+        self._write = write
         self._seen: dict[str, StepStatus] = {}
         self._asked: set[str] = set()
         self._lacking: set[tuple[str, str]] = set()
@@ -62,31 +63,33 @@ class LineDisplay:
         live = [worker for worker in view.workers if worker.state is ProcessState.LIVE]
         if len(live) != self._workers:
             self._workers = len(live)
-            say(f"  workers: {len(live)}, slots: {sum(worker.slots for worker in live)}")
+            self._write(f"  workers: {len(live)}, slots: {sum(worker.slots for worker in live)}")
         for step in view.steps:
             if self._seen.get(step.key) is not step.status:
                 self._seen[step.key] = step.status
                 if step.status in TOLD:
-                    say(f"  {SYMBOLS[step.status]} {one_line(step.step_id, 60)} {step.status}{_facts(step)}")
+                    self._write(f"  {SYMBOLS[step.status]} {one_line(step.step_id, 60)} {step.status}{_facts(step)}")
         if (sentence := pull_text(view)) and not self._told_to_pull:
-            say(f"  {sentence}")
+            self._write(f"  {sentence}")
         self._told_to_pull = sentence
         for key, words in view.lacks.items():
             if (key, words) not in self._lacking:
                 self._lacking.add((key, words))
                 step_id = one_line(key.partition("/")[2], 60)
-                say(f"  {SYMBOLS[StepStatus.READY]} {step_id} waits: {one_line(words, 200)}")
+                self._write(f"  {SYMBOLS[StepStatus.READY]} {step_id} waits: {one_line(words, 200)}")
         for question in view.questions:
             if question.id not in self._asked:
                 self._asked.add(question.id)
                 asker = question.identity.run_id
-                say(f"  ? {visible(question.tool, limit=80)} asks for {cut(visible(question.shown), 100)} ({asker})")
+                self._write(
+                    f"  ? {visible(question.tool, limit=80)} asks for {cut(visible(question.shown), 100)} ({asker})"
+                )
 
     def hold(self, held: bool) -> None:
         """Lines disturb nobody."""
 
     def note(self, sentence: str) -> None:
-        say(f"  {sentence}")
+        self._write(f"  {sentence}")
 
     def speak(self, run_id: str, text: str) -> None:
         """Lines are for what is complete."""

@@ -11,7 +11,7 @@ from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import say, visible
 from soong.orchestrator.cli.plan_modules import with_kept_modules
-from soong.orchestrator.cli.run import attached
+from soong.orchestrator.cli.plan_run import attached
 from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
 from soong.orchestrator.client.client import Client
 from soong.shared.core.errors import UsageError

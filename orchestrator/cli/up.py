@@ -7,6 +7,7 @@ import typer
 from soong.orchestrator.cli.console import say
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
+from soong.orchestrator.embedded.control import PlanRunner
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.service import EmbeddedService, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
@@ -52,9 +53,13 @@ def command(
             preforked.close()
 
 
-async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store]:
+async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store, PlanRunner]:
     """Put an orchestrator together; its parts (Celery, SQLAlchemy) are imported now and not for ``--help``."""
+    from soong.orchestrator.cli.plan_intake import PlanIntake
+    from soong.orchestrator.client.client import Client
     from soong.orchestrator.owner.bootstrap import build
 
     orchestrator = await build(settings)
-    return orchestrator, orchestrator.parts.store
+    parts = orchestrator.parts
+    client = Client(parts.store, parts.notifier, parts.subscriber, parts.clock, settings)
+    return orchestrator, parts.store, PlanIntake(client)

@@ -23,6 +23,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
+from soong.shared.engine.tasks.step import Task
 
 PAUSE_LIMIT_S = 10.0
 GONE_LIMIT_S = 20.0
@@ -45,15 +46,16 @@ class Interrupts:
 
     def listen(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._hear)
+            asyncio.get_running_loop().add_signal_handler(number, self.hear)
 
     async def wait(self, number: int) -> None:
         """Return when there have been at least ``number`` of them (1 or 2)."""
         await (self._first if number == 1 else self._second).wait()
 
-    def _hear(self) -> None:
-        self.count += 1
-        (self._first if self.count == 1 else self._second).set()
+    def hear(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.count += 1
+            (self._first if self.count == 1 else self._second).set()
 
 
 @dataclass(slots=True)
@@ -215,7 +217,7 @@ class Watch:
     async def _report(self, outcome: TaskOutcome) -> int:
         task = outcome.view.task
         if task.status is TaskStatus.COMPLETED:
-            await self._close_session(outcome)
+            await close_session(self.client, task)
         if self.is_json:
             from soong.orchestrator.schemas.task import TaskResult
 
@@ -224,12 +226,13 @@ class Watch:
             output(text_of(outcome))
         return outcome.exit_code
 
-    async def _close_session(self, outcome: TaskOutcome) -> None:
-        """A session whose one task is complete has nothing left to be owned for."""
-        others = await self.client.store.tasks.list_tasks(session_id=outcome.view.task.session_id)
-        if all(task.status is TaskStatus.COMPLETED for task in others):
-            with suppress(UnavailableError):  # asked for, and then done by the next owner
-                await self.client.command(CommandKind.CLOSE, outcome.view.task, limit_s=2.0)
+
+async def close_session(client: Client, task: Task) -> None:
+    """A session whose one task is complete has nothing left to be owned for."""
+    others = await client.store.tasks.list_tasks(session_id=task.session_id)
+    if all(one.status is TaskStatus.COMPLETED for one in others):
+        with suppress(UnavailableError):  # asked for, and then done by the next owner
+            await client.command(CommandKind.CLOSE, task, limit_s=2.0)
 
 
 async def interruptible(interrupts: Interrupts, work: "asyncio.Task[Attachment]") -> Attachment:

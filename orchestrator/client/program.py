@@ -4,15 +4,35 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 
 NAME = "soong"
 
 
-@lru_cache(maxsize=1)
+_called: ContextVar[str] = ContextVar("how the user calls this program", default="")
+
+
 def program() -> str:
     """Return what a shell in this folder finds this program by: its name if it is on PATH, else the path to it."""
+    return _called.get() or _own_name()
+
+
+@contextmanager
+def called_as(name: str) -> Iterator[None]:
+    """Call the program so in this context: its texts are for a user in another folder, who calls it so."""
+    token = _called.set(name)
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
+@lru_cache(maxsize=1)
+def _own_name() -> str:
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return shlex.join([sys.executable, "-m", NAME])

@@ -6,11 +6,15 @@ said ``attach`` keeps an ephemeral service alive until it closes; a client that 
 
 import asyncio
 import json
+import os
+import socket
+import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
@@ -19,6 +23,9 @@ from soong.shared.core.lazy_dataclass import dataclass
 CONTROL_VERSION = 1
 LINE_LIMIT_BYTES = 64 * 1024
 HAND_OVER = "hand_over"
+RUN = "run"
+_CREDENTIALS = struct.Struct("3i")
+"""``struct ucred``: process, user, group."""
 
 
 class ShutdownState(StrEnum):
@@ -35,9 +42,23 @@ _ENDINGS = {str(ending): ending for ending in ShutdownState}
 ControlReply = Mapping[str, Json]
 
 
+Peer: TypeAlias = int
+"""The id of the process at the other end of a connection, by the kernel's word; 0 where that does not say it."""
+
+Reply: TypeAlias = Callable[[ControlReply], None]
+
+
+class PlanRunner(Protocol):
+    """Runs the plans that commands hand over (:mod:`soong.orchestrator.embedded.plan_request`)."""
+
+    async def run(self, message: ControlReply, peer: Peer, reply: Reply) -> None:
+        """Do what a request asks for as long as its connection is there; reply step by step."""
+        ...
+
+
 @dataclass(slots=True)
 class ControlServer:
-    """Answers ``hello``, ``attach``, ``status``, ``stop`` and ``hand_over``.
+    """Answers ``hello``, ``attach``, ``status``, ``stop``, ``hand_over`` and, where there are ``plans``, ``run``.
 
     ``status`` returns what the service says of itself. ``stop`` begins its stop and returns at once; so does
     ``hand_over``, which says whether it does.
@@ -47,6 +68,7 @@ class ControlServer:
     status: Callable[[], ControlReply]
     stop: Callable[[], None]
     hand_over: Callable[[], bool]
+    plans: "PlanRunner | None" = None
     attached: int = 0
     ever_attached: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,7 +115,11 @@ class ControlServer:
         is_attached = False
         try:
             while line := await reader.readline():
-                operation = _operation(line)
+                message = _message(line)
+                operation = str(message.get("op", ""))
+                if operation == RUN and self.plans is not None and not self.is_closing:
+                    await self._run(message, reader, writer)
+                    continue
                 if operation == "attach" and not self.is_closing and not is_attached:
                     is_attached = True
                     self._count(1)
@@ -106,6 +132,21 @@ class ControlServer:
                 self._count(-1)
             self._writers.discard(writer)
             writer.close()
+
+    async def _run(self, message: ControlReply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Run a plan until it has been reported, or its command has gone."""
+        assert self.plans is not None
+        running = asyncio.create_task(
+            self.plans.run(message, _peer_of(writer), lambda value: writer.write(_line(value)))
+        )
+        gone = asyncio.create_task(reader.read(1))
+        try:
+            await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (running, gone):
+                task.cancel()
+            await asyncio.gather(running, gone, return_exceptions=True)
+        await writer.drain()
 
     def _count(self, change: int) -> None:
         self.attached += change
@@ -183,9 +224,19 @@ async def ask_once(path: str | Path, operation: str, *, timeout_s: float = 2.0) 
         await client.close()
 
 
-def _operation(line: bytes) -> str:
+def _message(line: bytes) -> ControlReply:
     value = json.loads(line)
-    return str(value.get("op", "")) if isinstance(value, dict) else ""
+    return value if isinstance(value, dict) else {}
+
+
+def _peer_of(writer: asyncio.StreamWriter) -> Peer:
+    """Return the process that connected, if it is this user's."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return 0
+    found = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
+    pid, user, _group = _CREDENTIALS.unpack(found)
+    return int(pid) if user == os.getuid() else 0
 
 
 def _line(value: ControlReply) -> bytes:

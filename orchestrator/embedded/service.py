@@ -14,7 +14,7 @@ from dataclasses import field
 from importlib.metadata import version
 from typing import Literal, Protocol
 
-from soong.orchestrator.embedded.control import ControlServer, ShutdownState
+from soong.orchestrator.embedded.control import ControlServer, PlanRunner, ShutdownState
 from soong.orchestrator.embedded.folders import CONTROL_SOCKET, prepare_home, prepare_runtime_folder
 from soong.orchestrator.embedded.handover import take_home
 from soong.orchestrator.embedded.http_port import HttpLock, listen_after_former
@@ -58,10 +58,10 @@ class ServiceOwner(Protocol):
 
 @dataclass(slots=True)
 class EmbeddedService:
-    """One run of the service. ``build`` opens the store and makes the orchestrator of the settings it is given."""
+    """One run of the service. ``build`` opens the store and makes the parts of the settings it is given."""
 
     settings: Settings
-    build: Callable[[Settings], Awaitable[tuple[ServiceOwner, Store]]]
+    build: Callable[[Settings], Awaitable[tuple[ServiceOwner, Store, PlanRunner]]]
     is_ephemeral: bool = False
     log: str = ""
     """The file that its words go to; empty when that is a terminal or for its starter to know."""
@@ -115,7 +115,7 @@ class EmbeddedService:
         self._supervisor = Supervisor(settings, folder, self._worker_died, self.preforked)
         if not self.settings.redis_url:
             await self._supervisor.start_redis(find_redis())
-        self._owner, self._store = await self.build(settings)
+        self._owner, self._store, self._control.plans = await self.build(settings)
         await expire_dead(self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us())
         await self._owner.start()
         await self._supervisor.start_workers(settings.workers, settings.slots)

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.secret_names import SECRET_ENDINGS
 from soong.shared.core.texts import EXPECTED, fault
 
-_SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_CREDENTIALS", "_HEADERS")
 MIN_SECRET_CHARS = 8
 """Shorter values are not treated as secrets, and redacting them would tear ordinary text apart."""
 
@@ -302,7 +302,7 @@ def secret_values(settings: Settings, marked: Collection[str] = (), files: Colle
     ``marked`` are more variables that the configuration calls secret, ``files`` those that hold a secret each.
     """
     passwords = (urlsplit(url).password or "" for url in (settings.database_url, settings.redis_url))
-    keys = (value for name, value in os.environ.items() if name in marked or name.upper().endswith(_SECRET_ENDINGS))
+    keys = (value for name, value in os.environ.items() if name in marked or name.upper().endswith(SECRET_ENDINGS))
     contents = map(_secret_in, files)
     return tuple({value for value in (*passwords, *keys, *contents) if len(value) >= MIN_SECRET_CHARS})
 

@@ -27,6 +27,8 @@ _ENVIRONMENT_READERS = {
     "worker/app.py": "takes the inherited pipe whose end says that the starter is gone",
     "orchestrator/embedded/environment.py": "makes the environment of the processes that a service starts",
     "orchestrator/embedded/preforked_workers.py": "gives a forked worker the environment of a child",
+    "orchestrator/cli/service_run.py": "asks for the home and for what changes a run, without importing the settings",
+    "orchestrator/cli/plan_intake.py": "compares a command's environment with that of its service",
     "orchestrator/cli/web_console.py": "asks whether a browser may have a window: DISPLAY, WAYLAND_DISPLAY",
     "shared/sandbox/programs.py": "makes the environment of a child from an allowlist",
     "shared/toolsets/mcp/references.py": "resolves the variables that a server's section refers to, when it is started",

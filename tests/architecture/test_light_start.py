@@ -16,8 +16,12 @@ DRIVERS = {"sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlal
 CASES = {
     "soong --help": (CLI.format(words=["--help"]), SERVER | SHOWN | STORE | {"pydantic", "yaml", "asyncio"}),
     "soong tools list": (CLI.format(words=["tools", "list"]), SERVER | SHOWN | STORE),
+    "soong run, by a running service": (
+        "import soong.orchestrator.cli.main, soong.orchestrator.cli.run",
+        SERVER | SHOWN | STORE | {"pydantic", "yaml", "asyncio", "psutil"},
+    ),
     "the client of soong run": (
-        "import soong.orchestrator.cli.run, soong.orchestrator.client.bootstrap",
+        "import soong.orchestrator.cli.plan_run, soong.orchestrator.client.bootstrap",
         SERVER
         | SHOWN
         | DRIVERS

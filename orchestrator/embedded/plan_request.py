@@ -1,0 +1,107 @@
+"""A plan that a command hands to the running service of its home: the request on the control socket, for both sides.
+
+A command of one short step would spend most of its time on importing what the service has imported already. It
+therefore sends what it was given, and the service does what the command would do. A service takes a request only from
+a process that could do the same by itself, and only where the result would be the same: see :func:`environment_digest`.
+
+Whoever imports this module pays for the standard library alone.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Final
+
+from soong.shared.core.jsontext import Json
+from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.secret_names import SECRET_ENDINGS
+
+MAX_REQUEST_BYTES: Final = 60_000
+"""Below the limit of a line of the control socket; larger plans take the way over the database."""
+MAX_REPLY_BYTES: Final = 4 * 2**20
+NOT_SERVED: Final = ("SOONG_DATABASE_URL", "SOONG_TOOLS", "SOONG_IMPORT_PATH", "TRACEPARENT")
+"""Variables whose meaning is that of the command alone: a deployment, its own modules, its own trace."""
+
+_OF_THE_REQUEST: Final = frozenset({"SOONG_AGENT_HOME", "SOONG_MODEL"})
+"""Variables that the request carries itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """The arguments of one `soong run`, as its command line has them. Paths are absolute.
+
+    ``session_id`` and ``task_id`` are chosen by the command: written again, they are the same session and task, so a
+    command that heard no answer can go on by itself. ``model`` is None for the default; ``max_concurrent`` 0 for the
+    setting.
+    """
+
+    plan: str
+    source: str
+    inputs: Mapping[str, str]
+    project: str
+    cwd: str
+    approval_mode: str
+    model: str | None
+    allow: tuple[str, ...]
+    budget: tuple[str, ...]
+    settings: tuple[str, ...]
+    max_concurrent: int
+    session_id: str
+    task_id: str
+    is_json: bool
+    is_detached: bool
+    program: str
+    """How the user calls this program: the commands that texts propose begin with it."""
+    home: str
+    environment: str
+
+    def line(self) -> bytes:
+        """Return the request as the line that is sent."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return json.dumps({"v": 1, "op": "run", **values}).encode() + b"\n"
+
+
+def request_of(message: Mapping[str, Json]) -> PlanRequest:
+    """Read a request. Raises: ValueError, which says what is not as it has to be."""
+    found: dict[str, object] = {}
+    for one in fields(PlanRequest):
+        value = message.get(one.name)
+        if one.name in ("allow", "budget", "settings"):
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise ValueError(f"{one.name} is {value!r}; expected a list of texts")
+            found[one.name] = tuple(value)
+        elif not _has_type(one.name, value):
+            raise ValueError(f"{one.name} is {value!r}, which is of another type")
+        else:
+            found[one.name] = value
+    return PlanRequest(**found)  # type: ignore[arg-type]  # each was checked by its name
+
+
+def environment_digest(environment: Mapping[str, str]) -> str:
+    """Return a digest of the variables that change what a run writes: settings, the home of ``~``, and secrets.
+
+    Secrets count because each process keeps those of its own environment out of the rows (EVT-05).
+    """
+    wanted = {
+        name: value
+        for name, value in environment.items()
+        if (name == "HOME" or name.startswith("SOONG_") or name.upper().endswith(SECRET_ENDINGS))
+        and name not in _OF_THE_REQUEST
+    }
+    text = json.dumps(wanted, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _has_type(name: str, value: Json) -> bool:
+    match name:
+        case "inputs":
+            return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+        case "model":
+            return value is None or isinstance(value, str)
+        case "max_concurrent":
+            return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        case "is_json" | "is_detached":
+            return isinstance(value, bool)
+        case _:
+            return isinstance(value, str)

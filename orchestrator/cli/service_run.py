@@ -1,9 +1,9 @@
 """Hands the plan of ``soong run`` to the running service of the home, which does what a client would do.
 
-The standard library alone does it: a client imports SQLAlchemy, Redis, pydantic and the registry of tools for half a
-second, and most plans that somebody waits for have ended by then. Whatever the service does not take, or does not end
-at once, is left to a client (:mod:`soong.orchestrator.cli.plan_run`): errors, questions, Ctrl-C and the end of a
-service are its matter alone. It goes on with the same ids, so nothing is written twice.
+It takes the command line and the standard library: a client imports SQLAlchemy, Redis, the plan reader and the registry
+of tools for nearly half a second, and a short plan has ended by then. Whatever the service does not take, or does not
+end at once, is left to a client (:mod:`soong.orchestrator.cli.plan_run`): errors, questions, Ctrl-C and the end of a
+service are its matter alone. It continues with the same ids, so nothing is written twice.
 """
 
 import importlib
@@ -62,13 +62,13 @@ class EarlySignals:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What became of a plan. With an ``exit_code`` everything is done and told; else a client goes on."""
+    """What became of a plan. With an ``exit_code`` everything is done and reported; else a client continues."""
 
     session_id: str
     task_id: str
     exit_code: int | None = None
     is_written: bool = False
-    """The service has written the task, and its beginning has been told."""
+    """The service has written the task, and its beginning is on the terminal."""
     signals: EarlySignals = field(default_factory=EarlySignals)
 
 
@@ -90,12 +90,12 @@ def hand_over(arguments: RunArguments) -> Handed:
         except OSError:
             return own  # there is no service, or it does not answer: a client finds out which
         own.signals.listen()
-        exchange = _Exchange(connection, own.signals)
+        exchange = _ControlExchange(connection, own.signals)
         with exchange.waking():
             return _handed(exchange, line, arguments, own)
 
 
-def _handed(exchange: "_Exchange", line: bytes, arguments: RunArguments, own: Handed) -> Handed:
+def _handed(exchange: "_ControlExchange", line: bytes, arguments: RunArguments, own: Handed) -> Handed:
     exchange.send(line)
     written = exchange.reply(WRITTEN_LIMIT_S, despite_signals=True)
     if written is None or "ok" not in written:
@@ -141,8 +141,8 @@ def _told(ended: Mapping[str, Any], arguments: RunArguments) -> int:
 
 
 @dataclass(slots=True)
-class _Exchange:
-    """One request and its replies. A signal ends a wait unless it is said to go on."""
+class _ControlExchange:
+    """One request and its replies. A signal ends a wait unless it is said to continue."""
 
     connection: socket.socket
     signals: EarlySignals

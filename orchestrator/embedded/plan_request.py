@@ -4,7 +4,7 @@ A command of one short step would spend most of its time on importing what the s
 therefore sends what it was given, and the service does what the command would do. A service takes a request only from
 a process that could do the same by itself, and only where the result would be the same: see :func:`environment_digest`.
 
-Whoever imports this module pays for the standard library alone.
+This module imports little: commands pay for it at their start.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class PlanRequest:
     """The arguments of one `soong run`, as its command line has them. Paths are absolute.
 
     ``session_id`` and ``task_id`` are chosen by the command: written again, they are the same session and task, so a
-    command that heard no answer can go on by itself. ``model`` is None for the default; ``max_concurrent`` 0 for the
+    command that heard no answer can continue by itself. ``model`` is None for the default; ``max_concurrent`` 0 for the
     setting.
     """
 

@@ -31,7 +31,9 @@ REPORT = (
     "import atexit, sys\n"
     "own = 'soong.orchestrator.cli.plan_run'\n"
     "atexit.register(lambda: print('CLIENT' if own in sys.modules else 'SERVICE', file=sys.stderr))\n"
+    "from soong.orchestrator.cli import service_run\n"
     "from soong.orchestrator.cli.main import main\n"
+    "service_run.END_LIMIT_S = float(sys.argv.pop(1))\n"
     "sys.argv = ['soong', *sys.argv[1:]]\n"
     "main()\n"
 )
@@ -55,10 +57,15 @@ def service() -> Iterator[CliHarness]:
         up.communicate(timeout=60)
 
 
-def called(cli: CliHarness, *words: str, **variables: str) -> "tuple[subprocess.CompletedProcess[str], str]":
-    """Run a command in a process of its own; return its end, and which of the two has done it."""
+def called(
+    cli: CliHarness, *words: str, patience_s: float = 30.0, **variables: str
+) -> "tuple[subprocess.CompletedProcess[str], str]":
+    """Run a command in a process of its own; return its end, and which of the two has done it.
+
+    ``patience_s`` is how long it waits for the end of its task before it is a client: by default as long as it takes.
+    """
     done = subprocess.run(
-        [sys.executable, "-P", "-c", REPORT, *words],
+        [sys.executable, "-P", "-c", REPORT, str(patience_s), *words],
         cwd=cli.folder,
         env={**cli.env, **variables},
         stdin=subprocess.DEVNULL,
@@ -121,7 +128,7 @@ def test_another_secret_in_the_environment_makes_a_client(service: CliHarness) -
 
 
 def test_a_longer_plan_is_followed_by_a_client_under_the_same_task(service: CliHarness) -> None:
-    done, who = called(service, "run", service.plan(NAP % 2, "nap.yaml"), "--json")
+    done, who = called(service, "run", service.plan(NAP % 2, "nap.yaml"), "--json", patience_s=0.3)
 
     report = json.loads(done.stdout)
     assert (who, report["exit_code"]) == ("CLIENT", 0)

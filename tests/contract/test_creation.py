@@ -73,7 +73,10 @@ async def test_who_submits_gets_the_name_of_a_worker_that_lives_and_has_a_free_s
     store = scene.store
 
     async def submit(name: str) -> str:
-        return await store.tasks.submit(make_session(name), make_task(name, "a"))
+        called: list[str] = []
+        worker_id = await store.tasks.submit(make_session(name), make_task(name, "a"), call=called.append)
+        assert called == ([worker_id] if worker_id else [])
+        return worker_id
 
     assert await submit("sess_1") == scene.worker
     first = await scene.claim(16)

@@ -9,7 +9,7 @@ task's own, are in the log of the task's root run. A run that is ended with its 
 ended in the same transaction.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Literal, Protocol
 
 from soong.shared.core.identity import OWN, Origin
@@ -52,11 +52,11 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def submit(self, session: Session, task: NewTask) -> str:
+    async def submit(self, session: Session, task: NewTask, *, call: Callable[[str], object] | None = None) -> str:
         """Insert a session and its first task in one transaction; each as if alone (``open_session``, ``create_task``).
 
-        Return the id of a living worker that has a free slot, of several by chance: it may be called for the task.
-        Empty: none has.
+        Return the id of a living worker that has a free slot, of several by chance; empty: none has. ``call`` is called
+        with it, perhaps more than once, as soon as the worker can claim the task or waits for the commit when it tries.
 
         Raises:
             ConflictError: another session has a task of that id.

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import LeaseLostError
@@ -49,8 +49,14 @@ class MemorySteps:
     def create_task(self, task: NewTask) -> None:
         create_task(self.rows, task)
 
+    async def submit(self, session: Session, task: NewTask, *, call: Callable[[str], object] | None = None) -> str:
+        worker_id = await self._submit(session, task)
+        if call is not None and worker_id:
+            call(worker_id)
+        return worker_id
+
     @transaction
-    def submit(self, session: Session, task: NewTask) -> str:
+    def _submit(self, session: Session, task: NewTask) -> str:
         add_session(self.rows, session)
         create_task(self.rows, task)
         live = (worker for worker in self.rows.workers.values() if worker.state is ProcessState.LIVE)

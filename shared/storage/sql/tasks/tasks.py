@@ -1,7 +1,7 @@
 """Tasks and steps: how they are made and read."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import func, select
@@ -113,13 +113,16 @@ class SqlTasks:
         )
         await self._database.write(lambda tx: _create(tx, task, rows))
 
-    async def submit(self, session: Session, task: NewTask) -> str:
+    async def submit(self, session: Session, task: NewTask, *, call: Callable[[str], object] | None = None) -> str:
         values = session_values(session)
         rows = await self._database.built(
             lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
         )
 
+        chosen = ""
+
         def write(tx: Transaction) -> str:
+            nonlocal chosen
             with tx.pipeline():
                 added = send_session(tx, self._trail, values)
                 found = _send_looks(tx, task)
@@ -130,9 +133,18 @@ class SqlTasks:
                 if is_new:
                     _put_all(tx, rows)
             workers = free.rows()
-            return str(random.choice(workers)[0]) if workers else ""  # noqa: S311  # no secret
+            chosen = str(random.choice(workers)[0]) if workers else ""  # noqa: S311  # no secret
+            return chosen
 
-        return await self._database.write(write)
+        def call_chosen() -> None:
+            if call is not None and chosen:
+                call(chosen)
+
+        if not self._database.is_postgres:  # one lock for all: its claim waits for our commit
+            return await self._database.write(write, before_commit=call_chosen)
+        await self._database.write(write)
+        call_chosen()
+        return chosen
 
     # -- reading
     async def task(self, task_id: str) -> Task:

@@ -1,20 +1,25 @@
 """``soong up``: the embedded service, in the foreground, until it is stopped."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import typer
 
 from soong.orchestrator.cli.console import say
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
-from soong.orchestrator.embedded.control import PlanRunner
+from soong.orchestrator.embedded.control import ControlReply, Peer, PlanRunner, Reply
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.service import EmbeddedService, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.startup import settle_gc
 from soong.shared.storage.store import Store
+
+if TYPE_CHECKING:
+    from soong.orchestrator.client.client import Client
 
 
 def command(
@@ -55,11 +60,22 @@ def command(
 
 async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store, PlanRunner]:
     """Put an orchestrator together; its parts (Celery, SQLAlchemy) are imported now and not for ``--help``."""
-    from soong.orchestrator.cli.plan_intake import PlanIntake
     from soong.orchestrator.client.client import Client
     from soong.orchestrator.owner.bootstrap import build
 
     orchestrator = await build(settings)
     parts = orchestrator.parts
     client = Client(parts.store, parts.notifier, parts.subscriber, parts.clock, settings)
-    return orchestrator, parts.store, PlanIntake(client)
+    return orchestrator, parts.store, FirstPlans(client)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPlans:
+    """Runs the plans that commands hand over; what that takes is imported with the first, and not at the start."""
+
+    client: "Client"
+
+    async def run(self, message: ControlReply, peer: Peer, reply: Reply) -> None:
+        from soong.orchestrator.cli.plan_intake import PlanIntake
+
+        await PlanIntake(self.client).run(message, peer, reply)

@@ -107,7 +107,7 @@ def _prepare_file(path: Path, *, may_create: bool) -> None:
 def _is_current(url: URL) -> bool:
     """Say whether an SQLite file has our schema, without its lock: a stopped process may hold that.
 
-    By the driver alone: an engine of its own for one row costs a process that starts 4 MiB and 15 ms.
+    By the driver alone: an engine of its own for one row costs a process that starts 11 ms of CPU.
     """
     name = f"{Path(url.database or '').as_uri()}?mode=rw"
     try:

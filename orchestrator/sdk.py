@@ -217,27 +217,35 @@ class Soong:
         session, task = prepared.session, prepared.task
         # It listens before anything is written, so that nothing of the task happens unheard.
         opening = asyncio.create_task(self._client.subscriber.subscribe_session(session.id))
+        helpers: list[asyncio.Task[None]] = []
         try:
+            if on_answer:
+                helpers.append(await self._listening(task.root_run.identity.run_id, on_answer))
             await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
         except BaseException:
             await _discard(opening)
+            await _cancelled(helpers)
             raise
-        helpers: list[asyncio.Task[None]] = []
         if callback:
             helpers.append(self._client.attach(session, callback, channel="sdk"))
-        if on_answer:
-            run_id = task.root_run.identity.run_id
-            helpers.append(asyncio.create_task(listen_to_answers(self._client.subscriber, run_id, on_answer)))
         try:
             view = await self._last_view(task.id, new=opening)
         finally:
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)  # they close what they opened
+            await _cancelled(helpers)
         result = self._result(view)
         if session.closes_with_task or view.task.status is not TaskStatus.COMPLETED:
             return await result
         return (await asyncio.gather(result, self._close(session.id)))[0]
+
+    async def _listening(self, run_id: str, on_answer: Callable[[AnswerDelta], object]) -> "asyncio.Task[None]":
+        """Begin to pass on a run's answers, before it can begin to write one."""
+        is_listening = asyncio.Event()
+        listening = asyncio.create_task(
+            listen_to_answers(self._client.subscriber, run_id, on_answer, is_listening=is_listening)
+        )
+        listening.add_done_callback(lambda _: is_listening.set())
+        await is_listening.wait()
+        return listening
 
     async def _close(self, session_id: str) -> None:
         with contextlib.suppress(UnavailableError):  # a session that stays open costs its owner little
@@ -401,6 +409,13 @@ class Soong:
     def _read(self, plan: PlanSource, project: str | Path) -> Plan:
         known = replace(self._catalogue.at(Path(project)).known(), load_module=deployed_modules(self._settings))
         return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
+
+
+async def _cancelled(helpers: Sequence["asyncio.Task[None]"]) -> None:
+    """Cancel tasks and wait until they have closed what they opened."""
+    for helper in helpers:
+        helper.cancel()
+    await asyncio.gather(*helpers, return_exceptions=True)
 
 
 async def _discard(opening: "asyncio.Task[Subscription]") -> None:

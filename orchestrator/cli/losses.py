@@ -9,9 +9,17 @@ from soong.shared.core.lazy_dataclass import dataclass
 
 @dataclass(slots=True)
 class LostLeases:
-    """Compares each view of a task with the one before; what was lost before the first one is not said again."""
+    """Compares each view of a task with the one before.
+
+    What was lost before the first one is not said again, unless the task is new: then nobody has said it.
+    """
 
     _seen: dict[str, int] | None = None
+
+    @classmethod
+    def of(cls, *, is_new: bool) -> "LostLeases":
+        """Begin with a task that is as it was written, or with whatever the first view shows."""
+        return cls({} if is_new else None)
 
     def news(self, view: TaskSnapshot) -> list[str]:
         """Return a sentence for each worker that was lost since the last view, with what becomes of its steps."""

@@ -141,7 +141,7 @@ async def run_and_follow(
     from soong.orchestrator.client.bootstrap import open_client
 
     client = await open_client(attachment.settings)
-    watch = Watch(client, attachment, interrupts, settings, is_json)
+    watch = Watch(client, attachment, interrupts, settings, is_json, is_new=True)
     try:
         keep_modules(settings, prepared.task)
         await client.submit(prepared.session, prepared.task, budget=prepared.budget)
@@ -169,7 +169,7 @@ async def follow_written(settings: Settings, handed: Handed, *, is_json: bool) -
     from soong.orchestrator.client.bootstrap import open_client
 
     client = await open_client(attachment.settings)
-    watch = Watch(client, attachment, interrupts, settings, is_json)
+    watch = Watch(client, attachment, interrupts, settings, is_json, is_new=True)
     try:
         interrupts.hear(handed.signals.count)
         return await watch.follow(await client.store.sessions.session(handed.session_id), handed.task_id)

@@ -67,6 +67,8 @@ class Watch:
     interrupts: Interrupts
     settings: Settings
     is_json: bool = False
+    is_new: bool = False
+    """The command has started the task: whatever has happened to it is news."""
     _restarts: int = 0
     _display: Display | None = None
     _answering: "asyncio.Task[None] | None" = None
@@ -117,7 +119,7 @@ class Watch:
     async def _show(self, task_id: str) -> TaskSnapshot:
         assert self._display is not None
         last: TaskSnapshot | None = None
-        losses = LostLeases()
+        losses = LostLeases.of(is_new=self.is_new)
         stall_reasons = StallReasons(self.client, lambda: self.attachment.record, self._display.note)
         voices = StepVoices(self.client, self._display)
         try:

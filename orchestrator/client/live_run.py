@@ -12,7 +12,7 @@ from soong.orchestrator.client.tail import Listen, RunTail
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.wire.answers import AnswerDelta, delta_of
-from soong.shared.engine.wire.notifier import Subscriber
+from soong.shared.engine.wire.notifier import Subscriber, Subscription
 
 log = get_logger(__name__)
 
@@ -53,14 +53,26 @@ async def _read(tail: RunTail, run_id: str, from_seq: int, queue: "asyncio.Queue
 
 
 async def _hear(listen: Listen, run_id: str, queue: "asyncio.Queue[_Item]") -> None:
-    async for delta in _deltas(listen, run_id):
+    async for delta in _deltas(await listen(run_id)):
         with suppress(asyncio.QueueFull):
             queue.put_nowait(delta)
 
 
-async def listen_to_answers(subscriber: Subscriber, run_id: str, take: Callable[[AnswerDelta], object]) -> None:
-    """Pass on the pieces of a run's answers until it is cancelled, or until ``take`` raises, which is logged."""
-    async with aclosing(_deltas(subscriber.subscribe_answer, run_id)) as deltas:
+async def listen_to_answers(
+    subscriber: Subscriber,
+    run_id: str,
+    take: Callable[[AnswerDelta], object],
+    *,
+    is_listening: asyncio.Event | None = None,
+) -> None:
+    """Pass on the pieces of a run's answers until it is cancelled, or until ``take`` raises, which is logged.
+
+    ``is_listening`` is set when no piece that comes from now on is missed.
+    """
+    subscription = await subscriber.subscribe_answer(run_id)
+    if is_listening is not None:
+        is_listening.set()
+    async with aclosing(_deltas(subscription)) as deltas:
         async for delta in deltas:
             try:
                 take(delta)
@@ -69,8 +81,7 @@ async def listen_to_answers(subscriber: Subscriber, run_id: str, take: Callable[
                 return
 
 
-async def _deltas(listen: Listen, run_id: str) -> AsyncGenerator[AnswerDelta]:
-    subscription = await listen(run_id)
+async def _deltas(subscription: Subscription) -> AsyncGenerator[AnswerDelta]:
     try:
         while True:
             for payload in await subscription.wait(LISTEN_S):

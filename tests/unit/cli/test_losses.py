@@ -40,3 +40,4 @@ async def test_what_was_lost_before_is_not_reported() -> None:
     await expired(scene)
 
     assert LostLeases().news(await snapshot_of(store, task_id)) == []
+    assert LostLeases.of(is_new=True).news(await snapshot_of(store, task_id)) == [f"{DIED}; 1 step starts again"]

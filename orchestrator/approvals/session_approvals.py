@@ -114,7 +114,7 @@ class SessionApprovals:
         if entry is not None and entry.asked_s is not None and entry.is_announced:
             self._heard[request_id] = None
         elif request_id in self._closed:
-            return  # an answer is told of while it is committed, and when it is
+            return  # its answer was notified of before its commit, and is again after it
         else:
             # Not by an answer that may not be there: to hold a question that its client wants may be a deadlock.
             self._is_due = True

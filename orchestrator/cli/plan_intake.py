@@ -30,7 +30,7 @@ from soong.orchestrator.embedded.plan_request import (
     environment_digest,
     request_of,
 )
-from soong.shared.core.errors import SoongError
+from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
@@ -73,8 +73,10 @@ class PlanIntake:
         opening = asyncio.create_task(client.subscriber.subscribe_session(prepared.session.id))
         try:
             await client.submit(prepared.session, prepared.task, budget=prepared.budget)
-        except BaseException as error:
+        except BaseException as error:  # cancelled, too: what was opened is closed
             await _discard(opening)
+            if isinstance(error, UnavailableError):
+                return  # without a reply: it may be written all the same, and its command writes it again
             if not isinstance(error, SoongError):
                 raise
             reply({"ok": False})

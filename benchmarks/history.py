@@ -24,6 +24,9 @@ FINISHED: Final = 1_000_000
 SMALL: Final = 100
 LARGE: Final = 20_000
 
+VACUUM: Final = Act("vacuum", "time", lambda site: site.vacuum(), is_measured=False)
+"""Before a look: scans visit what changes left behind until it is vacuumed, more or fewer of it by chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -82,8 +85,7 @@ def _daily(effort: Effort) -> list[Act]:
         Act("submit", "step", lambda site: site.submit(chain(SMALL))),
         Act("begin", "step", lambda site: site.work(1, at_once=1), is_measured=False),
         Act("call", "call", lambda site: site.call_tools(effort.part), parts=effort.parts),
-        # Scans visit what changes left behind until it is vacuumed, more or fewer of it as they come upon it.
-        Act("vacuum", "time", lambda site: site.vacuum(), is_measured=False),
+        VACUUM,
         Act("keep-up", "round", lambda site: site.keep_up(effort.part), parts=effort.parts),
         Act("look", "look", lambda site: site.look(effort.part), parts=effort.parts),
         Act("hop", "step", lambda site: site.work(hops, at_once=1), parts=effort.parts),
@@ -103,6 +105,7 @@ def _new_chain(effort: Effort) -> list[Act]:
     return [
         Act("submit", "step", lambda site: site.submit(chain(SMALL)), is_measured=False),
         Act("begin", "step", lambda site: site.work(1, at_once=1), is_measured=False),
+        VACUUM,
         Act("look", "look", lambda site: site.look(effort.part), parts=effort.parts),
         Act("hop", "step", lambda site: site.work(hops, at_once=1), parts=effort.parts),
         Act("end", "step", lambda site: site.work(SMALL), is_measured=False),
@@ -112,8 +115,8 @@ def _new_chain(effort: Effort) -> list[Act]:
 
 def _old_chain(effort: Effort) -> list[Act]:
     """Return the same at the chain that is under way, which every round takes further."""
-    measured = {"look", "hop"}
-    return [act if act.name in measured else replace(act, do=_nothing) for act in _new_chain(effort)]
+    kept = {"vacuum", "look", "hop"}
+    return [act if act.name in kept else replace(act, do=_nothing) for act in _new_chain(effort)]
 
 
 async def _nothing(_site: Site) -> int:
@@ -131,6 +134,7 @@ def _fans(width: int, number: int, effort: Effort) -> list[Act]:
     return [
         Act("submit", "step", submit),
         Act("unlock-and-run", "step", lambda site: site.work(part), parts=effort.parts),
+        VACUUM,
         Act("look", "look", lambda site: site.look(effort.part), parts=effort.parts),
         Act("run-and-join", "step", lambda site: site.work(part), parts=effort.parts),
         Act("end", "step", lambda site: site.work(steps), is_measured=False),

@@ -18,7 +18,8 @@ from tests.servers import PostgresServer, postgres_server
 
 FINISHED = 2_000
 LARGE = 500
-EFFORT = Effort(rounds=1, parts=1, part=3, fans=2)
+EFFORT = Effort(rounds=1, parts=1, part=12, fans=2)
+"""So many looks in a part: planning reads pages, too, which fall on the first look of each connection."""
 
 ROUNDING = 2.0
 """Statements or rows a unit that are no growth: what one round does once falls on fewer units in one of the two."""

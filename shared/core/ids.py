@@ -63,3 +63,8 @@ def ids_from(source: Callable[[], str]) -> Iterator[None]:
 def step_key(task_id: str, step_id: str) -> str:
     """Return the global key of a step: the user's step id is unique in its task only."""
     return f"{task_id}/{step_id}"
+
+
+def step_id_of(key: str) -> str:
+    """Return a step's id in its task, given its key."""
+    return key.partition("/")[2]

@@ -193,7 +193,7 @@ FORBIDDEN = {
     "give a step another run": "UPDATE steps SET run_id = 'run_x'",
     "forget lost leases": "UPDATE steps SET lost_leases = 0",
     "start a paused step": "UPDATE steps SET is_paused = 0",
-    "draw an edge": "INSERT INTO edges (child_key, parent_key) VALUES ('a', 'b')",
+    "draw an edge": "UPDATE steps SET depends_on = NULL, dependents = NULL",
     "end a task": "UPDATE tasks SET status = 'completed'",
     "command an owner": "INSERT INTO commands (id, session_id, kind) VALUES ('cmd_x', 's', 'cancel')",
     "lift a concurrency limit": "UPDATE concurrency_limits SET slots = 1000",

@@ -26,7 +26,7 @@ from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore
 from soong.shared.storage.sql.tasks.runs import EVENTS_OF, WHOLE_RUNS
 from soong.shared.storage.sql.tasks.step_results import nodes_after
-from soong.shared.storage.sql.tasks.tasks import StepRead, read_steps
+from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 from tests.model.memory.rows import Rows
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class InlineStore(SqlStore):
         return self._rows
 
 
-_ALL_STEPS = StepRead("all steps", "steps.ordinal >= 0")
+_ALL_STEPS = steps_where("all steps", "steps.ordinal >= 0")
 _RUNS = WHOLE_RUNS.order_by(runs.c.ordinal)
 
 

@@ -39,7 +39,6 @@ class Tables:
     sessions: Sequence[Row]
     tasks: Sequence[Row]
     steps: Sequence[Row]
-    edges: Sequence[Row]
     runs: Sequence[Row]
     events: Mapping[str, Sequence[Row]]
     nodes: Mapping[str, Sequence[int]]
@@ -124,9 +123,8 @@ def _read(connection: Connection) -> Tables:
         tasks=rows("SELECT id, status, root_run_id, ended_us FROM tasks"),
         steps=rows(
             "SELECT key, task_id, session_id, kind, status, open_deps, fence, run_id, worker_id, map_key, output, "
-            "definition, model, pool, holder_run_id, ended_us FROM steps"
+            "definition, model, pool, holder_run_id, ended_us, depends_on, dependents FROM steps"
         ),
-        edges=rows("SELECT child_key, parent_key FROM edges"),
         runs=rows("SELECT id, task_id, step_key, status, last_seq, last_node, fence, end_reason, attempt FROM runs"),
         events=events,
         nodes=nodes,
@@ -223,12 +221,18 @@ def _check_history(step: Row, history: Sequence[Row], report: Report) -> None:
         report.expect(step["fence"] >= highest, f"{key} has fence {step['fence']} below the issued {highest}")
 
 
+def _named(step: Row, column: str) -> list[str]:
+    """Return the keys of the steps that a row names by their ids."""
+    return [f"{step['task_id']}/{step_id}" for step_id in json.loads(step[column] or "[]")]
+
+
 def check_unlocking(tables: Tables, report: Report) -> None:
     """A waiting step waits for exactly its unfinished parents; none that may start waits for anything."""
     status = {step["key"]: step["status"] for step in tables.steps}
-    parents: dict[str, list[str]] = defaultdict(list)
-    for edge in tables.edges:
-        parents[edge["child_key"]].append(edge["parent_key"])
+    parents = {step["key"]: _named(step, "depends_on") for step in tables.steps}
+    told = {(key, parent) for key, keys in parents.items() for parent in keys if parent in parents}
+    both = {(child, step["key"]) for step in tables.steps for child in _named(step, "dependents") if child in parents}
+    report.expect(told == both, f"steps and what they depend on do not agree: {sorted(told ^ both)[:5]}")
     for step in tables.steps:
         open_ = sum(status.get(key) != "completed" for key in parents.get(step["key"], ()))
         if step["status"] == "pending":

@@ -54,3 +54,13 @@ def test_inserts_compute_what_is_not_given() -> None:
     assert insert.postgres.startswith(
         "INSERT INTO events (run_id, seq) SELECT given.run_id, last(given.run_id) - given._back"
     )
+
+
+def test_a_list_in_a_column_is_a_table_with_places() -> None:
+    statement = Statement("s", "SELECT d.value FROM steps AS s CROSS JOIN EACH OF s.dependents AS d ORDER BY d.key")
+
+    assert statement.sqlite == ("SELECT d.value FROM steps AS s CROSS JOIN json_each(s.dependents) AS d ORDER BY d.key")
+    assert statement.postgres == (
+        "SELECT d.value FROM steps AS s CROSS JOIN"
+        " json_array_elements_text(s.dependents::json) WITH ORDINALITY AS d(value, key) ORDER BY d.key"
+    )

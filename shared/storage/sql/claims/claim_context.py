@@ -44,9 +44,9 @@ SURFACES: Final = Statement("surfaces", "SELECT digest, body FROM surfaces WHERE
 DEPENDENCIES: Final = Statement(
     "dependencies: the results of what these steps waited for, in the plan's order",
     """
-    SELECT e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome
-    FROM edges AS e JOIN steps AS p ON p.key = e.parent_key
-    WHERE e.child_key IN @keys ORDER BY e.child_key, e.position
+    SELECT c.key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome
+    FROM steps AS c CROSS JOIN EACH OF c.depends_on AS e JOIN steps AS p ON p.key = c.task_id || '/' || e.value
+    WHERE c.key IN @keys ORDER BY c.key, e.key
     """,
 )
 RESULTS: Final = Statement(

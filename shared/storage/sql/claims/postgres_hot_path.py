@@ -63,13 +63,12 @@ END_AND_UNLOCK: Final = Statement(
           AND steps.worker_id || '' = holder.id AND steps.status || '' IN ('claimed', 'running')
         RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
                   e.run_status, e.end_reason, e.usage, e.added, e.events, e.nodes_added, e.nodes,
-                  steps.growths <> seen.growths AS has_grown
+                  steps.growths <> seen.growths AS has_grown, steps.dependents
     ), fallen AS (
         SELECT w.key, w.number FROM (
             SELECT key, sum(number) AS number FROM (
-                SELECT g.child_key AS key, 1 AS number FROM ended CROSS JOIN LATERAL (
-                    SELECT child_key FROM edges WHERE parent_key = ended.key OFFSET 0
-                ) AS g WHERE ended.status = 'completed'
+                SELECT ended.task_id || '/' || d.value AS key, 1 AS number
+                FROM ended CROSS JOIN EACH OF ended.dependents AS d WHERE ended.status = 'completed'
                 UNION ALL
                 SELECT map_key, 1 FROM ended WHERE status = 'completed' AND map_key <> ''
             ) AS each_end GROUP BY key
@@ -170,7 +169,7 @@ TAKE: Final = Statement(
             started_us = coalesce(started_us, :now_us)
         FROM picked WHERE steps.key = picked.key
         RETURNING steps.key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, steps.ordinal,
-                  steps.lane, is_unparked, CASE WHEN starts = 1 THEN ready_us END AS ready_us
+                  steps.lane, is_unparked, CASE WHEN starts = 1 THEN ready_us END AS ready_us, steps.depends_on
     ), started AS (
         UPDATE runs SET
             status = 'running', fence = c.fence, worker_id = :worker_id,
@@ -178,7 +177,7 @@ TAKE: Final = Statement(
             last_seq = {LAST_SEQ} + CASE WHEN c.ready_us IS NULL THEN 2 ELSE 3 END
         FROM claimed AS c WHERE runs.id = c.run_id
         RETURNING c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.task_id, c.session_id, c.priority,
-                  c.ordinal, c.lane, c.is_unparked, c.ready_us,
+                  c.ordinal, c.lane, c.is_unparked, c.ready_us, c.depends_on,
                   agent_id, role, definition, parent_run_id, parent_agent_id, step_title, model, token, surface,
                   dispatched_by, is_foreign, last_seq, last_node
     ), noted AS (
@@ -194,9 +193,9 @@ TAKE: Final = Statement(
     )
     SELECT s.key, s.fence, s.starts, s.run_id, s.kind, s.spec, s.attempt, s.task_id, s.session_id, s.priority,
            s.ordinal, s.is_unparked, s.ready_us, s.lane,
-           (SELECT json_agg(json_build_array(e.child_key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome)
-                            ORDER BY e.position)
-            FROM edges AS e JOIN steps AS p ON p.key = e.parent_key WHERE e.child_key = s.key),
+           (SELECT json_agg(json_build_array(s.key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome)
+                            ORDER BY e.key)
+            FROM EACH OF s.depends_on AS e JOIN steps AS p ON p.key = s.task_id || '/' || e.value),
            s.run_id, s.session_id, s.agent_id, s.role, s.definition, s.parent_run_id, s.parent_agent_id, s.task_id,
            s.key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
            s.dispatched_by, s.is_foreign, s.last_node

@@ -32,7 +32,8 @@ COUNT_DOWN: Final = Statement(
     FROM (
         SELECT w.key AS key, w.number AS number FROM (
             SELECT key, sum(number) AS number FROM (
-                SELECT child_key AS key, 1 AS number FROM edges WHERE parent_key IN @ended
+                SELECT s.task_id || '/' || d.value AS key, 1 AS number
+                FROM steps AS s CROSS JOIN EACH OF s.dependents AS d WHERE s.key IN @ended
                 UNION ALL
                 SELECT map_key AS key, 1 AS number FROM steps WHERE key IN @ended AND map_key || '' <> ''
             ) AS each_end GROUP BY key

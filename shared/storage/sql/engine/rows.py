@@ -6,13 +6,13 @@ many that is malformed becomes a value that says so, and stops no reader of the 
 
 import base64
 import hashlib
-from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Final
 
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.identity import Origin, Role, RunIdentity
+from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
@@ -185,17 +185,17 @@ def task_of(row: Any) -> Task:
     )
 
 
-def step_of(row: Any, depends_on: Sequence[str]) -> Step:
+def step_of(row: Any) -> Step:
     """Return the step of a row. A malformed one has the error ``malformed_row``; one that had completed has failed."""
     try:
         error, output = _error_of(row.error), output_of(row.output)
         times_us = instant_of("started_us", row.started_us), instant_of("ended_us", row.ended_us)
     except MalformedError:
-        return _malformed_step(row, depends_on)
-    return _step_of(row, depends_on, StepStatus(row.status), output, error, times_us)
+        return _malformed_step(row)
+    return _step_of(row, StepStatus(row.status), output, error, times_us)
 
 
-def _malformed_step(row: Any, depends_on: Sequence[str]) -> Step:
+def _malformed_step(row: Any) -> Step:
     reading = RowReader()
     reading.take(lambda: _error_of(row.error), None)
     output = reading.take(lambda: output_of(row.output), None)
@@ -203,7 +203,7 @@ def _malformed_step(row: Any, depends_on: Sequence[str]) -> Step:
     error = StepError(MALFORMED, f"its row is malformed: {reading.problem}", retryable=False)
     status = StepStatus(row.status)
     status = StepStatus.FAILED if status is StepStatus.COMPLETED else status
-    return _step_of(row, depends_on, status, output, error, times_us)
+    return _step_of(row, status, output, error, times_us)
 
 
 def _error_of(text: str | None) -> StepError | None:
@@ -212,7 +212,6 @@ def _error_of(text: str | None) -> StepError | None:
 
 def _step_of(
     row: Any,
-    depends_on: Sequence[str],
     status: StepStatus,
     output: Json,
     error: StepError | None,
@@ -229,7 +228,7 @@ def _step_of(
         kind=StepKind(row.kind),
         status=status,
         spec=StepSpec.from_json(unpack(row.spec)),
-        depends_on=tuple(depends_on),
+        depends_on=tuple(step_key(row.task_id, step_id) for step_id in unpack(row.depends_on or "[]")),
         open_deps=row.open_deps,
         priority=row.priority,
         pool=row.pool,

@@ -2,7 +2,8 @@
 
 The text is SQLite's; what PostgreSQL needs in addition is in ``/*pg … */``, which SQLite skips as a comment. Parameters
 are ``:name``; ``IN @name`` takes a list; ``FROM @name alias(column type, …)`` takes a list of tuples as a table, so a
-batch of any size is one statement with one plan.
+batch of any size is one statement with one plan. ``EACH OF column AS alias`` takes a column's JSON list as a table:
+each ``value`` with its place, ``key``.
 """
 
 import re
@@ -15,10 +16,12 @@ from soong.shared.storage.sql.engine.json_encoding import encode_ascii
 
 _ROWS: Final = re.compile(r"@(\w+) (\w+)\(([^)]*)\)")
 _LIST: Final = re.compile(r"IN @(\w+)")
+_EACH: Final = re.compile(r"EACH OF (\w+\.\w+) AS (\w+)")
 _NAME: Final = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _WRITES: Final = re.compile(r"\b(INSERT INTO|(?<!FOR )(?<!KEY )UPDATE|DELETE FROM)\b")
 _POSTGRES_ONLY: Final = re.compile(r"/\*pg (.*?)\*/", re.DOTALL)
 
+_POSTGRES_EACH: Final = r"json_array_elements_text(\1::json) WITH ORDINALITY AS \2(value, key)"
 _POSTGRES_LIST: Final = r"= ANY(ARRAY(SELECT json_array_elements_text(:\1::json)))"
 
 _READ_LATER: Final = frozenset({"sqlite", "postgres", "writes", "returns", "packed"})
@@ -57,7 +60,8 @@ class Statement:
 
     def _read(self) -> None:
         text = " ".join(self._text.split())
-        postgres = _POSTGRES_ONLY.sub(r"\1", text)
+        postgres = _EACH.sub(_POSTGRES_EACH, _POSTGRES_ONLY.sub(r"\1", text))
+        text = _EACH.sub(r"json_each(\1) AS \2", text)
         set_ = object.__setattr__
         packed = [*(match[1] for match in _ROWS.finditer(postgres)), *_LIST.findall(postgres)]
         set_(self, "packed", tuple(dict.fromkeys(packed)))

@@ -1,11 +1,11 @@
-"""Reads of all columns of one table, with the text made once.
+"""Reads of the columns of one table, with the text made once.
 
 SQLAlchemy's Core makes a statement, finds its compiled form and wraps the rows again for each execution. In a read of
 few rows that costs several times what the database takes, so the reads on the path of a task do without.
 """
 
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Table
@@ -15,12 +15,15 @@ from soong.shared.storage.sql.engine.transaction import Transaction
 
 
 class TableRead:
-    """One named read of a table's columns. ``rest`` is what follows ``FROM table``, in the form of a statement."""
+    """One named read of a table's columns. ``rest`` is what follows ``FROM table``, in the form of a statement.
+
+    ``without`` names columns that are not read.
+    """
 
     __slots__ = ("_row_of", "statement")
 
-    def __init__(self, name: str, table: Table, rest: str) -> None:
-        columns = [column.name for column in table.columns]
+    def __init__(self, name: str, table: Table, rest: str, *, without: Collection[str] = ()) -> None:
+        columns = [column.name for column in table.columns if column.name not in without]
         listed = ", ".join(f"{table.name}.{column}" for column in columns)
         self.statement: Final = Statement(name, f"SELECT {listed} FROM {table.name} {rest}")  # noqa: S608  # our words
         make: Any = namedtuple  # noqa: PYI024  # its fields are the table's, which no checker knows

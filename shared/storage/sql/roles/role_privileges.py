@@ -147,12 +147,11 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             *("ordinal", "key", "task_id", "session_id", "step_id", "title", "kind", "priority", "pool", "needs"),
             *("definition", "model", "lane", "run_id", "attempt", "max_attempts", "backoff_s", "on_failure"),
             *("lost_leases", "lost_to", "map_key", "item_index", "is_paused", "not_before_us", "spec"),
-            *("claim_mode", "is_pull_worker", "growths"),
+            *("claim_mode", "is_pull_worker", "growths", "depends_on", "dependents"),
         ),
         old=_FREE_OR_LEASED,
         changed=f"({_FREE_OR_LEASED} OR (worker_id {OURS} AND status IN ({_ENDS}))) AND {_OWN_HOLDER}",
     ),
-    "edges": WorkerRight(reads=True, never=("child_key", "parent_key", "position")),
     # Locked while it is counted, never changed.
     "concurrency_limits": WorkerRight(reads=True, updates=("slots",), never=("scope",), changed="false"),
     # -- runs
@@ -283,7 +282,6 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
 KEPT: Final = frozenset(
     {
         *(
-            "edges",
             "taints",
             "surfaces",
             "events",
@@ -329,7 +327,7 @@ EMPTIED: Final = frozenset({"responders", "concurrency_limits", "budgets", "step
 
 CLIENT_ADDS: Final = frozenset(
     {
-        *("sessions", "tasks", "steps", "edges", "runs", "surfaces", "events", "commands", "answers", "audit"),
+        *("sessions", "tasks", "steps", "runs", "surfaces", "events", "commands", "answers", "audit"),
         *("responders", "budgets"),
     }
 )

@@ -85,9 +85,10 @@ SKIP_BELOW: Final = Statement(
     "skip below: every step that waits, at whatever distance, for one that will not complete",
     """
     WITH RECURSIVE below(key) AS (
-        SELECT child_key FROM edges WHERE parent_key = :key
+        SELECT s.task_id || '/' || d.value FROM steps AS s CROSS JOIN EACH OF s.dependents AS d WHERE s.key = :key
         UNION
-        SELECT e.child_key FROM below JOIN edges AS e ON e.parent_key = below.key
+        SELECT s.task_id || '/' || d.value
+        FROM below JOIN steps AS s ON s.key = below.key CROSS JOIN EACH OF s.dependents AS d
     )
     UPDATE steps SET status = 'skipped', ended_us = :now_us
     WHERE key IN (SELECT key FROM below) AND status || '' = 'pending'

@@ -20,12 +20,13 @@ from soong.shared.storage.sql.engine.ownership import check_owned, owned_step
 from soong.shared.storage.sql.engine.rows import pack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import ReadyRows, Statement
+from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import steps, tasks
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import cancel_all, skip_below
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
 from soong.shared.storage.sql.tasks.step_results import KEEP_RESULTS
-from soong.shared.storage.sql.tasks.tasks import StepRead, read_steps
+from soong.shared.storage.sql.tasks.tasks import read_steps, steps_where
 
 MOVE_MAP: Final = Statement(
     "move map: a map step to its next status, guarded by the one it has",
@@ -85,16 +86,16 @@ PROMOTE: Final = Statement(
 )
 
 
-UNSETTLED: Final = StepRead(
+UNSETTLED: Final = steps_where(
     "unsettled failures of a session",
     "steps.session_id = :session_id AND steps.status = 'failed' AND steps.is_settled = 0",
 )
 
 
 @cache
-def _steps_that_are(status: StepStatus) -> StepRead:
+def _steps_that_are(status: StepStatus) -> TableRead:
     """Return the read of a session's steps of one status, written out as the partial indexes have it."""
-    return StepRead(f"{status} steps of a session", f"steps.session_id = :session_id AND steps.status = '{status}'")
+    return steps_where(f"{status} steps of a session", f"steps.session_id = :session_id AND steps.status = '{status}'")
 
 
 class SqlFailures:
@@ -223,7 +224,7 @@ def _child_rows(children: Sequence[NewStep], now_us: int, *, is_postgres: bool) 
     """Build the rows of a map step's children, and of their runs and logs: of those that have runs."""
     run_log = RunLogBuffer(now_us)
     note_steps(run_log, [child for child in children if child.run is not None], "")
-    return (*ready_steps(children, is_postgres=is_postgres), *run_log.ready(is_postgres=is_postgres))
+    return (ready_steps(children, is_postgres=is_postgres), *run_log.ready(is_postgres=is_postgres))
 
 
 def _expand(

@@ -1,16 +1,20 @@
-"""Writing what a client or an owner hands in: tasks, steps and their edges, the opening of a step."""
+"""Writing what a client or an owner hands in: tasks, steps with what each depends on, the opening of a step.
 
-from collections.abc import Iterable, Iterator, Sequence
+An edge is in the rows of its two steps: in ``depends_on`` of the one, and in ``dependents`` of the other.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from soong.shared.core.ids import step_id_of
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
-from soong.shared.storage.sql.engine.rows import lane_of, pack, plain
+from soong.shared.storage.sql.engine.rows import lane_of, pack, plain, unpack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
-from soong.shared.storage.sql.engine.statements import Insert, ReadyRows
+from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 INSERT_STEPS: Final = Insert(
@@ -41,11 +45,23 @@ INSERT_STEPS: Final = Insert(
         "item_index": "bigint",
         "is_paused": "bigint",
         "spec": "text",
+        "depends_on": "text",
+        "dependents": "text",
     },
 )
 MANY_STEPS: Final = 200
 """Above this, rows are built in a thread: some 10 ms, which a loop can spare."""
-INSERT_EDGES: Final = Insert("edges", {"child_key": "text", "parent_key": "text", "position": "bigint"})
+DEPENDENTS_OF: Final = Statement(
+    "dependents of: what depends on these steps so far; they are held",
+    "SELECT key, dependents FROM steps WHERE key IN @keys",
+)
+SET_DEPENDENTS: Final = Statement(
+    "set dependents: of steps that more depend on",
+    """
+    UPDATE steps SET dependents = m.dependents FROM @more m(key text, dependents text)
+    WHERE steps.key IN @keys AND steps.key = m.key
+    """,
+)
 
 
 def opened(kind: StepKind) -> StepStatus:
@@ -66,19 +82,44 @@ def insert_steps(
     is_paused: bool = False,
     done: frozenset[str] = frozenset(),
 ) -> None:
-    """Insert steps with their edges and runs, those without open dependencies open; ``done`` are not open any more."""
+    """Insert steps with their runs, those without open dependencies open; ``done`` are not open any more.
+
+    Steps that are there already, which new ones depend on, are held.
+    """
     note_steps(run_log, tx.paced(steps), root_run_id, done=done)
-    tx.insert(INSERT_STEPS, (_step_row(step, is_paused=is_paused, done=done) for step in steps))
-    tx.insert(INSERT_EDGES, _edge_rows(steps))
+    dependents = _dependents(steps)
+    tx.insert(INSERT_STEPS, (_step_row(step, dependents, is_paused=is_paused, done=done) for step in steps))
+    new = {step.key for step in steps}
+    add_dependents(tx, {key: ids for key, ids in dependents.items() if key not in new})
 
 
-def ready_steps(steps: Sequence[NewStep], *, is_postgres: bool) -> tuple[ReadyRows, ReadyRows]:
-    """Build the rows of steps and of their edges before a transaction; :func:`note_steps` is the rest of them."""
-    rows = (_step_row(step, is_paused=False, done=frozenset()) for step in steps)
-    return (
-        ReadyRows.of(INSERT_STEPS, rows, is_postgres=is_postgres),
-        ReadyRows.of(INSERT_EDGES, _edge_rows(steps), is_postgres=is_postgres),
-    )
+def ready_steps(steps: Sequence[NewStep], *, is_postgres: bool) -> ReadyRows:
+    """Build the rows of steps that depend on one another alone before a transaction.
+
+    :func:`note_steps` is the rest of them.
+    """
+    dependents = _dependents(steps)
+    rows = (_step_row(step, dependents, is_paused=False, done=frozenset()) for step in steps)
+    return ReadyRows.of(INSERT_STEPS, rows, is_postgres=is_postgres)
+
+
+def add_dependents(tx: Transaction, more: Mapping[str, Sequence[str]]) -> None:
+    """Add the ids of more dependents to steps, by their keys. The steps are held."""
+    if not more:
+        return
+    keys = sorted(more)
+    rows = [(key, ids_text([*ids_of(text), *more[key]])) for key, text in tx.rows(DEPENDENTS_OF, keys=keys)]
+    tx.rows(SET_DEPENDENTS, keys=keys, more=rows)
+
+
+def ids_of(text: str | None) -> list[str]:
+    """Return the step ids that a column holds."""
+    return [] if text is None else unpack(text)
+
+
+def ids_text(step_ids: Sequence[str]) -> str | None:
+    """Return step ids as a column holds them."""
+    return pack(list(step_ids)) if step_ids else None
 
 
 def note_steps(
@@ -96,17 +137,22 @@ def note_steps(
         run_log.note(_log_of(step, root_run_id), opening(step.kind), step=step.key)
 
 
-def _edge_rows(steps: Sequence[NewStep]) -> Iterator[tuple[object, ...]]:
-    return (
-        (step.key, parent, position) for step in steps for position, parent in enumerate(dict.fromkeys(step.depends_on))
-    )
+def _dependents(steps: Sequence[NewStep]) -> dict[str, list[str]]:
+    """Return the ids of these steps by the keys of what they depend on."""
+    found: dict[str, list[str]] = {}
+    for step in steps:
+        for parent in dict.fromkeys(step.depends_on):
+            found.setdefault(parent, []).append(step.step_id)
+    return found
 
 
 def _log_of(step: NewStep, root_run_id: str) -> str:
     return step.run.identity.run_id if step.run is not None else root_run_id
 
 
-def _step_row(step: NewStep, *, is_paused: bool, done: frozenset[str]) -> tuple[object, ...]:
+def _step_row(
+    step: NewStep, dependents: Mapping[str, Sequence[str]], *, is_paused: bool, done: frozenset[str]
+) -> tuple[object, ...]:
     open_deps = len(set(step.depends_on) - done)
     return (
         step.key,
@@ -134,4 +180,6 @@ def _step_row(step: NewStep, *, is_paused: bool, done: frozenset[str]) -> tuple[
         step.item_index,
         int(is_paused),
         pack(step.spec.to_json()),
+        ids_text([step_id_of(parent) for parent in dict.fromkeys(step.depends_on)]),
+        ids_text(dependents.get(step.key, ())),
     )

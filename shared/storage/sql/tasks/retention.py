@@ -73,7 +73,6 @@ REMOVE_STEPS: Final = Statement(
     RETURNING key
     """,
 )
-REMOVE_EDGES: Final = Statement("remove edges: of steps that are gone", "DELETE FROM edges WHERE child_key IN @keys")
 RUNS_OF: Final = Statement(
     "runs of: a bounded number of one task's; not of one that was submitted again under its id",
     """
@@ -187,10 +186,9 @@ class SqlRetention:
 
     async def remove_rest(self, task_id: str, *, limit: int) -> RemovedRows:
         def write(tx: Transaction) -> RemovedRows:
-            keys = [key for (key,) in tx.rows(REMOVE_STEPS, task_id=task_id, limit=limit)]
-            if keys:
-                tx.count(REMOVE_EDGES, keys=keys)
-                return RemovedRows(steps=len(keys))
+            removed = len(tx.rows(REMOVE_STEPS, task_id=task_id, limit=limit))
+            if removed:
+                return RemovedRows(steps=removed)
             run_ids = [run_id for (run_id,) in tx.rows(RUNS_OF, task_id=task_id, limit=max(1, limit // 20))]
             for statement in RUN_ROWS if run_ids else ():
                 tx.count(statement, run_ids=run_ids)

@@ -39,8 +39,8 @@ COUNT_AGAIN: Final = Statement(
     "count again: what each retried step waits for; its lost leases are forgotten",
     """
     UPDATE steps SET lost_leases = 0, lost_to = '', open_deps = (
-        SELECT count(*) FROM edges AS e JOIN steps AS p ON p.key = e.parent_key
-        WHERE e.child_key = steps.key AND p.status <> 'completed'
+        SELECT count(*) FROM EACH OF steps.depends_on AS e CROSS JOIN steps AS p
+        WHERE p.key = steps.task_id || '/' || e.value AND p.status <> 'completed'
     ) WHERE key IN @keys RETURNING key, kind, run_id, open_deps
     """,
 )

@@ -52,9 +52,11 @@ FEEDING: Final = Statement(
     SELECT source.key, source.kind, (SELECT 1 FROM taints WHERE taints.run_id = source.run_id)
     FROM steps AS source
     WHERE source.key IN (
-        SELECT parent_key FROM edges WHERE child_key IN @keys
+        SELECT s.task_id || '/' || e.value FROM steps AS s CROSS JOIN EACH OF s.depends_on AS e WHERE s.key IN @keys
         UNION
-        SELECT edges.parent_key FROM steps AS item JOIN edges ON edges.child_key = item.map_key WHERE item.key IN @keys
+        SELECT m.task_id || '/' || e.value
+        FROM steps AS item JOIN steps AS m ON m.key = item.map_key CROSS JOIN EACH OF m.depends_on AS e
+        WHERE item.key IN @keys
         UNION
         SELECT key FROM steps WHERE map_key IN @keys AND map_key <> ''
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
+from soong.shared.core.ids import step_id_of, step_key
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
@@ -28,7 +29,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.cancel import skip_below
 from soong.shared.storage.sql.tasks.failures import start_again
-from soong.shared.storage.sql.tasks.inserts import INSERT_EDGES, insert_steps, opened, opening
+from soong.shared.storage.sql.tasks.inserts import add_dependents, ids_of, ids_text, insert_steps, opened, opening
 
 LOCK_NAMED: Final = Statement(
     "lock named: what a change has to know of the steps that it names; held until commit",
@@ -48,21 +49,18 @@ LOCK_OPEN: Final = Statement(
     """,
 )
 TAKEN: Final = Statement("taken: which of these keys exist already", "SELECT key FROM steps WHERE key IN @keys")
-EDGES_INTO: Final = Statement(
-    "edges into: what these steps depend on",
-    "SELECT child_key, parent_key, position FROM edges WHERE child_key IN @keys ORDER BY child_key, position",
+DEPENDENCIES_OF: Final = Statement(
+    "dependencies of: what these steps depend on", "SELECT key, depends_on FROM steps WHERE key IN @keys"
 )
 EDGES_OF_TASK: Final = Statement(
-    "edges of task: all of them, to look for a circle",
-    """
-    SELECT e.child_key, e.parent_key FROM steps AS s JOIN edges AS e ON e.child_key = s.key
-    WHERE s.task_id = :task_id ORDER BY s.ordinal, e.position
-    """,
+    "edges of task: what each of its steps depends on, to look for a circle",
+    "SELECT key, depends_on FROM steps WHERE task_id = :task_id AND depends_on IS NOT NULL ORDER BY ordinal",
 )
 WAIT_FOR_MORE: Final = Statement(
     "wait for more: pending steps that got more dependencies",
     """
-    UPDATE steps SET open_deps = open_deps + m.number FROM @more m(key text, number bigint)
+    UPDATE steps SET open_deps = open_deps + m.number, depends_on = m.depends_on
+    FROM @more m(key text, number bigint, depends_on text)
     WHERE steps.key IN @keys AND steps.key = m.key AND steps.status || '' = 'pending'
     """,
 )
@@ -117,7 +115,7 @@ RECOUNT: Final = Statement(
     UPDATE steps SET open_deps = c.number FROM (
         SELECT w.key AS key, sum(CASE WHEN p.status = 'completed' OR (p.status = 'failed' AND p.is_settled = 1
                                            AND p.on_failure = 'keep') THEN 0 ELSE 1 END) AS number
-        FROM steps AS w JOIN edges AS e ON e.child_key = w.key JOIN steps AS p ON p.key = e.parent_key
+        FROM steps AS w CROSS JOIN EACH OF w.depends_on AS e JOIN steps AS p ON p.key = w.task_id || '/' || e.value
         WHERE w.key IN @keys GROUP BY w.key
     ) AS c
     WHERE steps.key = c.key AND steps.open_deps > c.number AND steps.status || '' = 'pending'
@@ -247,18 +245,20 @@ class _Changing:
         children = sorted({child for child, _ in self.change.edges})
         for child in children:
             check_still_pending(standing[child].step_id, standing[child].status)
-        known = {(child, parent): position for child, parent, position in self.tx.rows(EDGES_INTO, keys=children)}
-        fresh = [edge for edge in dict.fromkeys(self.change.edges) if edge not in known]
-        place = 1 + max(known.values(), default=-1)
-        self.tx.insert(INSERT_EDGES, [(*edge, place + number) for number, edge in enumerate(fresh)])
-        more: dict[str, int] = {}
-        for child, parent in fresh:
-            more[child] = more.get(child, 0) + (parent not in done)
-        self.tx.rows(WAIT_FOR_MORE, keys=sorted(more), more=sorted(more.items()))
-        edges: dict[str, list[str]] = {}
-        for child, parent in self.tx.rows(EDGES_OF_TASK, task_id=self.task_id):
-            edges.setdefault(child, []).append(parent)
-        check_no_circle(edges)
+        parents = {key: ids_of(text) for key, text in self.tx.rows(DEPENDENCIES_OF, keys=children)}
+        open_: dict[str, int] = {}
+        dependents: dict[str, list[str]] = {}
+        for child, parent in dict.fromkeys(self.change.edges):
+            if (step_id := step_id_of(parent)) in parents[child]:
+                continue
+            parents[child].append(step_id)
+            open_[child] = open_.get(child, 0) + (parent not in done)
+            dependents.setdefault(parent, []).append(step_id_of(child))
+        more = [(child, number, ids_text(parents[child])) for child, number in sorted(open_.items())]
+        self.tx.rows(WAIT_FOR_MORE, keys=sorted(open_), more=more)
+        add_dependents(self.tx, dependents)
+        edges = self.tx.rows(EDGES_OF_TASK, task_id=self.task_id)
+        check_no_circle({key: [step_key(self.task_id, step_id) for step_id in ids_of(text)] for key, text in edges})
 
     def _try_again(self, step: NewStep, was: _StepState) -> None:
         if was.status is not StepStatus.FAILED or was.is_settled or step.run is None:

@@ -31,7 +31,7 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import steps, tasks
-from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
+from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
 from soong.shared.storage.sql.tasks.runs import last_runs_of_rows, send_last_runs
 from soong.shared.storage.sql.tasks.sessions import REOPEN, note_session, send_session, session_values
@@ -65,22 +65,14 @@ PLANNER: Final = Statement(
 )
 
 
-class StepRead:
-    """A read of steps with what each of them waits for. ``condition`` names columns of ``steps``."""
-
-    def __init__(self, name: str, condition: str) -> None:
-        self.edges: Final = Statement(
-            f"edges of {name}, in the plan's order",
-            f"""
-            SELECT edges.child_key, edges.parent_key FROM steps JOIN edges ON edges.child_key = steps.key
-            WHERE {condition} ORDER BY edges.child_key, edges.position
-            """,  # noqa: S608  # our own words
-        )
-        self.steps: Final = TableRead(f"{name}, in insertion order", steps, f"WHERE {condition} ORDER BY steps.ordinal")
+def steps_where(name: str, condition: str) -> TableRead:
+    """Return a read of steps in the order of their insertion. ``condition`` names columns of ``steps``."""
+    rest = f"WHERE {condition} ORDER BY steps.ordinal"
+    return TableRead(f"{name}, in insertion order", steps, rest, without=("dependents",))
 
 
-STEPS_OF_TASK: Final = StepRead("steps of task", "steps.task_id = :task_id")
-ONE_STEP: Final = StepRead("step", "steps.key = :key")
+STEPS_OF_TASK: Final = steps_where("steps of task", "steps.task_id = :task_id")
+ONE_STEP: Final = steps_where("step", "steps.key = :key")
 TASK: Final = TableRead("task", tasks, "WHERE id = :task_id")
 TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
 TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
@@ -193,10 +185,9 @@ class SqlTasks:
                 return status
             with tx.pipeline():
                 task = tx.send(TASK.statement, task_id=task_id)
-                edges = tx.send(STEPS_OF_TASK.edges, task_id=task_id)
-                own = tx.send(STEPS_OF_TASK.steps.statement, task_id=task_id)
+                own = tx.send(STEPS_OF_TASK.statement, task_id=task_id)
                 told = send_last_runs(tx, task_id)
-            steps_read = steps_of_rows(edges.rows(), STEPS_OF_TASK.steps.rows_of(own.rows()))
+            steps_read = [step_of(row) for row in STEPS_OF_TASK.rows_of(own.rows())]
             return TaskEnd(task_of(TASK.rows_of(task.rows())[0]), steps_read, last_runs_of_rows(tx, *told))
 
         return await self._database.read(read)
@@ -218,7 +209,7 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     note_steps(run_log, task.steps, root)
     return (
         ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
-        *ready_steps(task.steps, is_postgres=is_postgres),
+        ready_steps(task.steps, is_postgres=is_postgres),
         *run_log.ready(is_postgres=is_postgres),
     )
 
@@ -291,14 +282,6 @@ def read_step(tx: Transaction, step_key: str) -> Step:
     return found[0]
 
 
-def read_steps(tx: Transaction, wanted: StepRead, **parameters: Any) -> list[Step]:
+def read_steps(tx: Transaction, wanted: TableRead, **parameters: Any) -> list[Step]:
     """Return the steps of a read in the order in which they were inserted."""
-    return steps_of_rows(tx.rows(wanted.edges, **parameters), wanted.steps.read(tx, **parameters))
-
-
-def steps_of_rows(edges: Sequence[Row], rows: Sequence[Any]) -> list[Step]:
-    """Return steps of their rows, with what each of them waits for."""
-    depends_on: dict[str, list[str]] = {}
-    for child, parent in edges:
-        depends_on.setdefault(child, []).append(parent)
-    return [step_of(row, depends_on.get(row.key, ())) for row in rows]
+    return [step_of(row) for row in wanted.read(tx, **parameters)]

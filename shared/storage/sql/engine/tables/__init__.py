@@ -29,7 +29,7 @@ from soong.shared.storage.sql.engine.tables.runs import (
     taints,
     waits,
 )
-from soong.shared.storage.sql.engine.tables.work import concurrency_limits, edges, steps, tasks
+from soong.shared.storage.sql.engine.tables.work import concurrency_limits, steps, tasks
 
 __all__ = [
     "DUE",
@@ -51,7 +51,6 @@ __all__ = [
     "concurrency_limits",
     "consumptions",
     "decisions",
-    "edges",
     "event_consumers",
     "event_cursors",
     "events",

@@ -145,7 +145,7 @@ nodes = Table(
 calls = Table(
     "calls",
     metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    _text("run_id", None),
     Column("tool_call_id", Text, nullable=False),
     _number("position"),
     _text("tool", None),

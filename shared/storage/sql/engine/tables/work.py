@@ -1,12 +1,11 @@
 """Tasks, their steps, and the limits on how many of these are held at once."""
 
-from sqlalchemy import CheckConstraint, Column, Float, ForeignKey, Index, PrimaryKeyConstraint, Table, Text, text
+from sqlalchemy import CheckConstraint, Column, Float, ForeignKey, Index, Table, Text, text
 
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.storage.sql.engine.columns import Big as _Big
-from soong.shared.storage.sql.engine.columns import by_dialect as _by_dialect
 from soong.shared.storage.sql.engine.columns import flag as _flag
 from soong.shared.storage.sql.engine.columns import id_column as _id
 from soong.shared.storage.sql.engine.columns import instant_column as _instant
@@ -108,6 +107,10 @@ steps = Table(
     Column("error", Text),
     Column("output", Text),
     _text("spec", "{}"),
+    # The ids of the steps that it depends on, in the plan's order, and of those that depend on it: lists, or null.
+    # They may be long; being last, no read of other columns passes through them.
+    Column("depends_on", Text),
+    Column("dependents", Text),
     _one_of("status", StepStatus),
     _one_of("kind", StepKind),
     _one_of("on_failure", FailurePolicy),
@@ -132,18 +135,6 @@ steps = Table(
     Index("ix_steps_untold", "session_id", "task_id", **_where(UNTOLD)),
     Index("ix_steps_task", "task_id", "status"),
     info=ROOM["info"] | known_by("uq_steps_key", "steps"),
-)
-
-edges = Table(
-    "edges",
-    metadata,
-    # The key's columns come first: the integrity check of SQLite 3.40 takes those of others for NULL.
-    Column("child_key", Text, nullable=False),
-    _number("position"),
-    Column("parent_key", Text, nullable=False),
-    PrimaryKeyConstraint("child_key", "position"),
-    Index("ix_edges_parent", "parent_key"),
-    **_by_dialect(sqlite_with_rowid=False),
 )
 
 concurrency_limits = Table(

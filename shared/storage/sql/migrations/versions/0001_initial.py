@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_210bdefd"
+revision = "0001_b52a52d6"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -44,7 +44,6 @@ _TABLES = (
     "workers",
     "tasks",
     "steps",
-    "edges",
     "concurrency_limits",
     "runs",
     "taints",
@@ -298,6 +297,8 @@ def _make_tasks() -> None:
         Column("error", Text),
         Column("output", Text),
         _text("spec", "{}"),
+        Column("depends_on", Text),
+        Column("dependents", Text),
         _one_of(
             "status",
             "pending",
@@ -341,15 +342,6 @@ def _make_tasks() -> None:
     if op.get_bind().dialect.name == "postgresql":
         op.execute("ALTER TABLE steps DROP CONSTRAINT pk_steps")
         op.execute("ALTER TABLE steps REPLICA IDENTITY USING INDEX uq_steps_key")
-    op.create_table(
-        "edges",
-        Column("child_key", Text, nullable=False),
-        _number("position"),
-        Column("parent_key", Text, nullable=False),
-        PrimaryKeyConstraint("child_key", "position"),
-        Index("ix_edges_parent", "parent_key"),
-        sqlite_with_rowid=False,
-    )
     op.create_table(
         "concurrency_limits",
         Column("scope", Text, primary_key=True),
@@ -479,7 +471,7 @@ def _make_runs() -> None:
     )
     op.create_table(
         "calls",
-        Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+        _text("run_id", None),
         Column("tool_call_id", Text, nullable=False),
         _number("position"),
         _text("tool", None),

@@ -9,6 +9,7 @@ from pydantic import Field
 from soong.orchestrator.client.outcome import Denial, ExitCode, StepReport, TaskOutcome
 from soong.orchestrator.schemas.base import AnyJson, AnyObject, Instant, Schema, instant, step_id_of
 from soong.shared.core.clock import rfc3339
+from soong.shared.core.gc_pause import gc_pause
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -185,12 +186,14 @@ class TaskResult(TaskSchema):
     @classmethod
     def of_outcome(cls, outcome: TaskOutcome) -> "TaskResult":
         view = outcome.view
+        with gc_pause(len(view.steps)):
+            steps = [
+                StepDetail.detailed(step, outcome.report_of(step), view.lacks.get(step.key, "")) for step in view.steps
+            ]
         return cls(
             **cls.fields_of(view.task, view.counts),
             exit_code=outcome.exit_code,
-            steps=[
-                StepDetail.detailed(step, outcome.report_of(step), view.lacks.get(step.key, "")) for step in view.steps
-            ],
+            steps=steps,
             answer=outcome.answer,
             deliverables=[
                 DeliverableSchema(run=one.run_id, path=one.path, stored_at=one.copy) for one in outcome.deliverables

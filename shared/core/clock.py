@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -33,5 +34,16 @@ def utc_date(us: int) -> str:
 
 
 def rfc3339(us: int) -> str:
-    """Return microseconds since the epoch as RFC 3339 text in UTC, as JSON payloads carry it."""
-    return datetime.fromtimestamp(us / 1_000_000, UTC).isoformat().replace("+00:00", "Z")
+    """Return microseconds since the epoch as RFC 3339 text in UTC, as JSON payloads carry it.
+
+    Raises:
+        ValueError, OverflowError: before the year 1 or after 9999.
+    """
+    second, rest_us = divmod(us, 1_000_000)
+    return f"{_rfc3339_second(second)}.{rest_us:06d}Z" if rest_us else f"{_rfc3339_second(second)}Z"
+
+
+@lru_cache(maxsize=256)
+def _rfc3339_second(second: int) -> str:
+    """Return a full second without its zone: times that are shown together lie close together."""
+    return datetime.fromtimestamp(second, UTC).isoformat().removesuffix("+00:00")

@@ -5,7 +5,6 @@ others, and indexes repeat them: a UUID is 26 digits of base 32 (RFC 4648, secti
 earlier versions have 32 hexadecimal digits and sort before them.
 """
 
-from base64 import b32hexencode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,12 +33,24 @@ Kind = Literal[
 ]
 
 
-_DIGITS: Final = 26
-"""Of base 32, for 128 bits."""
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
+_PAIRS: Final = [one + other for one in _DIGITS for other in _DIGITS]
+_10, _30 = (1 << 10) - 1, (1 << 30) - 1
 
 
 def _uuid7() -> str:
-    return b32hexencode(uuid_utils.uuid7().bytes)[:_DIGITS].decode().lower()
+    return base32(uuid_utils.uuid7().int)
+
+
+def base32(number: int) -> str:
+    """Return 128 bits as 26 digits, two bits of zero after them: ``base64.b32hexencode`` takes three times as long."""
+    bits = number << 2
+    a, b, c, d = bits >> 90 & _30, bits >> 60 & _30, bits >> 30 & _30, bits & _30  # numbers below 2**30 are fast
+    return (
+        f"{_PAIRS[bits >> 120]}{_PAIRS[a >> 20]}{_PAIRS[a >> 10 & _10]}{_PAIRS[a & _10]}"
+        f"{_PAIRS[b >> 20]}{_PAIRS[b >> 10 & _10]}{_PAIRS[b & _10]}{_PAIRS[c >> 20]}{_PAIRS[c >> 10 & _10]}"
+        f"{_PAIRS[c & _10]}{_PAIRS[d >> 20]}{_PAIRS[d >> 10 & _10]}{_PAIRS[d & _10]}"
+    )
 
 
 _source: ContextVar[Callable[[], str]] = ContextVar("source of ids", default=_uuid7)

@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from typing import TypeAlias
 
 from soong.shared.core.errors import TemplateError
+from soong.shared.core.gc_pause import gc_pause
 from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
 from soong.shared.core.ids import new_id, step_key
 from soong.shared.core.inert import is_seen
@@ -124,7 +125,8 @@ def new_task(
     lineage = _Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin)
     titles = _Titles(scope_of(inputs, {}), ExpansionBudget("the titles of the steps"))
     surfaces = _Surfaces(surface_of)
-    steps = tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in plan.steps)
+    with gc_pause(len(plan.steps)):
+        steps = tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in plan.steps)
     return NewTask(
         id=task_id,
         session_id=session.id,

@@ -14,6 +14,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from soong.shared.core.errors import InvalidPlanError, Problem
+from soong.shared.core.gc_pause import gc_pause
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
@@ -109,7 +110,8 @@ def _read(document: Document, known: PlanNames) -> Plan:
         raise problems.error()
     plan = _read_plan(document, report)
     if plan is not None:
-        check_plan(plan, known, report)
+        with gc_pause(len(plan.steps)):
+            check_plan(plan, known, report)
     if problems.count or plan is None:
         raise problems.error()
     return replace(plan, steps=tuple(map(known.with_model, plan.steps))) if known.definition_models else plan
@@ -124,7 +126,8 @@ def _read_plan(document: Document, report: Report) -> Plan | None:
     if head is None:
         return None
     inputs = _read_inputs(head.inputs, report)
-    steps = [read_step(step, ("steps", index), report) for index, step in enumerate(head.steps)]
+    with gc_pause(len(head.steps)):
+        steps = [read_step(step, ("steps", index), report) for index, step in enumerate(head.steps)]
     return Plan(head.title, inputs, tuple(steps), value, document.source, head.modules)
 
 

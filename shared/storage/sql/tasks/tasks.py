@@ -7,6 +7,7 @@ from typing import Any, Final
 from sqlalchemy import func, select
 
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
+from soong.shared.core.gc_pause import gc_pause
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Session
@@ -187,7 +188,7 @@ class SqlTasks:
                 task = tx.send(TASK.statement, task_id=task_id)
                 own = tx.send(STEPS_OF_TASK.statement, task_id=task_id)
                 told = send_last_runs(tx, task_id)
-            steps_read = [step_of(row) for row in STEPS_OF_TASK.rows_of(own.rows())]
+            steps_read = steps_of_rows(STEPS_OF_TASK.rows_of(own.rows()))
             return TaskEnd(task_of(TASK.rows_of(task.rows())[0]), steps_read, last_runs_of_rows(tx, *told))
 
         return await self._database.read(read)
@@ -203,15 +204,16 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     root = task.root_run.identity.run_id
     documents = (plain(task.title), pack(task.plan), pack(task.inputs))
     row = (task.id, task.session_id, task.kind.value, *documents, root, task.created_us, task.trace_parent)
-    run_log = RunLogBuffer(task.created_us)
-    run_log.create(task.root_run, RunStatus.RUNNING)
-    run_log.note(root, EventType.TASK_CREATED, task=task.id)
-    note_steps(run_log, task.steps, root)
-    return (
-        ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
-        ready_steps(task.steps, is_postgres=is_postgres),
-        *run_log.ready(is_postgres=is_postgres),
-    )
+    with gc_pause(len(task.steps)):
+        run_log = RunLogBuffer(task.created_us)
+        run_log.create(task.root_run, RunStatus.RUNNING)
+        run_log.note(root, EventType.TASK_CREATED, task=task.id)
+        note_steps(run_log, task.steps, root)
+        return (
+            ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
+            ready_steps(task.steps, is_postgres=is_postgres),
+            *run_log.ready(is_postgres=is_postgres),
+        )
 
 
 def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:
@@ -284,4 +286,9 @@ def read_step(tx: Transaction, step_key: str) -> Step:
 
 def read_steps(tx: Transaction, wanted: TableRead, **parameters: Any) -> list[Step]:
     """Return the steps of a read in the order in which they were inserted."""
-    return [step_of(row) for row in wanted.read(tx, **parameters)]
+    return steps_of_rows(wanted.read(tx, **parameters))
+
+
+def steps_of_rows(rows: Sequence[Any]) -> list[Step]:
+    with gc_pause(len(rows)):
+        return [step_of(row) for row in rows]

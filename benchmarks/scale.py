@@ -42,9 +42,9 @@ WORKS: Final[Mapping[str, Mapping[str, Json]]] = {
 _HELD_BACK: Final = f"""
     SELECT count(*) FROM runs JOIN {POSTGRES_EVENTS} AS events ON events.run_id = runs.id
     WHERE runs.task_id = %s AND events.type = 'step_claimed'
-      AND pg_xact_commit_timestamp(events.xmin) > to_timestamp(%s)
-      AND pg_xact_commit_timestamp(events.xmin) < (
-          SELECT pg_xact_commit_timestamp(claimed.xmin) FROM runs JOIN {POSTGRES_EVENTS} AS claimed
+      AND events.time_us > 1000000 * %s::float8
+      AND events.time_us < (
+          SELECT claimed.time_us FROM runs JOIN {POSTGRES_EVENTS} AS claimed
           ON claimed.run_id = runs.id WHERE runs.task_id = %s AND claimed.type = 'step_claimed')
 """
 _BEGUN: Final = "SELECT count(*) FROM steps WHERE task_id = %s AND status <> 'ready'"

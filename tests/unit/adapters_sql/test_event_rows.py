@@ -199,6 +199,40 @@ def test_the_first_events_are_made_from_the_row_of_the_run(after: int) -> None:
     ][after:]
 
 
+CLAIMED = EventRow("r", None, step_key="t/a", first_seq=2, created_us=7, first_claim='[4,"w",8]', started_us=9)
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_the_first_claim_is_made_from_the_row_of_the_run(after: int) -> None:
+    found = list(events_of([CLAIMED, row(6)], after))
+
+    assert [event.seq for event in found] == [1, 2, 3, 4, 5, 6][after:]
+    assert [(event.type, event.time_us, event.data) for event in found[:-1]] == [
+        ("run_created", 7, {"attempt": 1}),
+        ("step_created", 7, {"step": "t/a"}),
+        ("step_ready", 8, {"step": "t/a"}),
+        ("step_claimed", 9, {"step": "t/a", "fence": 4, "worker": "w"}),
+        ("run_started", 9, {"step": "t/a", "fence": 4}),
+    ][after:]
+
+
+def test_the_first_claim_has_no_ready_event_when_the_step_began_ready() -> None:
+    begun = CLAIMED._replace(first_seq=3, first_claim='[4,"w"]')
+
+    assert [event.type for event in events_of([begun])][2:] == ["step_ready", "step_claimed", "run_started"]
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize(
+    "claim", ["[", "{}", "[]", "[1]", '["1","w"]', "[1,2]", '[1,"w",-1]', '[1,"w",1,1]', '[true,"w"]']
+)
+def test_a_malformed_first_claim_says_so_and_takes_two_numbers(claim: str) -> None:
+    found = list(events_of([CLAIMED._replace(first_claim=claim), row(5)]))
+
+    assert [event.seq for event in found] == [1, 2, 3, 4, 5]
+    assert [event.data["what"] for event in found if event.type == "security"] == ["malformed_row"] * 2
+
+
 @pytest.mark.spec("OPS-12.d")
 def test_a_row_takes_no_number_from_the_first_events() -> None:
     forged = '[["forged",1,{}],["forged",1,{}]]'

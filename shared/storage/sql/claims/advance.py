@@ -106,11 +106,11 @@ def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: C
     claimed = [step for of_lane in steps.values() for step in of_lane]
     if not claimed:
         return {}
-    for step in claimed:
-        note_claimed(run_log, step, request.worker_id)
     served = {step.session_id for step in claimed}
     tx.change(TURNS, "turns", sorted(item for item in turns.turn.items() if item[0] in served))
     told = contexts.read(tx, [step.run_id for step in claimed])
+    for step in claimed:
+        note_claimed(run_log, step, request.worker_id, is_log_new=bool(told.runs[step.run_id].is_log_new))
     results = results_for(tx, [step.key for step in claimed])
     return {
         lane: [told.claim(step, results.get(step.key, {})) for step in sorted(of_lane, key=last_first)]

@@ -25,7 +25,10 @@ class ClaimedStep(NamedTuple):
 
 
 class ClaimedRun(NamedTuple):
-    """The run of a claimed step, with what its session adds."""
+    """The run of a claimed step, with what its session adds.
+
+    ``is_log_new``: its log has nothing but what its row tells, which can tell the claim too.
+    """
 
     id: str
     session_id: str
@@ -46,6 +49,7 @@ class ClaimedRun(NamedTuple):
     dispatched_by: str
     is_foreign: int
     last_node: int
+    is_log_new: int
 
 
 class ResultRow(NamedTuple):

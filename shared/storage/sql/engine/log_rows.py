@@ -1,6 +1,7 @@
 """Reading the rows of events and nodes: each row holds those of one write, and is read as a stranger's.
 
-The first events of a step's run repeat its row. They have no row of their own, and are made here from that one.
+The first events of a step's run, and those of the claim that started it, repeat its row. They have no row of their own,
+and are made here from that one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,13 @@ ENTRY_DEPTH: Final = 2
 
 FIRST_EVENTS: Final = (EventType.RUN_CREATED, EventType.STEP_CREATED, EventType.STEP_READY)
 """What the log of a step's run begins with, as it is inserted; the last only if the step waits for nothing."""
+
+CLAIM_FIELDS: Final = (2, 3)
+"""Of a run's first claim: its fence and its worker, and when its step had become ready, if its log does not say so. It
+has as many events."""
+
+MOST_OF_RUN: Final = len(FIRST_EVENTS) + max(CLAIM_FIELDS)
+"""Most events of a log that the run's row tells."""
 
 OF_STEP: Final = frozenset(
     {
@@ -59,6 +67,8 @@ class EventRow(NamedTuple):
     first_seq: int = 0
     created_us: int = 0
     attempt: int = 1
+    first_claim: str | None = None
+    started_us: int | None = None
 
 
 def events_of(rows: Iterable[EventRow], after: int = 0) -> Iterator[Event]:
@@ -71,14 +81,43 @@ def events_of(rows: Iterable[EventRow], after: int = 0) -> Iterator[Event]:
     for row in rows:
         if row.run_id != run_id:
             run_id, last = row.run_id, 0 if run_id else after
-        yield from (_first_event(row, number) for number in range(last + 1, row.first_seq + 1))
-        last = max(last, row.first_seq)
+        for event in _events_of_run(row, last):
+            if event.seq > last:
+                yield event
+                last = event.seq
         if row.seq is None:
             continue
         for event in _events_of_row(row, row.seq):
             if event.seq > last:
                 yield _with_step(event, row.step_key)
         last = max(last, row.seq)
+
+
+def _events_of_run(row: EventRow, last: int) -> Iterator[Event]:
+    """Yield what the run's row tells of its log: what comes after ``last``, and perhaps some of what is before."""
+    yield from (_first_event(row, number) for number in range(last + 1, row.first_seq + 1))
+    if row.first_claim is not None and last < row.first_seq + max(CLAIM_FIELDS):
+        yield from _events_of_claim(row, row.first_claim)
+
+
+def _events_of_claim(row: EventRow, text: str) -> Iterator[Event]:
+    try:
+        claim = value_of("first_claim", text)
+        if not isinstance(claim, list) or len(claim) not in CLAIM_FIELDS:
+            raise MalformedError("first_claim is not a fence, a worker and an instant")
+        fence, worker = number_of("fence", claim[0]), word_of("worker", claim[1])
+        started_us = number_of("started_us", row.started_us)
+        told: list[tuple[EventType, int, JsonObject]] = [
+            *((EventType.STEP_READY, number_of("ready_us", ready_us), {}) for ready_us in claim[2:]),
+            (EventType.STEP_CLAIMED, started_us, {"fence": fence, "worker": worker}),
+            (EventType.RUN_STARTED, started_us, {"fence": fence}),
+        ]
+    except MalformedError as error:
+        for seq in range(row.first_seq + 1, row.first_seq + min(CLAIM_FIELDS) + 1):
+            yield _malformed_event(row.run_id, seq, 0, str(error))
+        return
+    for seq, (type_, time_us, data) in enumerate(told, start=row.first_seq + 1):
+        yield _with_step(Event(row.run_id, seq, type_, time_us, data), row.step_key)
 
 
 def _first_event(row: EventRow, number: int) -> Event:

@@ -85,9 +85,10 @@ CHANGE_RUNS: Final = Statement(
         fence = coalesce(c.fence, runs.fence),
         worker_id = coalesce(c.worker_id, runs.worker_id),
         last_seq = last_seq + c.events,
-        last_node = last_node + c.nodes
+        last_node = last_node + c.nodes,
+        first_claim = coalesce(runs.first_claim, c.first_claim)
     FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
-                    events bigint, nodes bigint)
+                    events bigint, nodes bigint, first_claim text)
     WHERE runs.id = c.run_id
     """,
 )
@@ -141,10 +142,10 @@ _CHANGES: Final = Change(
     """
     UPDATE runs SET
         status = coalesce(?2, status), end_reason = coalesce(?3, end_reason),
-        ended_us = CASE WHEN ?3 IS NULL THEN ended_us ELSE ?9 END,
-        started_us = CASE WHEN ?2 = 'running' THEN coalesce(started_us, ?9) ELSE started_us END,
+        ended_us = CASE WHEN ?3 IS NULL THEN ended_us ELSE ?10 END,
+        started_us = CASE WHEN ?2 = 'running' THEN coalesce(started_us, ?10) ELSE started_us END,
         usage = coalesce(?4, usage), fence = coalesce(?5, fence), worker_id = coalesce(?6, worker_id),
-        last_seq = last_seq + ?7, last_node = last_node + ?8
+        last_seq = last_seq + ?7, last_node = last_node + ?8, first_claim = coalesce(first_claim, ?9)
     WHERE id = ?1
     """,
 )
@@ -170,6 +171,8 @@ class _RunEntries:
     usage: str | None = None
     fence: int | None = None
     worker_id: str | None = None
+    first_claim: str | None = None
+    told: int = 0
     new: NewRun | None = None
 
     @property
@@ -213,6 +216,11 @@ class RunLogBuffer:
     def start(self, run_id: str, fence: int, worker_id: str) -> None:
         entry = self._entry(run_id)
         entry.status, entry.fence, entry.worker_id = RunStatus.RUNNING.value, fence, worker_id
+
+    def tell_claim(self, run_id: str, claim: Sequence[Json]) -> None:
+        """Leave the events that were noted so far, those of a run's first claim, to its row."""
+        entry = self._entry(run_id)
+        entry.first_claim, entry.told = pack(list(claim)), len(entry.events)
 
     def release(self, run_id: str) -> None:
         """Put a run whose lease ended, or that was parked, back in the queue."""
@@ -339,9 +347,11 @@ class RunLogBuffer:
         self._entries = {}
 
     def change_rows(self) -> list[tuple[object, ...]]:
-        """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that is not new."""
+        """Return (run id, status, end reason, usage, fence, worker id, events, nodes, first claim) of each run that is
+        not new.
+        """
         return [
-            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), e.nodes_added)
+            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), e.nodes_added, e.first_claim)
             for run_id, e in sorted(self._entries.items())
             if e.new is None
         ]
@@ -365,7 +375,7 @@ class RunLogBuffer:
 
     def _rows_of(self, entry: _RunEntries) -> list[Row]:
         """Return the rows of a run's events, as far as its own row does not tell them."""
-        return rows_of_events(entry.events[_without_row(entry) :], self._now_us)
+        return rows_of_events(entry.events[_without_row(entry) or entry.told :], self._now_us)
 
     def node_rows(self) -> Iterator[tuple[object, ...]]:
         """Yield (run id, place from the last node, parent, kind, payload, preceding, time) of each row of nodes."""
@@ -396,4 +406,4 @@ def _without_row(entry: _RunEntries) -> int:
 
 
 def _freed_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:
-    return run_id, entry.status, None, None, None, entry.worker_id, 0, 0
+    return run_id, entry.status, None, None, None, entry.worker_id, 0, 0, None

@@ -159,7 +159,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         reads=True,
         updates=(
             *("status", "fence", "worker_id", "last_seq", "last_node", "usage", "end_reason"),
-            *("started_us", "ended_us"),
+            *("started_us", "ended_us", "first_claim"),
         ),
         never=(
             *("ordinal", "id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id"),

@@ -62,7 +62,8 @@ GROWN: Final = Statement(
 NEXT_EVENTS: Final = Statement(
     "next events: of these runs, each after its place, run by run",
     """
-    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us, r.attempt
+    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us, r.attempt,
+           r.first_claim, r.started_us
     FROM @places p(run_id text, seq bigint) JOIN runs AS r ON r.id = p.run_id
     LEFT JOIN events AS e ON e.run_id = r.id AND e.seq > p.seq AND e.seq <= r.last_seq
     WHERE r.last_seq > p.seq ORDER BY r.ordinal, e.seq LIMIT :limit

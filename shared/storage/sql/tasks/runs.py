@@ -13,7 +13,7 @@ from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode,
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.log_rows import FIRST_EVENTS, EventRow, events_of
+from soong.shared.storage.sql.engine.log_rows import MOST_OF_RUN, EventRow, events_of
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import call_of, decision_of, run_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
@@ -90,7 +90,7 @@ NODE_PAGE: Final = TableRead("node page: so many of them", nodes, f"{_COUNTED_NO
 FIRST_PAGE: Final = Statement(
     "first page: of a run, what makes those of its first events that have no row",
     """
-    SELECT id, NULL, '', 0, '{}', '', step_key, first_seq, created_us, attempt FROM runs
+    SELECT id, NULL, '', 0, '{}', '', step_key, first_seq, created_us, attempt, first_claim, started_us FROM runs
     WHERE id = :run_id AND first_seq > 0
     """,
 )
@@ -105,7 +105,8 @@ EVENT_PAGE: Final = Statement(
 EVENTS_OF: Final = Statement(
     "events of: the logs of these runs, run by run",
     """
-    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us, r.attempt
+    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us, r.attempt,
+           r.first_claim, r.started_us
     FROM runs AS r LEFT JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
     WHERE r.id IN @run_ids ORDER BY r.ordinal, e.seq
     """,
@@ -259,7 +260,7 @@ class SqlRuns:
 
 
 def _event_page(tx: Transaction, run_id: str, after: int, limit: int) -> list[Event]:
-    first = tx.rows(FIRST_PAGE, run_id=run_id) if after < len(FIRST_EVENTS) else ()
+    first = tx.rows(FIRST_PAGE, run_id=run_id) if after < MOST_OF_RUN else ()
     rows = tx.rows(EVENT_PAGE, run_id=run_id, after=after, limit=limit)
     return list(islice(events_of((EventRow(*row) for row in (*first, *rows)), after), limit))
 

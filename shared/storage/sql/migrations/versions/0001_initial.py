@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_b52a52d6"
+revision = "0001_f00a3820"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -377,6 +377,7 @@ def _make_runs() -> None:
         _text("worker_id"),
         _number("fence"),
         _instant("started_us"),
+        Column("first_claim", Text),
         _number("last_seq"),
         _text("status", None),
         _number("last_node"),

@@ -10,10 +10,18 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from soong.shared.core.jsontext import Json
+from soong.shared.storage.sql.engine.known_texts import INSTRUCTIONS
 
 MARK: Final = ""
 """The field that says which form an object has. No event, node or call has one of this name."""
 FIRST: Final = 1
+
+
+class KnownTexts(tuple[str, ...]):
+    """In a form: texts of which a row holds the number. An object with another text is stored as it is."""
+
+    __slots__ = ()
+
 
 _HERE: Final = ...
 """In a form: the place of a field that has no usual value."""
@@ -97,6 +105,7 @@ NODES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "error": None,
             "metadata": {},
         },
+        "system": {"v": _HERE, "text": KnownTexts(INSTRUCTIONS)},
         "assistant": {
             "v": _HERE,
             "message": {
@@ -165,7 +174,11 @@ def _without(value: Mapping[str, Json], form: Mapping[str, Any]) -> dict[str, Js
         if name not in left:
             return None
         given = left[name]
-        if isinstance(usual, dict) and usual:
+        if isinstance(usual, KnownTexts):
+            if given not in usual:
+                return None
+            left[name] = usual.index(str(given))
+        elif isinstance(usual, dict) and usual:
             inner = _without(given, usual) if isinstance(given, dict) else None
             if inner is None:
                 return None
@@ -193,6 +206,9 @@ def _with(value: Mapping[str, Json], form: Mapping[str, Any]) -> dict[str, Json]
         if usual is _HERE:
             if name in value:
                 whole[name] = value[name]
+        elif isinstance(usual, KnownTexts):
+            if name in value:
+                whole[name] = _known(value[name], usual)
         elif isinstance(usual, dict) and usual:
             inner = value.get(name, {})
             whole[name] = _with(inner, usual) if isinstance(inner, dict) else inner
@@ -200,6 +216,13 @@ def _with(value: Mapping[str, Json], form: Mapping[str, Any]) -> dict[str, Json]
             whole[name] = value[name] if name in value else _copy(usual)
     whole.update((name, one) for name, one in value.items() if name not in whole and name != MARK)
     return whole
+
+
+def _known(stored: Json, texts: KnownTexts) -> Json:
+    """Return a text of which a row holds the number. A number without a text stays one."""
+    if isinstance(stored, int) and not isinstance(stored, bool) and 0 <= stored < len(texts):
+        return texts[stored]
+    return stored
 
 
 def _copy(usual: Any) -> Any:

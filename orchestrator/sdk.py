@@ -120,7 +120,8 @@ class Soong:
         Raises:
             UsageError: the plan, an input or a rule is wrong.
         """
-        return self._preview(self._read(plan, project), inputs or {}, allow, project)
+        catalogue = self._catalogue.at(Path(project))
+        return self._preview(self._read(plan, catalogue), inputs or {}, allow, project, catalogue)
 
     async def run(
         self,
@@ -373,11 +374,12 @@ class Soong:
     def _prepare(
         self, plan: PlanSource, project: str | Path, given: _PlanCall, *, closes_with_task: bool = False
     ) -> Submission:
-        read = self._read(plan, project)
+        catalogue = self._catalogue.at(Path(project))
+        read = self._read(plan, catalogue)
         named = [grant for grant in given.step_grants if isinstance(grant, str)]
         shown = [grant for grant in given.step_grants if isinstance(grant, StepGrant)]
         if named:
-            shown += self._preview(read, given.inputs, given.allow, project).grants(named)
+            shown += self._preview(read, given.inputs, given.allow, project, catalogue).grants(named)
         return submission(
             read,
             given.inputs,
@@ -385,7 +387,7 @@ class Soong:
             approval_mode=ApprovalMode.DENY if given.callback is None else ApprovalMode.PROMPT,
             model=given.model or self._settings.model,
             allow=given.allow,
-            catalogue=self._catalogue,
+            catalogue=catalogue,
             clock=self._client.clock,
             principal=self._settings.principal,
             cwd=program_folder(Path(project)),
@@ -395,19 +397,26 @@ class Soong:
             closes_with_task=closes_with_task,
         )
 
-    def _preview(self, plan: Plan, inputs: Mapping[str, Json], allow: Sequence[str], project: str | Path) -> Preview:
+    def _preview(
+        self,
+        plan: Plan,
+        inputs: Mapping[str, Json],
+        allow: Sequence[str],
+        project: str | Path,
+        catalogue: Catalogue,
+    ) -> Preview:
         return preview_of(
             plan,
             inputs,
             project=Path(project),
             allow=allow,
-            catalogue=self._catalogue.at(Path(project)),
+            catalogue=catalogue,
             settings=self._settings,
             cwd=program_folder(Path(project)),
         )
 
-    def _read(self, plan: PlanSource, project: str | Path) -> Plan:
-        known = replace(self._catalogue.at(Path(project)).known(), load_module=deployed_modules(self._settings))
+    def _read(self, plan: PlanSource, catalogue: Catalogue) -> Plan:
+        known = replace(catalogue.known(), load_module=deployed_modules(self._settings))
         return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
 
 

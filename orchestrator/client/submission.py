@@ -80,6 +80,8 @@ def submission(
 ) -> Submission:
     """Bind and check everything. ``cwd`` is the folder that its caller is in, our own by default.
 
+    ``catalogue`` has the agent definitions of the project, if it has any (:meth:`Catalogue.at`).
+
     ``step_grants`` are the consents to the steps' declarations (PER-17); ``ids`` are new ones by default;
     ``policy`` is what the rules are added to, by default that of the catalogue. ``settings`` are those of the requests
     of all its agents' models (:func:`read_settings`). ``closes_with_task``: the session is for this task alone.
@@ -88,7 +90,7 @@ def submission(
         UsageError: the project is not a folder, a wrong input, rule or model, a step without model and script.
     """
     require_text("the model", model)
-    catalogue, ids = catalogue.at(project), ids or Ids(new_id("sess"), new_id("task"))
+    ids = ids or Ids(new_id("sess"), new_id("task"))
     now_us, home = clock.now_us(), str(Path.home())
     granted = [
         rule for grant in step_grants for rule in grant.rules(ids.task, principal=principal, now_us=now_us, home=home)

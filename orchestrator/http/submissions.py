@@ -238,7 +238,7 @@ def prepared(
         approval_mode=ApprovalMode(body.approval_mode),
         model=body.model or settings.model,
         allow=body.allow,
-        catalogue=catalogue,
+        catalogue=checked.catalogue,
         clock=clock,
         principal=principal,
         cwd=checked.project,

@@ -155,8 +155,8 @@ HELD_BY_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         "UPDATE steps SET status = 'completed', output = '\"mine\"' WHERE key = %(victim_step)s",
         NOTHING,
     ),
-    "clear another's taint": ("DELETE FROM taints WHERE run_id = %(victim)s", DENIED),
-    "taint another's run": ("INSERT INTO taints (run_id, tainted_us) VALUES (%(victim)s, 1)", DENIED),
+    "clear another's taint": ("UPDATE runs SET tainted_us = NULL WHERE id = %(victim)s", NOTHING),
+    "taint another's run": ("UPDATE runs SET tainted_us = 1 WHERE id = %(victim)s", NOTHING),
     "hold the session's own agent": (
         "UPDATE runs SET worker_id = %(own_worker)s, status = 'running' WHERE role IN ('main', 'orchestrator')",
         DENIED,

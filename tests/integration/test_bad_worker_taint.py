@@ -9,13 +9,13 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.permissions.request import Choice
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
-from tests.integration.bad_deployment import DENIED, Deployment, claim_one, deployed
+from tests.integration.bad_deployment import DENIED, NOTHING, Deployment, claim_one, deployed
 from tests.integration.consent import Callback
 from tests.integration.roles import RoleUrls, with_roles
 from tests.model.builders import make_step, make_task, open_worker
 from tests.servers import PostgresServer
 
-TAINT = "INSERT INTO taints (run_id, tainted_us)"
+TAINT = "UPDATE runs SET tainted_us = 1 WHERE id = %(run)s"
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,17 @@ async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
 
 
 CLEARED = {
-    "delete it": "DELETE FROM taints WHERE run_id = %(own)s",
-    "delete all": "DELETE FROM taints",
-    "move it to another run": "UPDATE taints SET run_id = 'run_x' WHERE run_id = %(own)s",
-    "change it by inserting it again": f"{TAINT} VALUES (%(own)s, 1) ON CONFLICT (run_id) DO UPDATE SET run_id = 'x'",
-    "empty the table": "TRUNCATE taints",
-    "lock it": "SELECT * FROM taints FOR UPDATE",
+    "clear it": "UPDATE runs SET tainted_us = NULL WHERE id = %(own)s",
+    "clear all": "UPDATE runs SET tainted_us = NULL",
+    "say that it was earlier": "UPDATE runs SET tainted_us = 1 WHERE id = %(own)s",
+    "clear it and let the run go": (
+        "UPDATE runs SET tainted_us = NULL, status = 'queued', worker_id = '' WHERE id = %(own)s"
+    ),
+    "clear it and end the run": (
+        "UPDATE runs SET tainted_us = NULL, status = 'completed', end_reason = 'completed', ended_us = 1"
+        " WHERE id = %(own)s"
+    ),
+    "delete the run": "DELETE FROM runs WHERE id = %(own)s",
 }
 
 
@@ -56,10 +61,8 @@ async def test_a_taint_that_it_wrote_it_takes_back_by_no_statement(deployment: D
         )
 
     outcomes = {what: await deployment.try_(statement) for what, statement in CLEARED.items()}
-    column = await deployment.try_("UPDATE runs SET is_tainted = 0 WHERE id = %(own)s")
 
     assert outcomes == dict.fromkeys(CLEARED, DENIED)
-    assert column == {"refused": "UndefinedColumn"}
     assert await bench.store.runs.is_tainted(run_id)
     assert (await bench.store.runs.run(run_id)).is_tainted
 
@@ -79,10 +82,10 @@ async def test_what_it_feeds_stays_tainted_once_it_has_let_its_run_go(deployment
         deployment.own_worker, [completed(own)], claim=0, pools=(), capabilities=(), live_workers=1, now_us=1
     )
 
-    outcome = await deployment.try_("DELETE FROM taints WHERE run_id = %(run)s", run=own.identity.run_id)
+    outcome = await deployment.try_("UPDATE runs SET tainted_us = NULL WHERE id = %(run)s", run=own.identity.run_id)
     after = await claim_one(bench.store, await open_worker(bench.store), bench)
 
-    assert outcome == DENIED
+    assert outcome == NOTHING
     assert after.identity.step_key.endswith("/after")
     assert await bench.store.runs.is_tainted(after.identity.run_id)
 
@@ -100,7 +103,12 @@ async def test_it_taints_no_run_that_it_does_not_hold(deployment: Deployment) ->
         "the session's own": task.root_run.identity.run_id,
     }
 
-    outcomes = {which: await deployment.try_(f"{TAINT} VALUES (%(run)s, 1)", run=run) for which, run in others.items()}
+    outcomes = {which: await deployment.try_(TAINT, run=run) for which, run in others.items()}
 
-    assert outcomes == dict.fromkeys(others, DENIED)
+    assert outcomes == {
+        "held by another": NOTHING,
+        "ended": NOTHING,
+        "queued": DENIED,
+        "the session's own": DENIED,
+    }
     assert [await deployment.bench.store.runs.is_tainted(run) for run in others.values()] == [False] * len(others)

@@ -163,8 +163,6 @@ FORBIDDEN = {
     "publish a key of its own": "INSERT INTO signing_keys (id, public_key) VALUES ('k', decode('00', 'hex'))",
     "exchange a key": "UPDATE signing_keys SET public_key = decode(repeat('00', 32), 'hex')",
     "use a decision twice": "DELETE FROM consumptions",
-    "clear a taint": "DELETE FROM taints",
-    "change a taint": "UPDATE taints SET run_id = 'run_x'",
     "make its question a decided one": "UPDATE permission_requests SET state = 'decided' WHERE id = 'req_1'",
     "raise a question that is decided": (
         "INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, state, body)"
@@ -240,7 +238,9 @@ async def test_an_orchestrator_changes_nothing_that_was_said(at_work: RoleUrls) 
         "UPDATE decisions SET body = '{}'",
         "UPDATE events SET data = '{}'",
         "DELETE FROM consumptions",
-        "DELETE FROM taints",
+        "UPDATE runs SET tainted_us = NULL",
+        "UPDATE runs SET first_claim = NULL",
+        "UPDATE runs SET started_us = 1 WHERE first_claim IS NOT NULL",
         "DELETE FROM events",
         "UPDATE answers SET choice = 'deny'",
         "CREATE TABLE mine (x int)",
@@ -248,6 +248,7 @@ async def test_an_orchestrator_changes_nothing_that_was_said(at_work: RoleUrls) 
     )
 
     with psycopg.connect(plain(at_work.orchestrator), autocommit=True) as orchestrator:
+        orchestrator.execute("UPDATE runs SET tainted_us = 1 WHERE tainted_us IS NULL")
         for statement in statements:
             with pytest.raises(DENIED):
                 orchestrator.execute(statement.encode())

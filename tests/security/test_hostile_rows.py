@@ -81,6 +81,9 @@ TEXTS: Final = (
 NUMBERS: Final = (-(2**63), -1, 0, 1, 2, 2**31, 2**53, 2**53 + 1, 253_402_300_800_000_000, 2**63 - 1)
 
 NEXT: Final = "(SELECT coalesce(max({0}), 0) + 1 FROM {1} WHERE run_id = %(own)s)"
+NEXT_EVENT: Final = (
+    "(SELECT greatest(last_seq, (SELECT max(seq) FROM events WHERE run_id = %(own)s)) + 1 FROM runs WHERE id = %(own)s)"
+)
 UNIQUE: Final = "'x' || gen_random_uuid()"
 OWN: Final = "%(own)s"
 INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -98,7 +101,6 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
         "beat": "1",
         "credential": "(SELECT credential FROM workers WHERE id = %(own_worker)s)",
     },
-    "taints": {"run_id": OWN, "tainted_us": "1"},
     "charges": {
         "run_id": OWN,
         "fence": "(SELECT fence FROM runs WHERE id = %(own)s)",
@@ -111,7 +113,7 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "events": {
         "run_id": OWN,
-        "seq": NEXT.format("seq", "events"),
+        "seq": NEXT_EVENT,
         "type": "'tool_completed'",
         "time_us": "1",
         "data": "'{}'",
@@ -167,7 +169,7 @@ UPDATES: Final[Mapping[str, str]] = {
 LAST: Final = (*("run_id", "open_deps", "fence", "starts", "holder_run_id", "outcome", "end_reason"), "state", "status")
 """Columns that decide who holds what are written last: once the run is let go, nothing else of it is accepted."""
 COUNTED: Final = (
-    "UPDATE runs SET last_seq = (SELECT coalesce(max(seq), 0) FROM events WHERE run_id = %(own)s),"
+    "UPDATE runs SET last_seq = greatest(last_seq, (SELECT coalesce(max(seq), 0) FROM events WHERE run_id = %(own)s)),"
     " last_node = (SELECT coalesce(max(number), 0) FROM nodes WHERE run_id = %(own)s) WHERE id = %(own)s"
 )
 LET_GO: Final = (
@@ -175,6 +177,10 @@ LET_GO: Final = (
     "UPDATE steps SET status = 'ready', worker_id = '', holder_run_id = '' WHERE key = %(own_step)s",
 )
 COMPLETED: Final = "UPDATE steps SET status = 'completed', outcome = 'clean', ended_us = 1 WHERE key = %(own_step)s"
+
+
+WITH_A_CLAIM: Final = "first_claim"
+"""A document that a worker writes only as it takes a run, and that nobody changes (``test_bad_worker_claims.py``)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -351,7 +357,7 @@ async def test_no_value_that_the_database_takes_from_a_worker_stops_anybody(
     await read_tasks(deployment, 10_000, tmp_path)
     await attack.count_malformed()
 
-    documents = {place for place in all_places if place.is_json}
+    documents = {place for place in all_places if place.is_json and place.column != WITH_A_CLAIM}
     assert {place for place in documents if not attack.written[place]} == set()
     assert attack.malformed["report"]
     assert attack.malformed["event"]
@@ -366,6 +372,7 @@ async def test_no_value_that_is_written_past_the_row_checks_stops_anybody(
     attack = Attack(deployment, tmp_path)
     documents = [place for place in places(deployment.urls.worker) if place.is_json]
     with psycopg.connect(plain(deployment.urls.admin), autocommit=True) as admin:
+        admin.execute("ALTER TABLE runs DISABLE TRIGGER soong_told_runs")
         for text in texts():
             neighbour = await attack.begin()
             for place in documents:

@@ -77,7 +77,7 @@ CLAIM_ADDITIONAL: Final = Statement(
         /*pg FOR UPDATE SKIP LOCKED */
     )
     RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
-              CASE WHEN starts = 1 THEN ready_us END
+              CASE WHEN starts = 1 THEN ready_us END, title
     """,
 )
 LAST_TURN: Final = Statement("last turn: of all sessions", "SELECT max(last_claimed) FROM sessions")

@@ -10,17 +10,17 @@ from dataclasses import field
 from typing import Final, TypeVar
 
 from soong.shared.core.identity import Origin, Role, RunIdentity
+from soong.shared.core.ids import step_id_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
 from soong.shared.storage.sql.claims.claim_rows import ClaimedRun, ClaimedStep, ItemRow, ResultRow
 from soong.shared.storage.sql.engine.log_rows import preceding_of
-from soong.shared.storage.sql.engine.rows import output_of, unpack
+from soong.shared.storage.sql.engine.rows import output_of, spec_of, unpack
 from soong.shared.storage.sql.engine.short_forms import NODES, entire
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError, object_of
@@ -139,7 +139,7 @@ class ClaimContext:
             fence=step.fence,
             identity=identity_of(run),
             kind=StepKind(step.kind),
-            spec=StepSpec.from_json(unpack(step.spec)),
+            spec=spec_of(step.spec, step_id_of(step.key), step.kind, step.title),
             task_inputs=task_inputs,
             task_title=task_title,
             dependencies=dependencies,

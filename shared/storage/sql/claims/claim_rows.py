@@ -22,6 +22,7 @@ class ClaimedStep(NamedTuple):
     ordinal: int
     is_unparked: int
     ready_us: int | None
+    title: str
 
 
 class ClaimedRun(NamedTuple):

@@ -41,7 +41,8 @@ _STEP: Final = len(ClaimedStep._fields)
 
 # Planned once and kept (see engine), so each has one sensible plan only: no join between two parts of a statement
 # (a row carries what later parts need), the tables reached by one index each, and conditions that would tempt the
-# planner to another index written so that they cannot ("status || ''").
+# planner to another index written so that they cannot ("status || ''"). What waits is changed in the order of its keys,
+# one look by key for each: joins are loops here, so no lock of its own is needed for the order.
 END_AND_UNLOCK: Final = Statement(
     "end and unlock: end steps while their holder holds them, end their runs, write their logs, count down what "
     "waited; the worker is held before its steps are, as by the owner that declares it gone",
@@ -64,15 +65,13 @@ END_AND_UNLOCK: Final = Statement(
         RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
                   e.run_status, e.end_reason, e.usage, e.added, e.events, e.nodes_added, e.nodes,
                   steps.growths <> seen.growths AS has_grown, steps.dependents
-    ), fallen AS (
-        SELECT w.key, w.number FROM (
-            SELECT key, sum(number) AS number FROM (
-                SELECT ended.task_id || '/' || d.value AS key, 1 AS number
-                FROM ended CROSS JOIN EACH OF ended.dependents AS d WHERE ended.status = 'completed'
-                UNION ALL
-                SELECT map_key, 1 FROM ended WHERE status = 'completed' AND map_key <> ''
-            ) AS each_end GROUP BY key
-        ) AS w JOIN steps AS locked ON locked.key = w.key ORDER BY w.key FOR UPDATE OF locked
+    ), fallen AS MATERIALIZED (
+        SELECT key, sum(number) AS number FROM (
+            SELECT ended.task_id || '/' || d.value AS key, 1 AS number
+            FROM ended CROSS JOIN EACH OF ended.dependents AS d WHERE ended.status = 'completed'
+            UNION ALL
+            SELECT map_key, 1 FROM ended WHERE status = 'completed' AND map_key <> ''
+        ) AS each_end GROUP BY key ORDER BY key
     ), unlocked AS (
         UPDATE steps SET
             open_deps = open_deps - f.number,
@@ -169,7 +168,7 @@ TAKE: Final = Statement(
             started_us = coalesce(started_us, :now_us)
         FROM picked WHERE steps.key = picked.key
         RETURNING steps.key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, steps.ordinal,
-                  steps.lane, is_unparked, CASE WHEN starts = 1 THEN ready_us END AS ready_us, steps.depends_on
+                  steps.lane, is_unparked, CASE WHEN starts = 1 THEN ready_us END AS ready_us, title, steps.depends_on
     ), started AS (
         UPDATE runs SET
             status = 'running', fence = c.fence, worker_id = :worker_id,
@@ -183,7 +182,7 @@ TAKE: Final = Statement(
             )
         FROM claimed AS c WHERE runs.id = c.run_id
         RETURNING c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.task_id, c.session_id, c.priority,
-                  c.ordinal, c.lane, c.is_unparked, c.ready_us, c.depends_on,
+                  c.ordinal, c.lane, c.is_unparked, c.ready_us, c.title, c.depends_on,
                   agent_id, role, definition, parent_run_id, parent_agent_id, step_title, model, token, surface,
                   dispatched_by, is_foreign, last_seq, last_node,
                   c.starts = 1 AND first_seq > 0
@@ -200,7 +199,7 @@ TAKE: Final = Statement(
         WHERE sessions.ordinal = (SELECT ordinal FROM sessions WHERE id = t.id FOR NO KEY UPDATE SKIP LOCKED)
     )
     SELECT s.key, s.fence, s.starts, s.run_id, s.kind, s.spec, s.attempt, s.task_id, s.session_id, s.priority,
-           s.ordinal, s.is_unparked, s.ready_us, s.lane,
+           s.ordinal, s.is_unparked, s.ready_us, s.title, s.lane,
            (SELECT json_agg(json_build_array(s.key, p.key, p.step_id, p.status, p.kind, p.output, p.outcome)
                             ORDER BY e.key)
             FROM EACH OF s.depends_on AS e JOIN steps AS p ON p.key = s.task_id || '/' || e.value),

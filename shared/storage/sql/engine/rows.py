@@ -195,6 +195,11 @@ def step_of(row: Any) -> Step:
     return _step_of(row, StepStatus(row.status), output, error, times_us)
 
 
+def spec_of(text: str, step_id: str, kind: str, title: str) -> StepSpec:
+    """Return the spec of a step's row, given the columns that it does not repeat."""
+    return StepSpec.from_json({"id": step_id, "kind": kind, "title": title, **unpack(text)})
+
+
 def _malformed_step(row: Any) -> Step:
     reading = RowReader()
     reading.take(lambda: _error_of(row.error), None)
@@ -227,7 +232,7 @@ def _step_of(
         title=row.title,
         kind=StepKind(row.kind),
         status=status,
-        spec=StepSpec.from_json(unpack(row.spec)),
+        spec=spec_of(row.spec, row.step_id, row.kind, row.title),
         depends_on=tuple(step_key(row.task_id, step_id) for step_id in unpack(row.depends_on or "[]")),
         open_deps=row.open_deps,
         priority=row.priority,
@@ -310,7 +315,7 @@ def run_of(row: Any) -> Run:
         started_us=started_us,
         ended_us=ended_us,
         token=row.token,
-        is_tainted=bool(row.is_tainted),
+        is_tainted=row.tainted_us is not None,
         malformed=reading.problem,
     )
 

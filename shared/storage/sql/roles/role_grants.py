@@ -27,7 +27,7 @@ from soong.shared.storage.sql.roles.role_privileges import (
     WORKER,
 )
 from soong.shared.storage.sql.roles.row_limits import fitting
-from soong.shared.storage.sql.roles.row_rules import row_rules
+from soong.shared.storage.sql.roles.row_rules import kept_rows, row_rules
 from soong.shared.storage.sql.roles.scaling import scaler_grants
 
 VERSION_TABLE: Final = "alembic_version"
@@ -128,6 +128,8 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
         yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
     for role in (quote(role) for role in roles.named if role != roles.scaler):
         yield f"GRANT SELECT ON {VERSION_TABLE} TO {role}"
+    if roles.worker or roles.orchestrator:
+        yield from kept_rows(schema)
     if roles.worker:
         yield from _worker_grants(quote(roles.worker), sequences)
         yield _HOLDS.format(schema=schema)

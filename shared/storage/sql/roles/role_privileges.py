@@ -160,6 +160,8 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         updates=(
             *("status", "fence", "worker_id", "last_seq", "last_node", "usage", "end_reason"),
             *("started_us", "ended_us", "first_claim"),
+            # Written by who holds the run, and taken back by nobody: an owner judges by it.
+            "tainted_us",
         ),
         never=(
             *("ordinal", "id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id"),
@@ -173,8 +175,6 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
             " AND role NOT IN ('main', 'orchestrator')))"
         ),
     ),
-    # Inserted by who holds the run, and taken back by nobody: an owner judges by it.
-    "taints": WorkerRight(reads=True, inserts=("run_id", "tainted_us"), new=_of_run("taints", _RUNNING)),
     # Locked while its charges are counted, never changed.
     "budgets": WorkerRight(reads=True, updates=("tokens",), never=("scope", "microusd"), changed="false"),
     "charges": WorkerRight(
@@ -282,7 +282,6 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
 KEPT: Final = frozenset(
     {
         *(
-            "taints",
             "surfaces",
             "events",
             "nodes",

@@ -57,7 +57,7 @@ LIMITS: Final[Mapping[str, Mapping[str, str]]] = {
     "concurrency_limits": {"slots": _NUMBER},
     "runs": {
         **dict.fromkeys(("status", "end_reason"), _ONE_OF),
-        **dict.fromkeys(("fence", "last_seq", "last_node", "started_us", "ended_us"), _NUMBER),
+        **dict.fromkeys(("fence", "last_seq", "last_node", "started_us", "ended_us", "tainted_us"), _NUMBER),
         "worker_id": _WORD,
         "first_claim": _or_null(_json("array", MAX_WORD_CHARS)),
         "usage": _json("object", MAX_USAGE_CHARS),
@@ -67,7 +67,6 @@ LIMITS: Final[Mapping[str, Mapping[str, str]]] = {
         **dict.fromkeys(("run_id", "session_id", "day"), _WORD),
         **dict.fromkeys(("fence", "number", "tokens", "microusd", "is_open"), _NUMBER),
     },
-    "taints": {"run_id": _WORD, "tainted_us": _NUMBER},
     "events": {
         **dict.fromkeys(("run_id", "type"), _WORD),
         **dict.fromkeys(("seq", "time_us"), _NUMBER),

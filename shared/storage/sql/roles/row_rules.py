@@ -69,7 +69,7 @@ _TELLS_CLAIM: Final = (
 _TAKES_RUN: Final = (
     "NEW.worker_id <> '' AND OLD.status = 'queued' AND NEW.status = 'running'"
     f" AND NEW.last_seq BETWEEN OLD.last_seq AND OLD.last_seq + {MOST_ADDED}"
-    f" AND {_same('last_node', 'usage', 'end_reason', 'ended_us')} AND {_WITH_ITS_STEP}"
+    f" AND {_same('last_node', 'usage', 'end_reason', 'ended_us', 'tainted_us')} AND {_WITH_ITS_STEP}"
     f" AND (OLD.started_us IS NULL OR {_same('started_us')}) AND ({_TELLS_CLAIM})"
 )
 
@@ -96,6 +96,27 @@ RULES: Final = (
     ("soong_held_runs", "runs", f"{_IS_HELD} AND ({_GROWS_TOO_FAR})", "false"),
 )
 """Trigger, table, which updates it looks at, and what these may be."""
+
+
+_UNSAYS: Final = _either(
+    f"OLD.tainted_us IS NOT NULL AND NOT ({_same('tainted_us')})",
+    f"OLD.first_claim IS NOT NULL AND NOT ({_same('first_claim', 'started_us')})",
+)
+_KEPT_FUNCTION: Final = (
+    "CREATE OR REPLACE FUNCTION {schema}.soong_told_runs() RETURNS trigger LANGUAGE plpgsql AS $soong$ BEGIN"
+    " RAISE insufficient_privilege USING MESSAGE = 'what a run has read, and its first claim, stay as they are'; END"
+    " $soong$"
+)
+
+
+def kept_rows(schema: str) -> Iterator[str]:
+    """Yield the statements that let nobody change what rows of runs say once. ``schema`` is quoted."""
+    yield "DROP TRIGGER IF EXISTS soong_told_runs ON runs"
+    yield _KEPT_FUNCTION.format(schema=schema)
+    yield (
+        f"CREATE TRIGGER soong_told_runs AFTER UPDATE ON runs FOR EACH ROW WHEN ({_UNSAYS})"
+        " EXECUTE FUNCTION soong_told_runs()"
+    )
 
 
 def row_rules(schema: str, role: str) -> Iterator[str]:

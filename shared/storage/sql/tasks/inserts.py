@@ -137,6 +137,17 @@ def note_steps(
         run_log.note(_log_of(step, root_run_id), opening(step.kind), step=step.key)
 
 
+def spec_text(step: NewStep) -> str:
+    """Return the spec of a new step as its row holds it, without what its columns contain (``rows.spec_of``)."""
+    stored = step.spec.to_json()
+    for name, value in (("id", step.step_id), ("kind", step.kind.value), ("title", plain(step.title))):
+        if stored.get(name, "") == value:
+            stored.pop(name, None)
+        else:
+            stored.setdefault(name, "")
+    return pack(stored)
+
+
 def _dependents(steps: Sequence[NewStep]) -> dict[str, list[str]]:
     """Return the ids of these steps by the keys of what they depend on."""
     found: dict[str, list[str]] = {}
@@ -179,7 +190,7 @@ def _step_row(
         step.map_key,
         step.item_index,
         int(is_paused),
-        pack(step.spec.to_json()),
+        spec_text(step),
         ids_text([step_id_of(parent) for parent in dict.fromkeys(step.depends_on)]),
         ids_text(dependents.get(step.key, ())),
     )

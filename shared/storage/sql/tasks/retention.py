@@ -94,7 +94,6 @@ RUN_ROWS: Final = tuple(
         ("aborts", "call_aborts WHERE run_id IN @run_ids"),
         ("waits", "waits WHERE parent_run IN @run_ids OR child_run IN @run_ids"),
         ("charges", "charges WHERE run_id IN @run_ids"),
-        ("taints", "taints WHERE run_id IN @run_ids"),
         ("nodes", "nodes WHERE run_id IN @run_ids"),
         ("events", "events WHERE run_id IN @run_ids"),
         ("runs", "runs WHERE id IN @run_ids"),

@@ -38,7 +38,8 @@ APPEND_ALL: Final = Statement(
     WITH counted AS (
         UPDATE runs SET
             last_seq = {LAST_SEQ} + given.added,
-            last_node = {LAST_NODE} + given.nodes_added
+            last_node = {LAST_NODE} + given.nodes_added,
+            tainted_us = coalesce(runs.tainted_us, CASE WHEN given.taints = 'true' THEN given.now_us END)
         FROM (
             SELECT v.line->>0 AS run_id, (v.line->>1)::bigint AS fence, (v.line->>2)::bigint AS now_us,
                    (v.line->>3)::bigint AS added, v.line->4 AS events,
@@ -48,7 +49,7 @@ APPEND_ALL: Final = Statement(
         ) AS given
         WHERE runs.id = given.run_id AND runs.fence = given.fence AND runs.status = given.status
         RETURNING runs.id, runs.last_seq, runs.last_node,
-                  given.now_us, given.events, given.nodes, given.calls, given.taints
+                  given.now_us, given.events, given.nodes, given.calls
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data, preceding)
         SELECT id, last_seq - (v.line->>0)::bigint, v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
@@ -69,9 +70,6 @@ APPEND_ALL: Final = Statement(
             tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
             input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,
             decision_id = excluded.decision_id, status = excluded.status, result = excluded.result
-    ), marked AS (
-        INSERT INTO taints (run_id, tainted_us) SELECT id, now_us FROM counted WHERE taints = 'true'
-        ON CONFLICT DO NOTHING
     )
     SELECT id, last_seq, last_node FROM counted
     """,  # noqa: S608  # our own words

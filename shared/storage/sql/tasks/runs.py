@@ -18,7 +18,7 @@ from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import call_of, decision_of, run_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.table_read import TableRead
-from soong.shared.storage.sql.engine.tables import calls, nodes, runs, surfaces, taints
+from soong.shared.storage.sql.engine.tables import calls, nodes, runs, surfaces
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending, write_runs
 from soong.shared.storage.sql.tasks.step_results import nodes_after
@@ -73,10 +73,7 @@ RESULT_EVENTS: Final = Statement(
     """,
 )
 
-_TAINT = select(taints.c.run_id).where(taints.c.run_id == runs.c.id).scalar_subquery()
-WHOLE_RUNS = select(runs, surfaces.c.body, _TAINT.label("is_tainted")).outerjoin(
-    surfaces, surfaces.c.digest == runs.c.surface
-)
+WHOLE_RUNS = select(runs, surfaces.c.body).outerjoin(surfaces, surfaces.c.digest == runs.c.surface)
 """Runs with all that :func:`soong.shared.storage.sql.engine.rows.run_of` reads."""
 
 

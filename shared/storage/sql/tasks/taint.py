@@ -1,7 +1,7 @@
 """Whether a run has read what strangers wrote, itself or through what it was given (PER-21).
 
-Only a run's own reading is written down, once, with the end of the call that read, in a table in which a worker
-inserts and changes nothing. What a run inherits is found when it is asked for, which happens only before a call that
+Only a run's own reading is written down, once, with the end of the call that read, in a column that a worker fills and
+does not change. What a run inherits is found when it is asked for, which happens only before a call that
 reaches the network: nothing on the way of steps pays for it.
 """
 
@@ -15,16 +15,16 @@ from soong.shared.storage.sql.engine.transaction import Row, Transaction
 BELOW: Final = Statement(
     "below: the run and all that it and they started, whose results it reads; a child starts none",
     """
-    WITH RECURSIVE below (id, session_id, role, step_key, is_over) AS (
-        SELECT id, session_id, role, step_key, CASE WHEN end_reason IS NULL THEN 0 ELSE 1 END
+    WITH RECURSIVE below (id, session_id, role, step_key, is_over, tainted_us) AS (
+        SELECT id, session_id, role, step_key, CASE WHEN end_reason IS NULL THEN 0 ELSE 1 END, tainted_us
         FROM runs WHERE id = :run_id
         UNION ALL
         SELECT child.id, child.session_id, child.role, child.step_key,
-               CASE WHEN child.end_reason IS NULL THEN 0 ELSE 1 END
+               CASE WHEN child.end_reason IS NULL THEN 0 ELSE 1 END, child.tainted_us
         FROM below JOIN runs AS child ON child.session_id = below.session_id AND child.parent_run_id = below.id
         WHERE below.role NOT IN ('sub', 'fork', 'worker')
     )
-    SELECT id, step_key, is_over, (SELECT 1 FROM taints WHERE taints.run_id = below.id),
+    SELECT id, step_key, is_over, CASE WHEN tainted_us IS NULL THEN 0 ELSE 1 END,
            (SELECT kind FROM steps WHERE steps.key = below.step_key)
     FROM below
     """,
@@ -44,12 +44,12 @@ AGENTS_ABOVE: Final = Statement(
 )
 TAINT: Final = Statement(
     "taint: a run that is held has read what strangers wrote; once is enough",
-    "INSERT INTO taints (run_id, tainted_us) VALUES (:run_id, :now_us) ON CONFLICT DO NOTHING",
+    "UPDATE runs SET tainted_us = :now_us WHERE id = :run_id AND tainted_us IS NULL",
 )
 FEEDING: Final = Statement(
     "feeding: the steps whose results these take in: dependencies, those of an item's map step, a map step's items",
     """
-    SELECT source.key, source.kind, (SELECT 1 FROM taints WHERE taints.run_id = source.run_id)
+    SELECT source.key, source.kind, (SELECT 1 FROM runs WHERE runs.id = source.run_id AND runs.tainted_us IS NOT NULL)
     FROM steps AS source
     WHERE source.key IN (
         SELECT s.task_id || '/' || e.value FROM steps AS s CROSS JOIN EACH OF s.depends_on AS e WHERE s.key IN @keys

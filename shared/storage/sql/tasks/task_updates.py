@@ -29,7 +29,15 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.cancel import skip_below
 from soong.shared.storage.sql.tasks.failures import start_again
-from soong.shared.storage.sql.tasks.inserts import add_dependents, ids_of, ids_text, insert_steps, opened, opening
+from soong.shared.storage.sql.tasks.inserts import (
+    add_dependents,
+    ids_of,
+    ids_text,
+    insert_steps,
+    opened,
+    opening,
+    spec_text,
+)
 
 LOCK_NAMED: Final = Statement(
     "lock named: what a change has to know of the steps that it names; held until commit",
@@ -329,7 +337,7 @@ def _planned(step: NewStep) -> dict[str, object]:
     return {
         "key": step.key,
         "title": plain(step.title),
-        "spec": pack(step.spec.to_json()),
+        "spec": spec_text(step),
         "definition": step.definition,
         "model": step.model,
         "pool": step.pool,

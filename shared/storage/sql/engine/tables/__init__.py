@@ -26,7 +26,6 @@ from soong.shared.storage.sql.engine.tables.runs import (
     nodes,
     runs,
     surfaces,
-    taints,
     waits,
 )
 from soong.shared.storage.sql.engine.tables.work import concurrency_limits, steps, tasks
@@ -68,7 +67,6 @@ __all__ = [
     "signing_keys",
     "steps",
     "surfaces",
-    "taints",
     "tasks",
     "waits",
     "workers",

@@ -51,6 +51,8 @@ runs = Table(
     _number("last_seq"),
     _text("status", None),
     _number("last_node"),
+    # When the first call ended with which it had itself read what strangers wrote; never changed afterwards (PER-21).
+    _instant("tainted_us"),
     _instant("ended_us"),
     Column("end_reason", Text),
     _text("usage", "{}"),
@@ -59,19 +61,9 @@ runs = Table(
     _flag("is_foreign"),
     CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
     _ranges("counters", "fence", "last_seq", "last_node"),
-    _ranges("instants", "started_us", "ended_us"),
+    _ranges("instants", "started_us", "ended_us", "tainted_us"),
     Index("ix_runs_task", "task_id"),
     **ROOM,
-)
-
-taints = Table(
-    # The runs that have themselves read what strangers wrote. A row is inserted with the end of the first call that
-    # read such, and neither changed nor deleted while its run is there (PER-21).
-    "taints",
-    metadata,
-    Column("run_id", Text, primary_key=True),
-    _number("tainted_us", None),
-    _ranges("tainted_us", "tainted_us"),
 )
 
 budgets = Table(

@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_f00a3820"
+revision = "0001_f7ea9e1d"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -46,7 +46,6 @@ _TABLES = (
     "steps",
     "concurrency_limits",
     "runs",
-    "taints",
     "budgets",
     "charges",
     "surfaces",
@@ -381,6 +380,7 @@ def _make_runs() -> None:
         _number("last_seq"),
         _text("status", None),
         _number("last_node"),
+        _instant("tainted_us"),
         _instant("ended_us"),
         Column("end_reason", Text),
         _text("usage", "{}"),
@@ -403,15 +403,9 @@ def _make_runs() -> None:
         _flag("is_foreign"),
         CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
         _ranges("counters", "fence", "last_seq", "last_node"),
-        _ranges("instants", "started_us", "ended_us"),
+        _ranges("instants", "started_us", "ended_us", "tainted_us"),
         Index("ix_runs_task", "task_id"),
         **_ROOM,
-    )
-    op.create_table(
-        "taints",
-        Column("run_id", Text, primary_key=True),
-        _number("tainted_us", None),
-        _ranges("tainted_us", "tainted_us"),
     )
     op.create_table(
         "budgets",

@@ -37,18 +37,19 @@ def main() -> int:
     mark_family()
     parser = argparse.ArgumentParser(prog="soong worker", description="Claim and run steps until stopped.")
     parser.add_argument("--name", default="", help="node name before the @, as Flower shows it")
+    parser.add_argument("--ends-when-idle", action="store_true", help="end after SOONG_WORKER_IDLE_S without a step")
     parser.add_argument("--slots", type=int, default=None)
     parser.add_argument("--pools", type=_split, default=None)
     parser.add_argument("--labels", type=_split, default=None)
     parser.add_argument("--functions", type=_split, default=None)
     options = vars(parser.parse_args())
-    name = options.pop("name")
+    name, ends_when_idle = options.pop("name"), options.pop("ends_when_idle")
     try:
         require_text("--name", name)
         settings = load_settings(**options)
         from soong.worker.bootstrap import run_worker  # wrong options are told before anything heavy loads
 
-        return run_worker(settings, name, status)
+        return run_worker(settings, name, status, ends_when_idle=ends_when_idle)
     except SoongError as error:
         status.failed(str(error))
         sys.stderr.write(f"soong worker: {error}\n")

@@ -107,8 +107,12 @@ def run_celery(
     recycle_limits: RecycleLimits,
     parent: ParentPipe,
     is_ready: threading.Event,
+    report_ready: Callable[[], None],
 ) -> int:
-    """Consume until stopped, then drain; return the exit code. ``is_ready`` is set once messages are taken."""
+    """Consume until stopped, then drain; return the exit code.
+
+    Once messages are taken, ``is_ready`` is set and ``report_ready`` called.
+    """
     grace = timedelta(seconds=settings.drain_s)
 
     def begin_drain(**_: object) -> None:
@@ -123,7 +127,11 @@ def run_celery(
         threading.Timer(ORPHAN_GRACE_S, os._exit, (1,)).start()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    signals.worker_ready.connect(lambda **_: is_ready.set(), weak=False)
+    def begin_work(**_: object) -> None:
+        is_ready.set()
+        report_ready()
+
+    signals.worker_ready.connect(begin_work, weak=False)
     signals.worker_shutting_down.connect(begin_drain, weak=False)
     worker = app.Worker(
         hostname=node_name,

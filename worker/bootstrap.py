@@ -1,5 +1,6 @@
 """Builds a worker process out of adapters and runs it to its end; nothing else in this package names one."""
 
+import asyncio
 import os
 import random
 import secrets
@@ -36,6 +37,7 @@ from soong.worker.incarnation import Incarnation
 from soong.worker.process import LoopThread, WorkerProcess
 from soong.worker.pulse import Pulse
 from soong.worker.recycling import RecycleLimits, restart_in_place
+from soong.worker.retirement import EXIT_RETIRED, Retirement
 from soong.worker.run import StepRunner
 from soong.worker.starter import StatusPipe
 
@@ -43,8 +45,11 @@ STOP_S = 30.0
 SWITCH_INTERVAL_S = 0.001
 
 
-def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
-    """Run one worker process until it is stopped; return its exit code. One that recycles does not return."""
+def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_idle: bool = False) -> int:
+    """Run one worker process until it is stopped; return its exit code. One that recycles does not return.
+
+    With ``ends_when_idle`` it stops by itself when it has had no step for the time that the settings say.
+    """
     pulse = Pulse(settings.hang_s)
     config = load_config(settings.home)
     clean = redactor(secret_values(settings, config.secret_env, config.secret_files))
@@ -57,26 +62,36 @@ def run_worker(settings: Settings, name: str, status: StatusPipe) -> int:
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
     recycle_limits, parent = RecycleLimits.of(settings, random.SystemRandom()), ParentPipe()
+    retirement = Retirement(SystemClock(), asyncio.sleep, settings.worker_idle_s if ends_when_idle else 0.0)
     thread = LoopThread()
     thread.start()
     is_ready = threading.Event()
     app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
-    built = _build(settings, config, clean, node_name, thread, watcher, recycle_limits, pulse, is_ready)
+    built = _build(settings, config, clean, node_name, thread, watcher, recycle_limits, retirement, pulse, is_ready)
     process = thread.submit(built).result()
     thread.submit(process.start()).result()
-    status.ready()
     settle_gc()
     watcher.start()
     try:
         code = run_celery(
-            app, settings, node_name, process, thread, recycle_limits=recycle_limits, parent=parent, is_ready=is_ready
+            app,
+            settings,
+            node_name,
+            process,
+            thread,
+            recycle_limits=recycle_limits,
+            parent=parent,
+            is_ready=is_ready,
+            report_ready=status.ready,
         )
     finally:
         thread.submit(_drain(process, settings, recycle_limits)).result()
         watcher.stop()
         thread.submit(process.stop()).result(timeout=STOP_S)
         thread.stop()
+    if retirement.is_due and not recycle_limits.is_told_to_stop:
+        return EXIT_RETIRED
     if recycle_limits.is_over:
         restart_in_place(recycle_limits, lambda: _pass_on(parent, pulse))
     return code
@@ -90,6 +105,7 @@ async def _build(
     thread: LoopThread,
     watcher: FlowerEvents | NoFlower,
     recycle_limits: RecycleLimits,
+    retirement: Retirement,
     pulse: Pulse,
     is_ready: threading.Event,
 ) -> WorkerProcess:
@@ -115,6 +131,7 @@ async def _build(
         thread=thread,
         closers=(agents.close, inbox.close, notifier.close, clients.close),
         recycle_limits=recycle_limits,
+        retirement=retirement,
         on_drain=agents.lot.hurry,
         additional=agents.additional,
         lent=agents.lent,

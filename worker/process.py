@@ -29,6 +29,7 @@ from soong.worker.incarnation import Incarnation
 from soong.worker.lent_slots import LentSlots
 from soong.worker.pulse import Pulse
 from soong.worker.recycling import RecycleLimits
+from soong.worker.retirement import Retirement
 from soong.worker.slots import ClaimRunner, RunObserver, Slots
 
 log = get_logger(__name__)
@@ -82,18 +83,21 @@ class LoopThread:
 
 
 class _CountingRuns:
-    """Counts each run for the recycling limits, in addition to its observer."""
+    """Counts each run for the recycling limits and the retirement, in addition to its observer."""
 
-    def __init__(self, watcher: RunObserver, recycle_limits: RecycleLimits) -> None:
+    def __init__(self, watcher: RunObserver, recycle_limits: RecycleLimits, retirement: Retirement) -> None:
         self._watcher = watcher
         self._recycle_limits = recycle_limits
+        self._retirement = retirement
 
     def started(self, claim: Claim) -> None:
+        self._retirement.started()
         self._watcher.started(claim)
 
     def ended(self, claim: Claim, end: StepEnd | None) -> None:
         self._watcher.ended(claim, end)
         self._recycle_limits.count_run()
+        self._retirement.ended()
 
 
 class WorkerProcess:
@@ -114,6 +118,7 @@ class WorkerProcess:
         closers: tuple[Callable[[], Awaitable[None]], ...] = (),
         ticker: Ticker | None = None,
         recycle_limits: RecycleLimits | None = None,
+        retirement: Retirement | None = None,
         on_drain: Callable[[], object] | None = None,
         additional: AdditionalSteps | None = None,
         lent: LentSlots | None = None,
@@ -124,6 +129,7 @@ class WorkerProcess:
         self._is_ready = is_ready
         self._pulse = pulse
         self._recycle_limits = recycle_limits or RecycleLimits()
+        self._retirement = retirement or Retirement(clock, asyncio.sleep)
         self._store = store
         self._ring = notifier
         self._subscriber = subscriber
@@ -140,7 +146,7 @@ class WorkerProcess:
             store.claims,
             clock,
             runner,
-            _CountingRuns(watcher, self._recycle_limits),
+            _CountingRuns(watcher, self._recycle_limits, self._retirement),
             additional or AdditionalSteps(),
             lent or LentSlots(),
         )
@@ -166,6 +172,8 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         works = (self.claim_loop.run(), self._hear_interrupts(), self._watch_trust(), self._recycle())
         self._tasks = [loop.create_task(work) for work in works]
+        if self._retirement.after_s:
+            self._tasks.append(loop.create_task(self._retire()))
         if self._pulse is not None:
             self._tasks.append(loop.create_task(self._pulse.beat()))
         await self._ring.notify_owners()
@@ -234,6 +242,13 @@ class WorkerProcess:
         """Stop in order once the process has done what it may; what comes after that is its starter's matter."""
         reason = await self._recycle_limits.until_due(self._settings.beat_s)
         log.info("recycling", reason=reason)
+        _ = self.drain(None)
+        self._recycle_limits.begin()
+
+    async def _retire(self) -> None:
+        """Stop in order, and for good, once the process has been idle for as long as it may."""
+        await self._retirement.until_due()
+        log.info("retiring", idle_s=self._retirement.after_s)
         _ = self.drain(None)
         self._recycle_limits.begin()
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.console import say
+from soong.orchestrator.cli.worker_option import workers_option
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ def command(
     *,
     agent: str = typer.Option(ORCHESTRATOR, "--agent", help="The definition of the agent that answers prompts."),
     model: str | None = typer.Option(None, "--model", help="Model of agents that name none [SOONG_MODEL]."),
-    workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
+    workers: WorkerRange | None = workers_option("Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
 ) -> None:
     """Serve an editor that speaks the Agent Client Protocol and starts this command."""

@@ -10,6 +10,7 @@ import typer
 from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.plan_run import approval_mode, check_models, run_and_follow
 from soong.orchestrator.cli.run import BUDGET_HELP, SETTING_HELP
+from soong.orchestrator.cli.worker_option import workers_option
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import Submission, ask_submission, follow_up
 from soong.shared.core.clock import SystemClock
@@ -17,6 +18,7 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.model_settings import parse_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
@@ -41,7 +43,7 @@ def command(
     detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
     budget: list[str] = typer.Option([], "--budget", metavar="LIMIT", help=BUDGET_HELP),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
-    workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
+    workers: WorkerRange | None = workers_option("Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
     max_workers: int | None = typer.Option(
         None,

@@ -13,9 +13,11 @@ from soong.orchestrator.cli.console import say, visible
 from soong.orchestrator.cli.plan_modules import with_kept_modules
 from soong.orchestrator.cli.plan_run import attached
 from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
+from soong.orchestrator.cli.worker_option import workers_option
 from soong.orchestrator.client.client import Client
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.runs.budgets import parse_budget, session_scope
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.service import TaskService
@@ -39,7 +41,7 @@ def command(
     ),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
     detach: bool = typer.Option(False, "--detach", help="Continue it and do not follow it."),
-    workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
+    workers: WorkerRange | None = workers_option("Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
 ) -> None:
     """Continue a task: finished steps keep their results, no work is done twice."""

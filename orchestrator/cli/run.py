@@ -10,6 +10,8 @@ import typer
 
 from soong.orchestrator.cli.run_arguments import RunArguments
 from soong.orchestrator.cli.service_run import hand_over
+from soong.orchestrator.cli.worker_option import workers_option
+from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 
 BUDGET_HELP: Final = "What it may use in all: 2usd, 200ktok, or both [the configuration's]."
@@ -41,7 +43,7 @@ def command(
     detach: bool = typer.Option(False, "--detach", help="Leave it running and print its id."),
     budget: list[str] = typer.Option([], "--budget", metavar="LIMIT", help=BUDGET_HELP),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
-    workers: int | None = typer.Option(None, "--workers", min=1, help="Workers of a service started for this."),
+    workers: WorkerRange | None = workers_option("Workers of a service started for this."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Slots of each of those workers."),
     max_concurrent: int | None = typer.Option(
         None, "--max-concurrent", min=1, help="Most of its steps at once [SOONG_MAX_CONCURRENT_CHILDREN_PER_SESSION]."

@@ -7,6 +7,7 @@ from soong.orchestrator.cli.console import emit, output, say
 from soong.orchestrator.client.program import program
 from soong.shared.core.errors import UsageError
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 
 
@@ -26,7 +27,7 @@ class RunArguments:
     is_detached: bool
     budget: Sequence[str]
     is_json: bool
-    workers: int | None
+    workers: WorkerRange | None
     slots: int | None
     max_concurrent: int | None
 

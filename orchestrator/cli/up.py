@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from soong.orchestrator.cli.console import say
+from soong.orchestrator.cli.worker_option import workers_option
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
 from soong.orchestrator.embedded.control import ControlReply, Peer, PlanRunner, Reply
@@ -16,6 +17,7 @@ from soong.orchestrator.embedded.starter import EXIT_HELD
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.startup import settle_gc
+from soong.shared.core.worker_range import WorkerRange
 from soong.shared.storage.store import Store
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 def command(
     *,
     ephemeral: bool = typer.Option(False, "--ephemeral", help="End when nobody is attached and nothing runs."),
-    workers: int | None = typer.Option(None, "--workers", min=1, help="Worker processes [SOONG_WORKERS]."),
+    workers: WorkerRange | None = workers_option("Worker processes; a range adds them for work [SOONG_WORKERS]."),
     slots: int | None = typer.Option(None, "--slots", min=1, help="Runs that one worker holds at once [SOONG_SLOTS]."),
     log: str = typer.Option("", "--log", hidden=True, help="The file that standard error goes to."),
     http: int | None = typer.Option(
@@ -40,8 +42,10 @@ def command(
 
     def ready() -> None:
         settle_gc()
-        workers = "1 worker" if settings.workers == 1 else f"{settings.workers} workers"
-        say(f"soong is up, home {settings.home}; starting {workers} of {settings.slots} slots")
+        least, most = settings.workers.least, settings.workers.most
+        workers = f"{least} worker{'s' if least > 1 else ''} of {settings.slots} slots"
+        more = f", up to {most} when there is work" if most > least else ""
+        say(f"soong is up, home {settings.home}; starting {workers}{more}")
         if settings.http_port:
             say(f"  HTTP API: http://{settings.http_host}:{settings.http_port}/v1/")
             say(f"  a token for it: {program()} tokens create --principal NAME --right run")

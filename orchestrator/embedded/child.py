@@ -21,6 +21,8 @@ STEADY_AFTER_S: Final = 30.0
 """A child that lived this long has proved itself: its next death is the first of a new row."""
 
 EXIT_USAGE: Final = 2
+EXIT_RETIRED: Final = 3
+"""An additional worker has been idle for long enough (:mod:`soong.worker.retirement`)."""
 HOPELESS_STARTS: Final = 3
 
 _MAX_REPORT_BYTES: Final = 64 * 1024
@@ -47,6 +49,8 @@ class ServiceChild:
     """Where it writes: our standard error, so that there is one log. Standard output belongs to our parent."""
     is_worker: bool = False
     control: int = -1
+    retires_after_s: float = 0.0
+    """An additional worker ends by itself after so long without a step; 0: it does not."""
     process: asyncio.subprocess.Process | PreforkedProcess | None = None
     deaths: int = 0
     last_exit: int | None = None
@@ -138,6 +142,10 @@ class ServiceChild:
         self.ends += 1
         self.deaths = 1 if is_steady else self.deaths + 1
         self.failed_starts = 0 if self._is_ready else self.failed_starts + 1
+
+    def has_retired(self, code: int, lived_s: float) -> bool:
+        """Say whether its end is no failure. One that lived for less than its idle time only says so."""
+        return 0 < self.retires_after_s <= lived_s and code == EXIT_RETIRED
 
     def ending(self, code: int) -> str:
         """Return how the program ended, for people."""

@@ -100,7 +100,7 @@ class PreforkedWorkers:
         gc.freeze()
         waiting, gate = os.pipe()
         workers = cls(os.pipe(), gate)
-        for number in range(1, settings.workers + 1):
+        for number in range(1, settings.workers.least + 1):
             arguments = ("--name", f"worker-{number}", "--slots", str(settings.slots))
             workers._add(_Beginning(arguments, child_environment(settings), home, workers.control[0], waiting))
         os.close(waiting)

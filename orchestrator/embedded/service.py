@@ -22,6 +22,7 @@ from soong.orchestrator.embedded.leftovers import expire_dead
 from soong.orchestrator.embedded.listening import address_of
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import find_redis, redis_url
+from soong.orchestrator.embedded.scaling import WorkerScaler, demand_of
 from soong.orchestrator.embedded.service_file import ServiceLock, own_record
 from soong.orchestrator.embedded.supervisor import Supervisor
 from soong.shared.core.clock import SystemClock
@@ -55,6 +56,8 @@ class ServiceOwner(Protocol):
 
     async def is_working(self) -> bool: ...
 
+    def on_work(self, hint: Callable[[], None]) -> None: ...
+
 
 @dataclass(slots=True)
 class EmbeddedService:
@@ -73,6 +76,7 @@ class EmbeddedService:
     _control: ControlServer | None = None
     _listener: socket.socket | None = None
     _http_lock: HttpLock | None = None
+    _scaling: asyncio.Task[None] | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _ending: ShutdownState = ShutdownState.STOPPING
     _signals: int = 0
@@ -118,7 +122,8 @@ class EmbeddedService:
         self._owner, self._store, self._control.plans = await self.build(settings)
         await expire_dead(self._store, max_lost_leases=settings.max_lost_leases, now_us=SystemClock().now_us())
         await self._owner.start()
-        await self._supervisor.start_workers(settings.workers, settings.slots)
+        self._supervisor.start_workers()
+        self._scale(self._owner, self._store, self._supervisor)
         if self._listener is not None and self._http_lock is not None:
             self._supervisor.start_http(self._listener.fileno(), self._http_lock.descriptor)
         await self._control.start()
@@ -132,6 +137,13 @@ class EmbeddedService:
                 is_ephemeral=self.is_ephemeral,
             )
         )
+
+    def _scale(self, owner: ServiceOwner, store: Store, supervisor: Supervisor) -> None:
+        """Let there be more workers when there is work for them, unless their number is fixed."""
+        if self.settings.workers.most > self.settings.workers.least:
+            scaler = WorkerScaler(supervisor, lambda: demand_of(store))
+            owner.on_work(scaler.hint)
+            self._scaling = asyncio.get_running_loop().create_task(scaler.run())
 
     def _hand_over(self) -> bool:
         """Begin to stop for a staying service; say whether we do."""
@@ -186,6 +198,8 @@ class EmbeddedService:
     async def _shut_down(self) -> None:
         """Stop what was started, in reverse; what fails on the way holds back nothing after it."""
         self.state = "stopping"
+        if self._scaling is not None:
+            self._scaling.cancel()
         async with AsyncExitStack() as parts:
             if self._control is not None:
                 parts.push_async_callback(self._control.close)

@@ -8,6 +8,7 @@ was killed.
 """
 
 import asyncio
+import itertools
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import field
@@ -63,19 +64,43 @@ class Supervisor:
         self._keep(self._redis, self._nobody_told)
         await self._answering(self._redis)
 
-    async def start_workers(self, count: int, slots: int) -> None:
-        """Start the worker processes; they register by themselves when they are ready."""
-        pipe = self._parent_pipe()
-        environment = child_environment(self.settings, **{PARENT_FD: str(pipe)})
-        for number in range(1, count + 1):
-            argv = module_command("soong.worker", "--name", f"worker-{number}", "--slots", str(slots))
-            child = ServiceChild(f"worker-{number}", argv, environment, (pipe,), is_worker=True, control=pipe)
-            if self.preforked is not None and (forked := self.preforked.take(child.name)) is not None:
-                child.adopt(forked)
-            self._workers.append(child)
-            self._keep(child, self.worker_died)
+    def start_workers(self) -> None:
+        """Start the workers that are there always; they register by themselves when they are ready."""
+        for number in range(1, self.settings.workers.least + 1):
+            self._start_worker(number)
         if self.preforked is not None:
             self.preforked.begin()
+
+    @property
+    def may_grow(self) -> bool:
+        """Say whether another worker may be started: settings allow it, and none is starting or dead."""
+        is_settled = all(child.state == "running" for child in self._workers)
+        return is_settled and not self._is_stopping and len(self._workers) < self.settings.workers.most
+
+    def grow(self) -> None:
+        """Start one more worker. It ends by itself when it has been idle for long enough."""
+        taken = {child.name for child in self._workers}
+        number = next(one for one in itertools.count(1) if _worker_name(one) not in taken)
+        log.info("worker_added", name=_worker_name(number))
+        self._start_worker(number, retires_after_s=self.settings.worker_idle_s)
+
+    def _start_worker(self, number: int, *, retires_after_s: float = 0.0) -> None:
+        pipe, name = self._parent_pipe(), _worker_name(number)
+        ends = ("--ends-when-idle",) if retires_after_s else ()
+        words = ("--name", name, "--slots", str(self.settings.slots), *ends)
+        child = ServiceChild(
+            name,
+            module_command("soong.worker", *words),
+            child_environment(self.settings, **{PARENT_FD: str(pipe)}),
+            (pipe,),
+            is_worker=True,
+            control=pipe,
+            retires_after_s=retires_after_s,
+        )
+        if self.preforked is not None and (forked := self.preforked.take(name)) is not None:
+            child.adopt(forked)
+        self._workers.append(child)
+        self._keep(child, self.worker_died)
 
     def start_http(self, listener: int, lock: int) -> None:
         """Start the HTTP API on a socket that is bound already, and stays so whatever becomes of the process.
@@ -163,16 +188,28 @@ class Supervisor:
             assert child.process is not None
             code = await child.process.wait()
             pid, words = child.own_pid, child.ending(code)
-            if not self._is_stopping:
-                lived_s = asyncio.get_running_loop().time() - started
+            lived_s = asyncio.get_running_loop().time() - started
+            has_retired = child.has_retired(code, lived_s)
+            if has_retired:
+                log.info("worker_retired", name=child.name, pid=pid)
+            elif not self._is_stopping:
                 child.note_end(code, is_steady=lived_s > STEADY_AFTER_S)
                 log.warning("child_died", name=child.name, pid=pid, exit=words, deaths=child.deaths)
             try:
                 await died(pid, words)
             except Exception:  # whatever fails in telling, the child is kept; its lease will run out instead
                 log.exception("death_untold", name=child.name)
+            if has_retired:
+                self._forget(child)
+                return
             if not self._is_stopping:
                 await asyncio.sleep(child.pause_s())
+
+    def _forget(self, child: ServiceChild) -> None:
+        """Let go of a worker that has ended and is not to be started again."""
+        self._workers.remove(child)
+        del self._keepers[child.name]
+        child.close()
 
     async def _nobody_told(self, _pid: int, _words: str) -> None:
         """Tell nobody: the owner's sweep rings again from the rows, and nothing hangs on the HTTP API."""
@@ -218,6 +255,10 @@ async def answers(socket_path: Path) -> bool:
         return False
     finally:
         writer.close()
+
+
+def _worker_name(number: int) -> str:
+    return f"worker-{number}"
 
 
 def _ending(child: ServiceChild) -> str:

@@ -8,7 +8,7 @@ not say, but for grants (PER-04): a successor begins where it ended.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import field
 from datetime import timedelta
@@ -56,6 +56,7 @@ class Orchestrator:
     _unclaimable: UnschedulableSteps = field(init=False)
     _called: CalledSessions = field(init=False)
     _passed_over: PassedOverSessions = field(default_factory=PassedOverSessions)
+    _hint: Callable[[], None] | None = None
     _reconciling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -79,6 +80,10 @@ class Orchestrator:
         ]
         for loop in loops:
             self._begin(loop)
+
+    def on_work(self, hint: Callable[[], None]) -> None:
+        """Have ``hint`` called whenever there may be more steps to run than before."""
+        self._hint = hint
 
     async def stop(self) -> None:
         """Stop looking, release the sessions for a successor, close every part."""
@@ -142,6 +147,8 @@ class Orchestrator:
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
         A worker has been called for those of ``called``.
         """
+        if self._hint is not None and (self._active or not is_sweep):
+            self._hint()
         async with self._reconciling:
             found = await self._find(set(session_ids), called, is_sweep=is_sweep)
             if found is None:

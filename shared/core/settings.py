@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.secret_names import SECRET_ENDINGS
 from soong.shared.core.texts import EXPECTED, fault
+from soong.shared.core.worker_range import WorkerRange, Workers
 
 MIN_SECRET_CHARS = 8
 """Shorter values are not treated as secrets, and redacting them would tear ordinary text apart."""
@@ -86,7 +87,14 @@ class Settings(BaseModel):
         default=0, ge=0, description="A worker that uses about this many MiB restarts; 0: never."
     )
 
-    workers: int = Field(default=2, ge=1, le=64, description="Worker processes of an embedded service.")
+    workers: Workers = Field(
+        default=WorkerRange(1, 2),
+        description="Worker processes of an embedded service: a number, or `MIN-MAX`, which starts more workers when "
+        "there is work for them.",
+    )
+    worker_idle_s: Seconds = Field(
+        default=60.0, description="A worker above MIN ends when it has held no step for this long."
+    )
     slots: int = Field(default=32, ge=1, le=1000, description="Child runs that one worker process holds at once.")
     pools: tuple[str, ...] = Field(
         default=("default",), description="Queues a worker serves and Flower lists, comma separated."

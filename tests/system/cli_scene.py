@@ -25,6 +25,7 @@ import psutil
 from soong.shared.core.errors import SchemaVersionError, UnavailableError
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.sandbox.subreaper import STAND_IN
 from soong.shared.storage.sql.store import open_store
 from tests.warm import called
 
@@ -107,6 +108,16 @@ class CliHarness:
                 if not is_ours and is_service:
                     is_ours = process.environ().get("SOONG_AGENT_HOME") == str(self.home)
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the worker processes of the service, without their subreapers."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # it has ended since
+                words = process.cmdline()
+                if "soong.worker" in words and STAND_IN not in words:
                     found.append(process)
         return found
 

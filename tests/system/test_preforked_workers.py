@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from soong.shared.sandbox.process import HAS_SUBREAPER
-from soong.shared.sandbox.subreaper import STAND_IN
 from tests.system.cli_scene import CliHarness, scene, until
 
 pytestmark = pytest.mark.skipif(not HAS_SUBREAPER, reason="workers are forked on Linux alone")
@@ -24,17 +23,6 @@ def cli() -> Iterator[CliHarness]:
         yield one
 
 
-def workers(cli: CliHarness) -> list[psutil.Process]:
-    """Return the worker processes themselves, without their subreapers."""
-    found = []
-    for process in cli.processes():
-        with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # it has ended since
-            words = process.cmdline()
-            if "soong.worker" in words and STAND_IN not in words:
-                found.append(process)
-    return found
-
-
 def is_program(process: psutil.Process) -> bool:
     """Say whether a worker was started as a program: its own environment block names its pipes."""
     return "SOONG_PARENT_FD" in process.environ()
@@ -42,7 +30,7 @@ def is_program(process: psutil.Process) -> bool:
 
 def started(cli: CliHarness) -> int:
     service = cli.start("up")
-    until(lambda: (cli.home / "service.json").exists() and len(workers(cli)) == 2, "two workers are there", cli.logs)
+    until(lambda: (cli.home / "service.json").exists() and len(cli.workers()) == 2, "two workers are there", cli.logs)
     return service.pid
 
 
@@ -57,14 +45,14 @@ def opened(process: psutil.Process) -> Sequence[str]:
 @pytest.mark.spec("OPS-01", "OPS-06")
 def test_forked_workers_run_steps_and_a_killed_one_is_followed_by_a_program(cli: CliHarness) -> None:
     service = started(cli)
-    first = workers(cli)
+    first = cli.workers()
 
     assert cli.run("run", cli.plan(ONE)).returncode == 0
     assert [is_program(process) for process in first] == [False, False]
     first[0].kill()
-    until(lambda: set(workers(cli)) - set(first) and first[0] not in workers(cli), "another has come", cli.logs)
+    until(lambda: set(cli.workers()) - set(first) and first[0] not in cli.workers(), "another has come", cli.logs)
 
-    assert sorted(is_program(process) for process in workers(cli)) == [False, True]
+    assert sorted(is_program(process) for process in cli.workers()) == [False, True]
     assert cli.run("run", cli.plan(ONE)).returncode == 0
     psutil.Process(service).send_signal(signal.SIGINT)
     cli.assert_nothing_left()
@@ -75,7 +63,7 @@ def test_a_forked_worker_has_no_descriptor_of_its_service(cli: CliHarness) -> No
     service = psutil.Process(started(cli))
 
     held = {name for name in opened(service) if name.startswith("/") and not name.startswith("/dev/")}
-    shared = {name for process in workers(cli) for name in held & set(opened(process))}
+    shared = {name for process in cli.workers() for name in held & set(opened(process))}
 
     assert f"{cli.home}/service.lock" in held
     # The database and its lock are what a worker opens itself.
@@ -98,7 +86,7 @@ def test_a_service_that_cannot_start_leaves_no_worker_at_its_gate(cli: CliHarnes
     second = cli.start("up")
 
     assert second.wait(60) != 0
-    until(lambda: len(workers(cli)) == 2, "only the first has workers", cli.logs)
+    until(lambda: len(cli.workers()) == 2, "only the first has workers", cli.logs)
     psutil.Process(holder).send_signal(signal.SIGINT)
     cli.assert_nothing_left()
 
@@ -108,6 +96,6 @@ def test_a_path_for_modules_makes_each_worker_a_program(cli: CliHarness) -> None
     cli.environment.update(PYTHONPATH=str(cli.folder))
     service = started(cli)
 
-    assert [is_program(process) for process in workers(cli)] == [True, True]
+    assert [is_program(process) for process in cli.workers()] == [True, True]
     psutil.Process(service).send_signal(signal.SIGINT)
     cli.assert_nothing_left()

@@ -1,0 +1,104 @@
+"""A service with a range of workers: one while one is enough, more for more work, and one again afterwards."""
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.system.cli_scene import CliHarness, scene, until
+
+IDLE_S = 2
+MODULE = """
+import ctypes
+from soong import step_function
+
+@step_function("team.hold_lock")
+def hold_lock(inputs, context):
+    ctypes.PyDLL(None).sleep(10)
+"""
+ECHO = "title: One\nsteps:\n  - {id: e, kind: python, call: builtin.echo, inputs: {x: 1}}\n"
+HANG = "title: Hang\nsteps:\n  - {id: h, kind: python, call: team.hold_lock}\n"
+
+
+def naps(*seconds: float) -> str:
+    call = "kind: python, call: builtin.sleep"
+    steps = (f"  - {{id: n{number}, {call}, inputs: {{seconds: {one}}}}}\n" for number, one in enumerate(seconds))
+    return f"title: Naps\nsteps:\n{''.join(steps)}"
+
+
+@pytest.fixture(scope="module")
+def cli() -> Iterator[CliHarness]:
+    with scene() as one:
+        (one.folder / "team.py").write_text(MODULE)
+        one.environment |= {
+            "SOONG_WORKERS": "1-2",
+            "SOONG_WORKER_IDLE_S": str(IDLE_S),
+            "SOONG_FUNCTIONS": "team",
+            "SOONG_IMPORT_PATH": str(one.folder),
+        }
+        one.start("up")
+        until((one.home / "service.json").exists, "the service is up", one.logs)
+        yield one
+        assert one.run("down").returncode == 0
+        one.assert_nothing_left()
+
+
+@pytest.fixture(autouse=True)
+def one_worker(cli: CliHarness) -> psutil.Process:
+    until(lambda: len(cli.workers()) == 1, "the service has one worker", cli.logs)
+    return cli.workers()[0]
+
+
+def begun(cli: CliHarness, plan: str) -> str:
+    """Submit a plan and return its task's id."""
+    assert cli.run("run", cli.plan(plan), "--detach").returncode == 0
+    return cli.task_id()
+
+
+def ended(cli: CliHarness, task: str) -> list[tuple[str, int]]:
+    """Wait for a task's end; return how each step ended, and how often its lease was lost."""
+    until(lambda: cli.json("tasks", "show", task)["status"] != "running", f"{task} ends", cli.logs)
+    return [(step["status"], step["lost_leases"]) for step in cli.json("tasks", "show", task)["steps"]]
+
+
+@pytest.mark.spec("OPS-01")
+def test_a_second_worker_comes_with_a_second_step_and_ends_when_it_is_idle(
+    cli: CliHarness, one_worker: psutil.Process
+) -> None:
+    for _ in range(3):
+        assert cli.run("run", cli.plan(ECHO)).returncode == 0
+    assert cli.workers() == [one_worker], "tasks that follow one another are work for one worker"
+
+    first = begun(cli, naps(6, 6))
+    until(lambda: len(cli.json("workers", "list")["workers"]) == 2, "a second worker has come", cli.logs)
+    second = begun(cli, naps(*[IDLE_S + 1] * 6))  # more than one worker's slots have room for, and than its idle time
+
+    assert ended(cli, first) == [("completed", 0)] * 2
+    assert ended(cli, second) == [("completed", 0)] * 6
+    until(lambda: cli.workers() == [one_worker], "the second has ended", cli.logs)
+    assert "worker-2" not in cli.run("doctor").stdout, "its end is no failure"
+    assert [one["state"] for one in cli.json("workers", "list")["workers"]] == ["live"]
+
+
+@pytest.mark.spec("OPS-01", "DAG-05")
+def test_a_step_of_the_only_worker_ends_on_the_one_that_follows_it(cli: CliHarness, one_worker: psutil.Process) -> None:
+    task = begun(cli, naps(2))
+    cli.until_running("n0")
+
+    one_worker.kill()
+
+    assert ended(cli, task) == [("completed", 1)]
+
+
+@pytest.mark.spec("OPS-01", "OPS-12")
+def test_a_step_that_blocks_the_only_worker_delays_others_by_a_start(
+    cli: CliHarness, one_worker: psutil.Process
+) -> None:
+    blocked = begun(cli, HANG)
+    cli.until_running("h")
+
+    assert cli.run("run", cli.plan(ECHO)).returncode == 0
+
+    assert cli.json("tasks", "show", blocked)["status"] == "running"
+    assert ended(cli, blocked) == [("completed", 0)]
+    assert one_worker.is_running()

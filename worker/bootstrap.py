@@ -1,6 +1,5 @@
 """Builds a worker process out of adapters and runs it to its end; nothing else in this package names one."""
 
-import asyncio
 import os
 import random
 import secrets
@@ -48,7 +47,7 @@ SWITCH_INTERVAL_S = 0.001
 def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_idle: bool = False) -> int:
     """Run one worker process until it is stopped; return its exit code. One that recycles does not return.
 
-    With ``ends_when_idle`` it stops by itself when it has had no step for the time that the settings say.
+    With ``ends_when_idle`` it stops by itself when it has had no step for ``SOONG_WORKER_IDLE_S``.
     """
     pulse = Pulse(settings.hang_s)
     config = load_config(settings.home)
@@ -62,7 +61,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
     recycle_limits, parent = RecycleLimits.of(settings, random.SystemRandom()), ParentPipe()
-    retirement = Retirement(SystemClock(), asyncio.sleep, settings.worker_idle_s if ends_when_idle else 0.0)
+    retirement = Retirement(SystemClock(), settings.worker_idle_s if ends_when_idle else 0.0)
     thread = LoopThread()
     thread.start()
     is_ready = threading.Event()

@@ -128,8 +128,7 @@ class WorkerProcess:
         """``is_ready``: Celery has started. Before that no call is heard, for the process could not stop in order."""
         self._is_ready = is_ready
         self._pulse = pulse
-        self._recycle_limits = recycle_limits or RecycleLimits()
-        self._retirement = retirement or Retirement(clock, asyncio.sleep)
+        self._recycle_limits, self._retirement = recycle_limits or RecycleLimits(), retirement or Retirement(clock)
         self._store = store
         self._ring = notifier
         self._subscriber = subscriber

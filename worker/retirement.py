@@ -4,6 +4,7 @@ The service cannot decide that: between its look and its signal the worker may c
 claiming, waits for what it has claimed at that moment, however long that takes, and ends.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import field
 from typing import Final
@@ -20,8 +21,8 @@ class Retirement:
     """Counts the runs that one process holds. ``after_s``: how long it may hold none; 0: as long as it likes."""
 
     clock: Clock
-    sleep: Callable[[float], Awaitable[object]]
     after_s: float = 0.0
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     is_due: bool = False
     _held: int = 0
     _idle_since_s: float = field(init=False)

@@ -144,7 +144,7 @@ class ServiceChild:
         self.failed_starts = 0 if self._is_ready else self.failed_starts + 1
 
     def has_retired(self, code: int, lived_s: float) -> bool:
-        """Say whether its end is no failure. One that lived for less than its idle time only says so."""
+        """Say whether it ended because it was idle. One that lived for less than its idle time did not."""
         return 0 < self.retires_after_s <= lived_s and code == EXIT_RETIRED
 
     def ending(self, code: int) -> str:

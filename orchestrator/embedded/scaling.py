@@ -1,6 +1,6 @@
 """When an embedded service starts more workers than its least number: when work waits that one more could do.
 
-The rows say it: what the workers hold, and what is ready and held by nobody. The owner hints that there may be news;
+The rows show it: what the workers hold, and what is ready and held by nobody. The owner hints that there may be news;
 nothing is read without a hint, and little with one. What is seen once may be over in a millisecond, so that only what
 is seen twice counts. A worker ends by itself when it has been idle (:mod:`soong.worker.retirement`).
 """

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.secret_names import SECRET_ENDINGS
 from soong.shared.core.texts import EXPECTED, fault
-from soong.shared.core.worker_range import WorkerRange, Workers
+from soong.shared.core.worker_range import WorkerRange
 
 MIN_SECRET_CHARS = 8
 """Shorter values are not treated as secrets, and redacting them would tear ordinary text apart."""
@@ -87,7 +87,7 @@ class Settings(BaseModel):
         default=0, ge=0, description="A worker that uses about this many MiB restarts; 0: never."
     )
 
-    workers: Workers = Field(
+    workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.of)] = Field(
         default=WorkerRange(1, 2),
         description="Worker processes of an embedded service: a number, or `MIN-MAX`, which starts more workers when "
         "there is work for them.",
@@ -272,7 +272,8 @@ def load_settings(**overrides: object) -> Settings:
         settings = Settings.model_validate({**_environment(), **from_files, **given})
     except ValidationError as error:
         wrong = "; ".join(
-            f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg']}" for item in error.errors()
+            f"SOONG_{str(item['loc'][0]).upper()}={item['input']!r}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
         )
         raise InvalidConfigError(f"settings: {wrong}") from error
     _require_texts(settings)

@@ -51,6 +51,23 @@ def test_a_wrong_value_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch
         load_settings()
 
 
+@pytest.mark.spec("OPS-01")
+@pytest.mark.parametrize(
+    ("said", "least", "most"), [("3", 3, 3), (3, 3, 3), ("1-4", 1, 4), (" 2-2 ", 2, 2), (None, 1, 2)], ids=str
+)
+def test_workers_are_a_number_or_a_range(said: object, least: int, most: int) -> None:
+    workers = load_settings(workers=said).workers
+
+    assert (workers.least, workers.most) == (least, most)
+    assert load_settings(workers=str(workers)).workers == workers, "as it is given to a child"
+
+
+@pytest.mark.parametrize("said", ["0", "0-2", "3-2", "65", "1-65", "1,4", "1-", "-2", "1-2-3", "1.5", "", "٣", True])
+def test_a_wrong_range_of_workers_is_told_what_is_expected(said: object) -> None:
+    with pytest.raises(InvalidConfigError, match=r"expected a number from 1 to 64, or a range of such numbers: 1-4$"):
+        load_settings(workers=said)
+
+
 def test_a_url_may_come_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     secret = tmp_path / "url"
     secret.write_text("redis://:pass@host/0\n")

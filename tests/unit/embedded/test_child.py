@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.embedded.child import EXIT_USAGE, ServiceChild, exit_words
+from soong.orchestrator.embedded.child import EXIT_RETIRED, EXIT_USAGE, ServiceChild, exit_words
 from soong.orchestrator.embedded.environment import STATUS_FD
+from soong.worker import retirement
 
 REPORTING = """
 import os, sys
@@ -68,6 +69,23 @@ async def test_a_worker_that_was_ready_is_never_one_that_does_not_start(tmp_path
     seen = [(await ended(child, tmp_path)).is_hopeless for _ in range(4)]
 
     assert (seen, child.failed_starts, child.deaths) == ([False] * 4, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("retires_after_s", "code", "lived_s", "has_retired"),
+    [(60, EXIT_RETIRED, 61, True), (60, EXIT_RETIRED, 59, False), (60, 0, 61, False), (0, EXIT_RETIRED, 61, False)],
+    ids=["idle for long enough", "a step has ended it so", "stopped by hand", "one that stays"],
+)
+def test_only_an_added_worker_that_had_the_time_for_it_has_retired(
+    retires_after_s: float, code: int, lived_s: float, *, has_retired: bool
+) -> None:
+    child = ServiceChild("w", [], {}, is_worker=True, retires_after_s=retires_after_s)
+
+    assert child.has_retired(code, lived_s) is has_retired
+
+
+def test_both_sides_mean_the_same_exit_code() -> None:
+    assert EXIT_RETIRED == retirement.EXIT_RETIRED
 
 
 async def test_a_worker_starts_until_it_says_that_it_is_ready(tmp_path: Path) -> None:

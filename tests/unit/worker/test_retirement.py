@@ -37,7 +37,7 @@ async def retired_at(**events: list[int]) -> Hours:
     for name, times in events.items():
         for second in times:
             hours.events.setdefault(second, []).append(name)
-    hours.retirement = Retirement(hours, hours.sleep, 60)
+    hours.retirement = Retirement(hours, 60, hours.sleep)
     await hours.retirement.until_due()
     assert hours.retirement.is_due
     return hours

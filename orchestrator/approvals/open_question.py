@@ -10,16 +10,12 @@ from soong.shared.permissions.signing import check_proof
 
 @dataclass(slots=True)
 class OpenQuestion:
-    """A question at the broker. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it.
-
-    ``is_announced``: its worker's notification has been heard, so that the next one tells of an answer.
-    """
+    """A question at the broker. ``asked_s`` is when its turn came, ``attended_s`` when somebody was there to see it."""
 
     request: PermissionRequest
     is_proven: bool = False
     asked_s: float | None = None
     attended_s: float | None = None
-    is_announced: bool = False
 
     @classmethod
     def of(cls, request: PermissionRequest, token: str) -> "OpenQuestion":

@@ -17,6 +17,7 @@ from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.open_question import OpenQuestion, next_of
 from soong.orchestrator.approvals.presence import Presence
 from soong.orchestrator.approvals.question_limits import MAX_READ, QuestionLimiter
+from soong.orchestrator.approvals.question_notices import QuestionNotices
 from soong.orchestrator.approvals.responders import Lane, lane_of
 from soong.orchestrator.approvals.unheld_runs import UnheldRuns
 from soong.shared.core.clock import Clock
@@ -42,14 +43,11 @@ from soong.shared.permissions.grants import Grant, GrantBook
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest
 from soong.shared.permissions.signing import check_proof
-from soong.shared.permissions.store import DecisionReceipt, Ruling
+from soong.shared.permissions.store import AnsweredQuestion, Decided, DecisionReceipt, Ruling
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
-
-POLL_EVERY_S = 1.0
-MAX_CLOSED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +86,14 @@ class SessionApprovals:
     """Of the runs that were asking at the last look."""
     task: asyncio.Task[None] | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    _heard: dict[str, None] = field(default_factory=dict)
-    """Questions that are being asked, of which something was heard since: they have been answered, most likely."""
-    _closed: dict[str, None] = field(default_factory=dict)
-    """Questions that were closed here, of late."""
-    _announced: dict[str, None] = field(default_factory=dict)
-    """Questions that were heard of and have not been read."""
-    _is_due: bool = False
-    """Something else was heard, or is to be done: the session is to be looked at."""
-    _looked_s: float = 0.0
+    notices: QuestionNotices = field(default_factory=QuestionNotices)
     ownership: Ownership | None = None
     """As of the last look."""
+    is_prompting: bool = False
+    """Who answers is attached to the session, or nobody is; as of the last look."""
     is_attended: bool = False
     away_since_s: float = 0.0
+    _telling: set[asyncio.Task[None]] = field(default_factory=set)
     looks: int = 0
     """Looks that have ended, well or badly."""
 
@@ -110,20 +103,10 @@ class SessionApprovals:
 
     def wake(self, request_id: str = "") -> None:
         """Look soon, at what was heard of a question; begin to, if nobody does."""
-        entry = self.open.get(request_id)
-        if entry is not None and entry.asked_s is not None and entry.is_announced:
-            self._heard[request_id] = None
-        elif request_id in self._closed:
-            return  # its answer was notified of before its commit, and is again after it
-        else:
-            # Not by an answer that may not be there: to hold a question that its client wants may be a deadlock.
-            self._is_due = True
-            if entry is not None:
-                entry.is_announced = True
-            elif request_id:
-                self._announced[request_id] = None
-                if len(self._announced) > MAX_CLOSED:
-                    del self._announced[next(iter(self._announced))]
+        # A client of the session reads each question as it is raised, unless a grant may answer it.
+        can_wait = self.is_prompting and not self.grants and not self.floods.flooding
+        if not self.notices.hear(request_id, can_wait=can_wait):
+            return
         self.woken.set()
         if self.task is None or self.task.done():
             self.away_since_s = self.tools.clock.monotonic_s()
@@ -144,15 +127,15 @@ class SessionApprovals:
     async def _run(self) -> None:
         while await self._look_safely():
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_EVERY_S):
+                async with asyncio.timeout(self.notices.pause_s):
                     await self.woken.wait()
 
     async def _look_safely(self) -> bool:
-        """Look once; say whether there is anything to come back for."""
+        """Do what is to be done; say whether there is anything to come back for."""
         self.woken.clear()
-        heard, self._heard = list(self._heard), {}
         try:
-            if not heard or self._needs_look() or not await self._close_answered(heard):
+            is_settled = await self._close_answered(self.notices.take_answered())
+            if not is_settled or self.notices.is_due:
                 await self._poll()
         except (NotOwnerError, NotFoundError) as error:
             log.info("session_approvals_left", session=self.session_id, reason=str(error))
@@ -166,25 +149,21 @@ class SessionApprovals:
             return True
         finally:
             self.looks += 1
-        return bool(self.open) or self.woken.is_set()
-
-    def _needs_look(self) -> bool:
-        return self._is_due or self.tools.clock.monotonic_s() - self._looked_s > POLL_EVERY_S
+        return bool(self.open) or self.woken.is_set() or self.notices.is_waiting
 
     async def _close_answered(self, request_ids: Sequence[str]) -> bool:
-        """Decide questions by their answers, each in one transaction; say whether nothing else is to be looked at."""
+        """Decide questions by their answers; say whether what else is to be looked at can wait."""
         grants = len(self.grants)
         for request_id in request_ids:
-            entry = self.open.get(request_id)
             try:
-                if entry is not None and not await self._close_by_answer(entry.request):
+                if not await self._close_by_answer(request_id):
                     return False
             except (NotOwnerError, UnavailableError):
                 raise
             except Exception as error:  # noqa: BLE001  # a look tells it from the others
                 log.error("answer_failed", session=self.session_id, request=request_id, error=words_of(error))
                 return False
-        return len(self.grants) == grants and await self._ask_next()
+        return not request_ids or (len(self.grants) == grants and await self._ask_next())
 
     async def _ask_next(self) -> bool:
         """Ask the first question of each lane that is not being asked; False when that takes a look at the rows."""
@@ -199,49 +178,68 @@ class SessionApprovals:
         entry.asked_s = self.tools.clock.monotonic_s()
         await self.tools.notifier.notify_session(self.session_id, question_news("asked", entry.request.id))
 
-    async def _close_by_answer(self, request: PermissionRequest) -> bool:
+    async def _close_by_answer(self, request_id: str) -> bool:
         """Decide a question by its answer, if it has one by now, and nothing else decides it."""
-        if self.ownership is None or self.grants.covering(request) is not None:
+        if self.ownership is None:
             return False
         signer, now_us = await self.tools.key.current(), self.tools.clock.now_us()
         ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
 
-        def rule(session: Session, answer: Answer) -> Ruling | None:
-            if session.is_closed:
+        def rule(asked: AnsweredQuestion) -> Ruling | None:
+            unsigned = self._answered(asked)
+            if unsigned is None:
                 return None
-            unsigned = self._answered(session, request, answer)
-            decision = signer.sign(unsigned.decision(request, now_us=now_us, ttl_us=ttl_us))
+            decision = signer.sign(unsigned.decision(asked.request, now_us=now_us, ttl_us=ttl_us))
             return Ruling(decision, unsigned.state, unsigned.events(decision, self.tools.redactor))
 
-        consent = self.tools.store.consent
-        closed = await consent.decide_by_answer(self.ownership, request.id, rule, key_id=signer.key_id, now_us=now_us)
+        closed = await self.tools.store.consent.decide_by_answer(
+            self.ownership, request_id, rule, key_id=signer.key_id, now_us=now_us, before_commit=self._tell_soon
+        )
         if closed is None:
             return False
         decision, receipt = closed
-        self.grants.remember(request, decision)
-        await self._tell_closed(request, decision, receipt)
+        self.grants.remember(decision)
+        await self._tell_closed(decision, receipt)
         return True
 
-    def _answered(self, session: Session, request: PermissionRequest, answer: Answer) -> UnsignedDecision:
-        """Rule on a question that has been answered and that no grant covers."""
+    def _answered(self, asked: AnsweredQuestion) -> UnsignedDecision | None:
+        """Rule on a question that has been answered; None leaves it to a look: it is not proven, or a grant covers it.
+
+        Called in the thread that writes, while this session does nothing else.
+        """
+        session, request = asked.session, asked.request
+        is_flooding = request.identity.run_id in self.floods.flooding
+        if session.is_closed or is_flooding or self.grants.covering(request) is not None:
+            return None
+        if not check_proof(asked.token, request):
+            return None
         try:
             policy = policy_for(Policy.from_json(session.policy), request.identity)
         except InvalidConfigError as error:
             return decide.failed(f"the session's policy cannot be read: {error}")
         by_policy = decide.by_policy(session, policy, request)
         may_grant = decide.offers_session(policy, request, self.tools.home)
-        return by_policy or decide.by_answer(session, request, answer, may_grant=may_grant)
+        return by_policy or decide.by_answer(session, request, asked.answer, may_grant=may_grant)
+
+    def _tell_soon(self, closed: Decided | None) -> None:
+        """Notify the worker of a permission while it is committed: it is compared with the row, and notified again."""
+        if closed is not None:
+            telling = asyncio.get_running_loop().create_task(self._tell_worker(*closed))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
 
     async def _poll(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
-        self._is_due, self._looked_s = False, self.tools.clock.monotonic_s()
+        heard_of = self.notices.begin_look()
         found = await self.tools.store.consent.open_questions(self.session_id, limit=MAX_READ)
         if found is not None:
             self._check_owned(found.session)
             if found.has_orphans:  # before whoever is asked is let go, who may look at once why
                 await self.tools.store.consent.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
                 await self.tools.notifier.notify_session(self.session_id)
-        for request_id in self.open.keys() - {request.id for request in (found.pending if found else ())}:
+        pending_ids = {request.id for request in (found.pending if found else ())}
+        self.notices.forget(heard_of - pending_ids)
+        for request_id in self.open.keys() - pending_ids:
             await self.tools.unheld.tell(self.open.pop(request_id).request.identity.run_id)
         if found is None:
             return
@@ -253,7 +251,8 @@ class SessionApprovals:
         for request in pending:
             self._remember(request)
             lanes.setdefault(lane_of(request), []).append(request)
-        if session.approval_mode is ApprovalMode.PROMPT:
+        self.is_prompting = session.approval_mode is ApprovalMode.PROMPT
+        if self.is_prompting:
             await self._observe(found.responders)
         for lane in lanes.values():
             try:
@@ -266,9 +265,7 @@ class SessionApprovals:
 
     def _remember(self, request: PermissionRequest) -> None:
         if request.id not in self.open:
-            entry = self.open[request.id] = OpenQuestion.of(request, self.tokens[request.identity.run_id])
-            entry.is_announced = request.id in self._announced
-            self._announced.pop(request.id, None)
+            self.open[request.id] = OpenQuestion.of(request, self.tokens[request.identity.run_id])
 
     async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
         """Settle a lane in order. Behind one that waits nobody is asked, but who picked a question has answered it."""
@@ -364,21 +361,23 @@ class SessionApprovals:
                 was_parked=False, worker_id=(await store.runs.run(request.identity.run_id)).worker_id
             )
         else:
-            self.grants.remember(request, decision)
-        await self._tell_closed(request, decision, decided)
+            self.grants.remember(decision)
+        await self._tell_closed(decision, decided)
 
-    async def _tell_closed(self, request: PermissionRequest, decision: Decision, decided: DecisionReceipt) -> None:
-        self.open.pop(request.id, None)
-        self._closed[request.id] = None
-        if len(self._closed) > MAX_CLOSED:
-            del self._closed[next(iter(self._closed))]
+    async def _tell_closed(self, decision: Decision, decided: DecisionReceipt) -> None:
+        request_id = decision.request_id
+        self.open.pop(request_id, None)
+        self.notices.close(request_id)
+        await self._tell_worker(decision, decided)
+        if decided.was_parked:
+            await self.tools.notifier.notify_owners()
+        await self.tools.notifier.notify_session(self.session_id, question_news("closed", request_id))
+
+    async def _tell_worker(self, decision: Decision, decided: DecisionReceipt) -> None:
         if decided.worker_id:
             is_allowed = decision.error is None and decision.choice.is_allowed
             text = decided.text if is_allowed and len(decided.text) <= MAX_DECISION_CHARS else ""
-            await self.tools.notifier.permission_decided(request.id, decided.worker_id, text)
-        if decided.was_parked:
-            await self.tools.notifier.notify_owners()
-        await self.tools.notifier.notify_session(self.session_id, question_news("closed", request.id))
+            await self.tools.notifier.permission_decided(decision.request_id, decided.worker_id, text)
 
     def _check_owned(self, session: Session) -> None:
         """Raise when the session is another's: grants belong to one ownership and die with it."""
@@ -397,4 +396,4 @@ class SessionApprovals:
 
     def _leave(self) -> None:
         self.open.clear()
-        self.grants, self.epoch = GrantBook(), None
+        self.grants, self.epoch, self.ownership, self.is_prompting = GrantBook(), None, None, False

@@ -94,7 +94,7 @@ class DirectGate:
         now_us, ttl_us = self.clock.now_us(), self.decision_ttl // timedelta(microseconds=1)
         decision = ruling.decision(request, now_us=now_us, ttl_us=ttl_us)
         await self.record(ruling.events(decision, self.redactor))
-        self.grants.remember(request, decision)
+        self.grants.remember(decision)
         return decision
 
     async def _ruling(self, request: PermissionRequest) -> UnsignedDecision:

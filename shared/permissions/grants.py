@@ -33,10 +33,10 @@ class GrantBook:
             raise ValueError(f"a grant needs a tool and a scope, not {grant!r}")
         self._grants.setdefault((grant.tool, grant.scope), grant)
 
-    def remember(self, request: PermissionRequest, decision: Decision) -> None:
-        """Remember what the decision on a question grants, if it grants anything."""
+    def remember(self, decision: Decision) -> None:
+        """Remember what a decision grants, if it grants anything."""
         if decision.choice.is_grant:
-            self.add(Grant(request.tool, request.scope, decision.principal, decision.id))
+            self.add(Grant(decision.tool, decision.scope, decision.principal, decision.id))
 
     def covering(self, request: PermissionRequest) -> Grant | None:
         """Return the grant that answers a question."""

@@ -61,9 +61,22 @@ class Ruling:
     events: Sequence[NewEvent]
 
 
-AnswerRule: TypeAlias = Callable[[Session, Answer], Ruling | None]
-"""What an owner makes of an answer in a session as it is now; None leaves it to a look at the session. It may be called
-more than once and changes nothing."""
+Decided: TypeAlias = tuple[Decision, DecisionReceipt]
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredQuestion:
+    """A pending question with its answer, and its session as it is now. ``token`` proves what its run asks."""
+
+    session: Session
+    request: PermissionRequest
+    answer: Answer
+    token: str = field(repr=False)
+
+
+AnswerRule: TypeAlias = Callable[[AnsweredQuestion], Ruling | None]
+"""What an owner makes of an answered question; None leaves it to a look at the session. It may be called more than once
+and changes nothing."""
 
 
 class ConsentStore(Protocol):
@@ -169,12 +182,21 @@ class ConsentStore(Protocol):
         ...
 
     async def decide_by_answer(
-        self, ownership: Ownership, request_id: str, rule: AnswerRule, *, key_id: str, now_us: int
-    ) -> tuple[Decision, DecisionReceipt] | None:
-        """Decide a request by its answer as :meth:`decide` does, in the transaction that reads session and answer.
+        self,
+        ownership: Ownership,
+        request_id: str,
+        rule: AnswerRule,
+        *,
+        key_id: str,
+        now_us: int,
+        before_commit: Callable[[Decided | None], object] | None = None,
+    ) -> Decided | None:
+        """Decide a request by its answer as :meth:`decide` does, in the transaction that reads both and the session.
 
         ``key_id`` is the key that ``rule`` signs with, ``now_us`` the time of the decision. None, and nothing is
-        written, when the request is not pending, has no answer, or the rule leaves it.
+        written, when the request is not a pending question, has no answer, or the rule leaves it.
+        ``before_commit`` is called, perhaps more than once, with what is being committed where nothing else is: who
+        believes it has to compare it with the row.
 
         Raises:
             NotOwnerError.

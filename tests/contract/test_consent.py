@@ -8,12 +8,18 @@ import pytest
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotFoundError, NotOwnerError
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import NewEvent
-from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.keys import SigningKey
-from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, RequestState
-from soong.shared.permissions.store import AnswerRule, ClosedQuestion, DecisionReceipt, OpenQuestions, Ruling
+from soong.shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
+from soong.shared.permissions.store import (
+    AnsweredQuestion,
+    AnswerRule,
+    ClosedQuestion,
+    DecisionReceipt,
+    OpenQuestions,
+    Ruling,
+)
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness
@@ -392,9 +398,10 @@ async def decide_by_answer(
 ) -> tuple[Decision, DecisionReceipt] | None:
     """Decide by the answer what the answer says, or what another rule makes of it."""
 
-    def as_answered(session: Session, answer: Answer) -> Ruling:
-        assert (session.id, answer.request_id) == (scene.own.session_id, request.id)
-        decision = make_decision(request, answer.choice or Choice.DENY)
+    def as_answered(asked: AnsweredQuestion) -> Ruling:
+        assert (asked.session.id, asked.request, asked.answer.request_id) == (scene.own.session_id, request, request.id)
+        assert asked.token
+        decision = make_decision(request, asked.answer.choice or Choice.DENY)
         return Ruling(decision, RequestState.DECIDED, [NewEvent("permission_decided")])
 
     own = replace(scene.own, epoch=epoch or scene.own.epoch)
@@ -431,7 +438,7 @@ async def test_what_has_no_answer_or_is_left_to_a_look_is_not_decided_by_one(sce
 
     outcomes = [
         await decide_by_answer(scene, silent),
-        await decide_by_answer(scene, left, lambda _session, _answer: None),
+        await decide_by_answer(scene, left, lambda _asked: None),
         await decide_by_answer(scene, closed),
         await decide_by_answer(scene, replace(silent, id="req_none")),
     ]

@@ -173,10 +173,15 @@ async def with_key_file(bench: ConsentHarness, path: Path, callback: Callback | 
 
 async def key_of_decision(bench: ConsentHarness, call_id: str, claim: Claim, worker: str) -> tuple[str, bool]:
     (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, call_id)))
-    questions = await bench.store.consent.questions(session_id=bench.session_id, include_closed=True)
-    decision = questions[-1].decision
-    assert decision is not None
-    return decision.key_id, verdict.is_allowed
+    decisions: list[Decision] = []
+
+    async def is_committed() -> bool:  # its worker heard of it before that, and compares it when it uses it
+        questions = await bench.store.consent.questions(session_id=bench.session_id, include_closed=True)
+        decisions.extend(decision for decision in (questions[-1].decision,) if decision is not None)
+        return bool(decisions)
+
+    await until(is_committed)
+    return decisions[0].key_id, verdict.is_allowed
 
 
 @pytest.mark.spec("PER-12")

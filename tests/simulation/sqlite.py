@@ -63,9 +63,21 @@ class InlineDatabase:
         await asyncio.sleep(0)
         return self.do(function)
 
-    async def write_together(self, write: Callable[[Transaction, Sequence[Any]], Sequence[Any]], item: Any) -> Any:
+    async def write_together(
+        self,
+        write: Callable[[Transaction, Sequence[Any]], Sequence[Any]],
+        item: Any,
+        *,
+        before_commit: Callable[[Any], object] | None = None,
+    ) -> Any:
+        def written(tx: Transaction) -> Any:
+            (outcome,) = write(tx, (item,))
+            if before_commit is not None and not isinstance(outcome, SoongError):
+                before_commit(outcome)
+            return outcome
+
         await asyncio.sleep(0)
-        (outcome,) = self.do(lambda tx: write(tx, (item,)))
+        outcome = self.do(written)
         if isinstance(outcome, SoongError):
             raise outcome
         return outcome

@@ -18,7 +18,14 @@ from soong.shared.permissions.audit_log.notes import (
 from soong.shared.permissions.decision_text import text_of
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
-from soong.shared.permissions.store import AnswerRule, ClosedQuestion, DecisionReceipt, OpenQuestions
+from soong.shared.permissions.store import (
+    AnsweredQuestion,
+    AnswerRule,
+    ClosedQuestion,
+    Decided,
+    DecisionReceipt,
+    OpenQuestions,
+)
 from soong.shared.tools.ports import ASK_MARK
 from tests.model.memory.auditing import add_notes, add_reports
 from tests.model.memory.keys import check_signs
@@ -208,16 +215,24 @@ class MemoryConsent:
 
     @transaction
     def decide_by_answer(
-        self, ownership: Ownership, request_id: str, rule: AnswerRule, *, key_id: str, now_us: int
-    ) -> tuple[Decision, DecisionReceipt] | None:
-        del key_id  # that of the decision
+        self,
+        ownership: Ownership,
+        request_id: str,
+        rule: AnswerRule,
+        *,
+        key_id: str,
+        now_us: int,
+        before_commit: Callable[[Decided | None], object] | None = None,
+    ) -> Decided | None:
+        del key_id, before_commit  # that of the decision; nothing here takes time
         self.rows.owned(ownership)
         answer, request = self.rows.answers.get(request_id), self.rows.requests.get(request_id)
         if answer is None or request is None or request.identity.session_id != ownership.session_id:
             return None
         if self._state(request_id) is not RequestState.PENDING:
             return None
-        ruling = rule(self.rows.session(ownership.session_id), answer)
+        token = self.rows.run(request.identity.run_id).token
+        ruling = rule(AnsweredQuestion(self.rows.session(ownership.session_id), request, answer, token))
         if ruling is None:
             return None
         return ruling.decision, self._written(request, ruling.decision, ruling.state, ruling.events, now_us)

@@ -5,8 +5,8 @@ FAULT_STRIKE    what happens there: ``kill`` (default) or ``stop``, until somebo
 
 A name is a method of the store, with the moments ``call``, ``before`` and ``after`` its commit, or ``return`` with
 something found; ``end`` is an ``advance`` that ends steps; ``hint`` is the sending of a permission hint;
-``answers:return`` is a look of an owner that finds an answer. Whoever has a border of another kind calls :func:`reach`
-there.
+``decide`` is also to decide by an answer; ``answers:return`` is a look of an owner that finds an answer. Whoever has a
+border of another kind calls :func:`reach` there.
 """
 
 import os
@@ -26,6 +26,7 @@ from soong.shared.storage.sql.store import SqlConsentStore
 from tests.system.faults.parts import part_with
 
 END: Final = "end"
+DECIDE: Final = "decide"
 HINT: Final = "hint"
 ANSWERS: Final = "answers"
 STRUCK: Final = "border: "
@@ -59,6 +60,8 @@ def install(borders: str) -> None:
             _watch(name, "advance")
         elif part_with(name):
             _watch(name, name)
+            if name == DECIDE:
+                _watch(name, "decide_by_answer")
     _watch_commits()
 
 
@@ -106,14 +109,14 @@ def _watch_commits() -> None:
 
         return await original(self, marked if name else function, **named)
 
-    async def write_together(self: Database, function: Callable[[Any, Any], Any], item: Any) -> Any:
+    async def write_together(self: Database, function: Callable[[Any, Any], Any], item: Any, **named: Any) -> Any:
         name = _method.get()
 
         def marked(transaction: Any, items: Any) -> Any:
             _written.add(name)
             return function(transaction, items)
 
-        return await original_together(self, marked if name else function, item)
+        return await original_together(self, marked if name else function, item, **named)
 
     def striking(transaction: RootTransaction) -> None:
         written = sorted(_written)

@@ -1,32 +1,26 @@
 """Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser said."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyDecidedError, LeaseLostError, NotFoundError, NotOwnerError
+from soong.shared.core.errors import AlreadyDecidedError, LeaseLostError, NotOwnerError
 from soong.shared.engine.runs.events import EventType, NewEvent
-from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.audit_log.notes import (
-    of_answer,
-    of_decision,
     of_dropped_questions,
-    of_late_answer,
     of_stale_owner,
     of_withdrawn,
 )
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
-from soong.shared.permissions.store import AnswerRule, ClosedQuestion, DecisionReceipt, OpenQuestions, Ruling
-from soong.shared.storage.sql.claims.parking import note_withdrawn, unpark
+from soong.shared.permissions.store import AnswerRule, ClosedQuestion, Decided, DecisionReceipt, OpenQuestions, Ruling
+from soong.shared.storage.sql.claims.parking import note_withdrawn
+from soong.shared.storage.sql.consent.answering import GivenAnswer, note_late, write_answers
+from soong.shared.storage.sql.consent.deciding import WantedDecision, write_decisions
 from soong.shared.storage.sql.consent.questions import (
-    ANSWER_TO,
-    HELD_SESSION,
     STILL_PENDING,
-    answer_to_of,
     close_unread,
-    held_session_of,
     open_questions_of,
     pending_of,
     question_of,
@@ -35,20 +29,16 @@ from soong.shared.storage.sql.consent.questions import (
 )
 from soong.shared.storage.sql.engine.audit_log import AuditTrail, report
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.ownership import OWNED, check_owned, check_owner
+from soong.shared.storage.sql.engine.ownership import check_owned
 from soong.shared.storage.sql.engine.rows import (
     answer_of,
-    decision_body,
     decision_of,
-    pack,
-    plain,
     request_body,
 )
-from soong.shared.storage.sql.engine.run_log_buffer import INSERT_EVENTS, LAST_SEQ, RunLogBuffer
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.tables import answers, decisions, permission_requests, runs
-from soong.shared.storage.sql.engine.transaction import Reply, Row, Transaction
-from soong.shared.storage.sql.people.keys import ENDED, check_signs
+from soong.shared.storage.sql.engine.tables import answers, decisions
+from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, appending
 from soong.shared.tools.ports import ASK_MARK
 
@@ -57,15 +47,6 @@ RAISE: Final = Statement(
     """
     INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)
     SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs WHERE id = :run_id
-    """,
-)
-HELD_REQUEST: Final = Statement(
-    "held request: its state, held while it is answered or decided; what an ended run asked is withdrawn, though its "
-    "row may not say so yet",
-    """
-    SELECT CASE WHEN state = 'pending' AND (SELECT end_reason FROM runs WHERE runs.id = run_id) IS NOT NULL
-                THEN 'withdrawn' ELSE state END, run_id, session_id
-    FROM permission_requests WHERE id = :id /*pg FOR UPDATE */
     """,
 )
 HOLD: Final = Statement(
@@ -78,34 +59,6 @@ STANDING: Final = Statement(
     SELECT id FROM permission_requests
     WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state IN ('pending', 'decided')
     """,
-)
-ANSWER: Final = Statement(
-    "answer: of a question that is held; the first one wins, and no row means that there is another, or that the "
-    "question is not pending",
-    """
-    INSERT INTO answers
-        (request_id, choice, principal, channel, input_digest, answered_us, reason, metadata, provenance)
-    SELECT id, :choice, :principal, :channel, :input_digest, :answered_us, :reason, :metadata, :provenance
-    FROM permission_requests
-    WHERE id = :request_id AND state = 'pending' AND (SELECT end_reason FROM runs WHERE runs.id = run_id) IS NULL
-    ON CONFLICT DO NOTHING RETURNING request_id
-    """,
-)
-COUNT_LATE: Final = Statement(
-    "count late: one event more in a run's log, and nothing else of the run",
-    f"UPDATE runs SET last_seq = /*pg {LAST_SEQ} - last_seq + */ last_seq + 1 WHERE id = :run_id",  # noqa: S608
-)
-CLOSE_REQUEST: Final = Statement(
-    "close request: a pending one",
-    "UPDATE permission_requests SET state = :state WHERE id = :id AND state = 'pending'",
-)
-DECIDE: Final = Statement(
-    "decide: write the signed decision of a request",
-    "INSERT INTO decisions (request_id, id, body) VALUES (:request_id, :id, :body)",
-)
-HOLDER: Final = Statement(
-    "holder: the worker of the run that asks, and its status",
-    "SELECT worker_id, status FROM runs WHERE id = (SELECT run_id FROM permission_requests WHERE id = :id)",
 )
 HELD_OF_CALL: Final = Statement(
     "held of call: its pending question, held before its run is, as by the one who decides it",
@@ -163,15 +116,6 @@ DROP_EXCESS: Final = Statement(
     WHERE session_id = :session_id AND run_id = :run_id AND state = 'pending' AND NOT (id IN @kept)
     """,
 )
-
-
-class _HeldRequest(NamedTuple):
-    """What was asked for of a question that is decided, and the end of the audit log."""
-
-    request: Reply
-    ended: Reply
-    holder: Reply
-    head: Reply
 
 
 class SqlConsent:
@@ -234,10 +178,14 @@ class SqlConsent:
 
     async def answer(self, answer: Answer, *, before_commit: Callable[[], object] | None = None) -> None:
         try:
-            await self._database.write(lambda tx: _answer(tx, self._trail, answer), before_commit=before_commit)
+            await self._database.write_together(
+                write_answers,
+                GivenAnswer(self._trail, answer),
+                before_commit=None if before_commit is None else lambda _: before_commit(),
+            )
         except AlreadyDecidedError as error:
             state = error.state
-            await self._database.write(lambda tx: _note_late(tx, self._trail, answer, state))
+            await self._database.write(lambda tx: note_late(tx, self._trail, answer, state))
             raise
 
     async def answer_of(self, request_id: str) -> Answer | None:
@@ -254,22 +202,29 @@ class SqlConsent:
         events: Sequence[NewEvent],
         now_us: int,
     ) -> DecisionReceipt:
-        def write(tx: Transaction) -> DecisionReceipt:
-            return _decide(tx, self._trail, ownership, decision, state, events, now_us)
-
+        signed = (decision.request_id, decision.key_id, decision.decided_us)
+        wanted = WantedDecision(self._trail, ownership, *signed, now_us, ruling=Ruling(decision, state, events))
         try:
-            return await self._database.write(write)
+            decided = await self._database.write_together(write_decisions, wanted)
         except NotOwnerError:
             note = of_stale_owner(decision, ownership.owner_id, ownership.epoch)
             await self._database.write(lambda tx: self._trail.note(tx, [note], now_us))
             raise
+        assert decided is not None  # only a rule leaves a request as it is
+        return decided[1]
 
     async def decide_by_answer(
-        self, ownership: Ownership, request_id: str, rule: AnswerRule, *, key_id: str, now_us: int
-    ) -> tuple[Decision, DecisionReceipt] | None:
-        return await self._database.write(
-            lambda tx: _decide_by_answer(tx, self._trail, ownership, request_id, rule, key_id, now_us)
-        )
+        self,
+        ownership: Ownership,
+        request_id: str,
+        rule: AnswerRule,
+        *,
+        key_id: str,
+        now_us: int,
+        before_commit: Callable[[Decided | None], object] | None = None,
+    ) -> Decided | None:
+        wanted = WantedDecision(self._trail, ownership, request_id, key_id, now_us, now_us, rule=rule)
+        return await self._database.write_together(write_decisions, wanted, before_commit=before_commit)
 
     async def decision_of(self, request_id: str) -> Decision | None:
         wanted = select(decisions.c.body).where(decisions.c.request_id == request_id)
@@ -342,124 +297,6 @@ def _raise(
                 body=request_body(request),
             )
     return str(standing[0][0]) if standing else request.id
-
-
-def _check_pending(rows: Sequence[Row], request_id: str) -> tuple[str, str]:
-    """Return the run and session of a pending request. Raises: NotFoundError, AlreadyDecidedError."""
-    if not rows:
-        raise NotFoundError("permission request", request_id)
-    state, run_id, session_id = rows[0]
-    if state != RequestState.PENDING:
-        raise AlreadyDecidedError(request_id, state)
-    return run_id, session_id
-
-
-def _answer(tx: Transaction, trail: AuditTrail, answer: Answer) -> None:
-    with tx.pipeline():
-        held = tx.send(HELD_REQUEST, id=answer.request_id)
-        written = tx.send(
-            ANSWER,
-            request_id=answer.request_id,
-            choice=None if answer.choice is None else answer.choice.value,
-            principal=plain(answer.principal),
-            channel=answer.channel,
-            input_digest=answer.input_digest,
-            answered_us=answer.answered_us,
-            reason=plain(answer.reason),
-            metadata=pack(answer.metadata),
-            provenance=pack(answer.provenance.as_json()),
-        )
-        head = trail.head(tx)
-    run_id, session_id = _check_pending(held.rows(), answer.request_id)
-    if written.rows():
-        trail.add(tx, head, [of_answer(answer, session_id, run_id)], answer.answered_us)
-    elif _standing_answer(tx, answer.request_id) != answer:  # our own, told again after a commit nobody confirmed
-        raise AlreadyDecidedError(answer.request_id, "answered")
-
-
-def _standing_answer(tx: Transaction, request_id: str) -> Answer | None:
-    row = tx.execute(select(answers).where(answers.c.request_id == request_id)).first()
-    return None if row is None else answer_of(row)
-
-
-def _note_late(tx: Transaction, trail: AuditTrail, answer: Answer, state: str) -> None:
-    """Write down that somebody answered what was closed or answered: in the audit log, and in the log of a live run."""
-    wanted = select(permission_requests.c.session_id, runs.c.id, runs.c.end_reason).where(
-        permission_requests.c.id == answer.request_id, runs.c.id == permission_requests.c.run_id
-    )
-    asked = tx.execute(wanted).one()
-    note = of_late_answer(answer, asked.session_id, asked.id, state)
-    trail.note(tx, [note], answer.answered_us)
-    if asked.end_reason is None:
-        # Not by the journal, which may move the run as well: whoever answers has no right to that.
-        tx.count(COUNT_LATE, run_id=asked.id)
-        told = (asked.id, 0, EventType.SECURITY.value, answer.answered_us, pack(note.data), "")
-        tx.insert(INSERT_EVENTS, [told])
-
-
-def _decide(
-    tx: Transaction,
-    trail: AuditTrail,
-    ownership: Ownership,
-    decision: Decision,
-    state: RequestState,
-    events: Sequence[NewEvent],
-    now_us: int,
-) -> DecisionReceipt:
-    with tx.pipeline():
-        owned = tx.send(OWNED, session_id=ownership.session_id)
-        held = _hold(tx, trail, decision.request_id, decision.key_id, decision.decided_us)
-    check_owner(owned.rows(), ownership)
-    run_id, session_id = _check_pending(held.request.rows(), decision.request_id)
-    if session_id != ownership.session_id:
-        raise NotFoundError("permission request", decision.request_id)
-    return _write_ruling(tx, trail, held, run_id, Ruling(decision, state, events), now_us)
-
-
-def _decide_by_answer(
-    tx: Transaction,
-    trail: AuditTrail,
-    ownership: Ownership,
-    request_id: str,
-    rule: AnswerRule,
-    key_id: str,
-    now_us: int,
-) -> tuple[Decision, DecisionReceipt] | None:
-    with tx.pipeline():
-        owned = tx.send(HELD_SESSION, session_id=ownership.session_id)
-        held = _hold(tx, trail, request_id, key_id, now_us)
-        answered = tx.send(ANSWER_TO, id=request_id)
-    session, answer = held_session_of(owned, ownership), answer_to_of(answered)
-    ((state, run_id, session_id),) = held.request.rows() or [("", "", "")]
-    if answer is None or (state, session_id) != (RequestState.PENDING, ownership.session_id):
-        return None
-    ruling = rule(session, answer)
-    return None if ruling is None else (ruling.decision, _write_ruling(tx, trail, held, run_id, ruling, now_us))
-
-
-def _hold(tx: Transaction, trail: AuditTrail, request_id: str, key_id: str, decided_us: int) -> _HeldRequest:
-    """Ask for what a decision looks at. Once its question is held, its run does not park."""
-    held = tx.send(HELD_REQUEST, id=request_id)
-    ended = tx.send(ENDED, key_id=key_id, decided_us=decided_us)
-    return _HeldRequest(held, ended, tx.send(HOLDER, id=request_id), trail.head(tx))
-
-
-def _write_ruling(
-    tx: Transaction, trail: AuditTrail, held: _HeldRequest, run_id: str, ruling: Ruling, now_us: int
-) -> DecisionReceipt:
-    decision, events = ruling.decision, ruling.events
-    check_signs(held.ended.rows(), decision.key_id)
-    worker_id, status = held.holder.rows()[0]
-    run_log = RunLogBuffer(now_us)
-    run_log.add(run_id, events=events)
-    body = decision_body(decision)
-    was_parked = status == RunStatus.PARKED and unpark(tx, run_log, run_id, decision.request_id)
-    with tx.pipeline():
-        tx.send(CLOSE_REQUEST, id=decision.request_id, state=ruling.state.value)
-        tx.send(DECIDE, request_id=decision.request_id, id=decision.id, body=body)
-        trail.add(tx, held.head, of_decision(decision, events), now_us)
-        run_log.flush(tx)
-    return DecisionReceipt(was_parked, worker_id, body)
 
 
 def _note_closed(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:

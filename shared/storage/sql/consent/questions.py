@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import case, func, literal_column, select
 
-from soong.shared.core.errors import ForgedError, NotFoundError, NotOwnerError
+from soong.shared.core.errors import ForgedError, NotFoundError
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, parse_strict
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.sessions.session import Ownership, Session
+from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
 from soong.shared.permissions.request import Answer, Choice, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
@@ -77,6 +77,16 @@ class _Answered(NamedTuple):
     provenance: str
 
 
+class AnsweredRow(NamedTuple):
+    """A pending question with its answer, the secret of its run, who holds the run, and its status."""
+
+    request: PermissionRequest
+    answer: Answer
+    token: str
+    worker_id: str
+    status: str
+
+
 class _SessionRow(NamedTuple):
     id: str
     project: str
@@ -126,13 +136,17 @@ SESSION: Final = Statement(
     "session: whose questions they are",
     f"SELECT {_columns(_SessionRow, 's')} FROM sessions AS s WHERE s.id = :session_id",  # noqa: S608
 )
-HELD_SESSION: Final = Statement(
-    "held session: the same; held, so that nobody adopts it before we have committed",
-    f"SELECT {_columns(_SessionRow, 's')} FROM sessions AS s WHERE s.id = :session_id /*pg FOR SHARE */",  # noqa: S608
+HELD_SESSIONS: Final = Statement(
+    "held sessions: the same of several; held, so that nobody adopts them before we have committed",
+    f"SELECT {_columns(_SessionRow, 's')} FROM sessions AS s WHERE s.id IN @ids ORDER BY s.id /*pg FOR SHARE */",  # noqa: S608
 )
-ANSWER_TO: Final = Statement(
-    "answer to: the answer to one of them",
-    f"SELECT {_columns(_Answered, 'a')} FROM answers AS a WHERE a.request_id = :id",  # noqa: S608
+ANSWERED_QUESTIONS: Final = Statement(
+    "answered questions: those of these that have an answer, with it, and with who holds their runs",
+    f"""
+    SELECT runs.worker_id, runs.status, {_columns(_Answered, "a")}, {_ASKED}
+    FROM permission_requests AS q JOIN runs ON runs.id = q.run_id JOIN answers AS a ON a.request_id = q.id
+    WHERE q.id IN @ids
+    """,  # noqa: S608
 )
 ATTENDING: Final = Statement(
     "attending: who is attached to a session, in the order in which they came",
@@ -202,21 +216,21 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
     ), unread
 
 
-def held_session_of(held: Reply, ownership: Ownership) -> Session:
-    """Return the session of ``HELD_SESSION``. Raises: NotFoundError, NotOwnerError."""
-    rows = held.rows()
-    if not rows:
-        raise NotFoundError("session", ownership.session_id)
-    session = session_of(_SessionRow._make(rows[0]))
-    if not ownership.owner_id or session.ownership != ownership:
-        raise NotOwnerError(ownership.session_id, ownership.epoch)
-    return session
+def sessions_of(held: Reply) -> dict[str, Session]:
+    """Return the sessions of ``HELD_SESSIONS`` by id."""
+    return {row[0]: session_of(_SessionRow._make(row)) for row in held.rows()}
 
 
-def answer_to_of(answered: Reply) -> Answer | None:
-    """Return the answer of ``ANSWER_TO``, if there is one."""
-    rows = answered.rows()
-    return answer_of(_Answered._make(rows[0])) if rows else None
+def answered_of(asked: Reply) -> dict[str, AnsweredRow]:
+    """Return the pending questions of ``ANSWERED_QUESTIONS`` by id; a row that is not a question is left out."""
+    found: dict[str, AnsweredRow] = {}
+    for worker_id, status, *rest in asked.rows():
+        row = _QuestionRow._make(rest[len(_Answered._fields) :])
+        request = _read(row) if _state_of(row) is RequestState.PENDING else None
+        if request is not None:
+            answer = answer_of(_Answered._make(rest[: len(_Answered._fields)]))
+            found[request.id] = AnsweredRow(request, answer, row.token, worker_id, status)
+    return found
 
 
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:

@@ -69,6 +69,7 @@ class _Work:
     """Takes the ``item`` with those of others, where there is no function."""
     item: Any = None
     before_commit: Callable[[], object] | None = None
+    before_commit_alone: Callable[[Any], object] | None = None
     result: Any = None
     error: BaseException | None = None
 
@@ -125,13 +126,17 @@ class Database:
         result: T = await self._outcome(_Work(function, loop, loop.create_future(), before_commit=before_commit))
         return result
 
-    async def write_together(self, write: WriteTogether[Item, T], item: Item) -> T:
+    async def write_together(
+        self, write: WriteTogether[Item, T], item: Item, *, before_commit: Callable[[T], object] | None = None
+    ) -> T:
         """Have ``write`` write an item with those that others hand to it meanwhile; like :meth:`write` in all else.
 
-        They are written after all else in their transaction.
+        They are written after all else in their transaction. ``before_commit`` is called in the loop with the result
+        before the commit has ended, if nothing else is written with it: else those that do not wait long are many.
         """
         loop = asyncio.get_running_loop()
-        result: T = await self._outcome(_Work(None, loop, loop.create_future(), write, item))
+        work = _Work(None, loop, loop.create_future(), write, item, before_commit_alone=before_commit)
+        result: T = await self._outcome(work)
         return result
 
     async def _outcome(self, work: _Work) -> Any:
@@ -283,6 +288,8 @@ class Database:
             for work in group:
                 if work.before_commit is not None and work.error is None:
                     work.loop.call_soon_threadsafe(work.before_commit)
+                if work.before_commit_alone is not None and work.error is None and len(group) == 1:
+                    work.loop.call_soon_threadsafe(work.before_commit_alone, work.result)
             self.committer(transaction)
         except _UndoneError as undone:
             self._roll_back(transaction, undone.__cause__)

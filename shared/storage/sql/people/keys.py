@@ -55,11 +55,9 @@ EXPIRE_ALL: Final = Statement(
     "expire decisions: their calls may be asked about again",
     "UPDATE permission_requests SET state = 'expired' WHERE id IN @ids AND state || '' = 'decided'",
 )
-ENDED: Final = Statement(
-    "ended: whether a key may no longer sign what bears this date",
-    """
-    SELECT 1 FROM key_retirements WHERE key_id = :key_id AND (is_revoked = 1 OR retired_us < :decided_us) LIMIT 1
-    """,
+ENDS: Final = Statement(
+    "ends: when keys ended, and how",
+    "SELECT key_id, is_revoked, retired_us FROM key_retirements WHERE key_id IN @ids",
 )
 
 KEY: Final = Statement(
@@ -150,7 +148,7 @@ def key_of_row(row: Row) -> SigningKey:
 
 
 def check_signs(ended: Sequence[Row], key_id: str) -> None:
-    """Refuse a decision by a key of which ``ENDED`` has a row. Raises: ConflictError."""
+    """Refuse a decision by a key that may not sign what bears its date. Raises: ConflictError."""
     if ended:
         raise ConflictError(f"the key {key_id} has been retired and signs nothing any more; run `soong keys rotate`")
 

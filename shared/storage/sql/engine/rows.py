@@ -51,6 +51,7 @@ from soong.shared.storage.sql.engine.strict import (
     word_of,
     words_of,
 )
+from soong.shared.tools.ports import effect_id_of
 
 
 def pack(value: object) -> str:
@@ -339,7 +340,7 @@ def call_of(row: Any) -> CallRow:
         run_id=row.run_id,
         tool_call_id=row.tool_call_id,
         tool=row.tool,
-        effect_id=row.effect_id,
+        effect_id=row.effect_id or effect_id_of(row.run_id, row.tool_call_id),
         is_write=bool(row.is_write),
         input_digest=row.input_digest,
         inputs=inputs,

@@ -22,6 +22,7 @@ from soong.shared.storage.sql.engine.short_forms import CALL_FACTS, INPUTS, shor
 from soong.shared.storage.sql.engine.statements import Statement, packed_batches
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.taint import TAINT
+from soong.shared.tools.ports import effect_id_of
 
 APPEND: Final = Statement(
     "append: count a held run's logs on; no row means that the lease is lost",
@@ -227,7 +228,7 @@ def _call_fields(call: CallRow) -> tuple[object, ...]:
     return (
         call.tool_call_id,
         call.tool,
-        call.effect_id,
+        "" if call.effect_id == effect_id_of(call.run_id, call.tool_call_id) else call.effect_id,
         int(call.is_write),
         call.input_digest,
         pack(shortened(inputs_of(call), INPUTS)),

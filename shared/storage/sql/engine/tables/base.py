@@ -23,5 +23,5 @@ UNSETTLED = "status = 'failed' AND is_settled = 0"
 DUE = "status = 'pending' AND not_before_us IS NOT NULL"
 UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
 
-ROOM: Final = by_dialect(postgresql_with={"fillfactor": 40})
-"""Of a table whose rows change often: the next version fits on the page, and little of it is written ahead (0026)."""
+ROOM: Final = by_dialect(postgresql_with={"fillfactor": 30})
+"""Of a table whose rows change often: the next versions fit on the page, and little of them is written ahead."""

@@ -144,6 +144,7 @@ calls = Table(
     Column("tool_call_id", Text, nullable=False),
     _number("position"),
     _text("tool", None),
+    # Empty: that of its run and its id (shared/tools/ports.py).
     _text("effect_id"),
     _number("is_write"),
     _text("input_digest"),

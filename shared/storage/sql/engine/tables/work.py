@@ -124,7 +124,7 @@ steps = Table(
     CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
     CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
     Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(READY)),
-    Index("ix_steps_leased", "worker_id", "lane", **_where(LEASED)),
+    Index("ix_steps_leased", "worker_id", **_where(LEASED)),
     Index("ix_steps_holder", "holder_run_id", **_where("holder_run_id <> ''")),
     Index("ix_steps_additional", "holder_run_id", **_where(f"holder_run_id <> '' AND {LEASED}")),
     Index("ix_steps_blocked", "session_id", **_where("status = 'blocked'")),

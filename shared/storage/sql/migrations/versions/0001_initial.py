@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_f7ea9e1d"
+revision = "0001_0a57f40f"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -32,7 +32,7 @@ _UNSETTLED = "status = 'failed' AND is_settled = 0"
 _DUE = "status = 'pending' AND not_before_us IS NOT NULL"
 _UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
 
-_ROOM: Any = {"postgresql_with": {"fillfactor": 40}}
+_ROOM: Any = {"postgresql_with": {"fillfactor": 30}}
 
 _MAX_COUNT = 9_007_199_254_740_991
 
@@ -326,7 +326,7 @@ def _make_tasks() -> None:
         CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
         CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
         Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(_READY)),
-        Index("ix_steps_leased", "worker_id", "lane", **_where(_LEASED)),
+        Index("ix_steps_leased", "worker_id", **_where(_LEASED)),
         Index("ix_steps_holder", "holder_run_id", **_where("holder_run_id <> ''")),
         Index("ix_steps_additional", "holder_run_id", **_where(f"holder_run_id <> '' AND {_LEASED}")),
         Index("ix_steps_blocked", "session_id", **_where("status = 'blocked'")),

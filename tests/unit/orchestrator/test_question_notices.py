@@ -26,7 +26,6 @@ async def test_the_first_notification_of_a_question_is_a_look_and_the_next_tells
 
 async def test_a_look_that_can_wait_is_off_when_the_question_is_closed_before(notices: QuestionNotices) -> None:
     notices.hear("req_1", can_wait=True)
-    assert notices.is_waiting
     assert not notices.is_due
     assert notices.pause_s <= LOOK_AFTER_S
 

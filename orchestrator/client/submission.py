@@ -80,10 +80,9 @@ def submission(
 ) -> Submission:
     """Bind and check everything. ``cwd`` is the folder that its caller is in, our own by default.
 
-    ``catalogue`` has the agent definitions of the project, if it has any (:meth:`Catalogue.at`); ``policy`` is what the
-    rules are added to, by default that of the catalogue. ``step_grants`` are the consents to the steps' declarations
-    (PER-17); ``ids`` are new ones by default. ``settings`` are those of the requests of all its agents' models
-    (:func:`read_settings`). ``closes_with_task``: the session is for this task alone.
+    ``catalogue`` has the agent definitions of the project (:meth:`Catalogue.at`); ``policy`` is what rules are added
+    to, by default the catalogue's. ``step_grants`` are consents to the steps' declarations (PER-17). ``settings`` are
+    those of all requests of models (:func:`read_settings`). ``closes_with_task``: the session is for this task alone.
 
     Raises:
         UsageError: the project is not a folder, a wrong input, rule or model, a step without model and script.

@@ -7,6 +7,7 @@ finished steps and DAGs of 20,000, and times it.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def full_url(urls: tuple[str, str]) -> str:
 
 
 async def test_nothing_costs_more_after_thousands_of_finished_steps(urls: tuple[str, str], full_url: str) -> None:
-    found = await against_history(urls[0], full_url, EFFORT)
+    # Each round leaves ended tasks in the session that is looked at: they must not cost a look anything either.
+    found = await against_history(urls[0], full_url, replace(EFFORT, rounds=4))
 
     assert {each.act.name for each in found} == {"submit", "call", "keep-up", "look", "hop", "fan"}
     assert grown(found) == []

@@ -41,7 +41,7 @@ tasks = Table(
     _one_of("kind", TaskKind),
     Index("ix_tasks_session", "session_id", "ordinal"),
     Index("ix_tasks_unrecorded", "ordinal", **_where(f"is_recorded = 0 AND {TASK_OVER}")),
-    Index("ix_tasks_open", "session_id", **_where("status IN ('running', 'paused')")),
+    Index("ix_tasks_open", "session_id", "ordinal", **_where("status IN ('running', 'paused')")),
     Index("ix_tasks_ended", "ended_us", "id", **_where(f"is_recorded = 1 AND {TASK_OVER}")),
 )
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_0a57f40f"
+revision = "0001_0eaeac73"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -247,7 +247,7 @@ def _make_tasks() -> None:
         _one_of("kind", "plan", "ask"),
         Index("ix_tasks_session", "session_id", "ordinal"),
         Index("ix_tasks_unrecorded", "ordinal", **_where(f"is_recorded = 0 AND {_TASK_OVER}")),
-        Index("ix_tasks_open", "session_id", **_where("status IN ('running', 'paused')")),
+        Index("ix_tasks_open", "session_id", "ordinal", **_where("status IN ('running', 'paused')")),
         Index("ix_tasks_ended", "ended_us", "id", **_where(f"is_recorded = 1 AND {_TASK_OVER}")),
     )
     op.create_table(

@@ -106,7 +106,8 @@ class AlteringConsent(SqlConsentStore):
         return decided
 
     async def decide_by_answer(self, *given: Any, **named: Any) -> tuple[Decision, DecisionReceipt] | None:
-        decided = await super().decide_by_answer(*given, **named)
+        # Without a word before the commit, the worker reads the row when it has been changed.
+        decided = await super().decide_by_answer(*given, **{**named, "before_commit": None})
         if decided is not None:
             await self._alter(decided[0])
         return decided

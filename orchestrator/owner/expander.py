@@ -5,6 +5,7 @@ decided here, from the results the map step waited for.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import field
@@ -53,6 +54,8 @@ class Expander:
     max_starts: int = MAX_STARTS
     _begun: set[str] = field(default_factory=set)
     """Map steps that this owner has begun and could not end, because the database was away: begun once, not twice."""
+    _doubts: Counter[str] = field(default_factory=Counter)
+    """By map step: beginnings whose commit nobody confirmed to this owner. They may be counted, and ended nobody."""
 
     async def expand_all(self, ownership: Ownership) -> int:
         """Expand every map step of the session that is due; return how many."""
@@ -61,14 +64,19 @@ class Expander:
             if await self._is_safe(ownership, step):
                 await self._expand(ownership, step)
                 self._begun.discard(step.key)
+                del self._doubts[step.key]
         return len(steps)
 
     async def _is_safe(self, ownership: Ownership, step: Step) -> bool:
         """Count the start of an expansion before it; fail a step of which the earlier ones have not come to an end."""
         if step.key in self._begun:
             return True
-        starts = await self.tasks.begin_expansion(ownership, step.key)
-        if starts > self.max_starts:
+        try:
+            starts = await self.tasks.begin_expansion(ownership, step.key)
+        except UnavailableError:
+            self._doubts[step.key] += 1
+            raise
+        if starts > self.max_starts + self._doubts[step.key]:
             words = (
                 f"its expansion was begun {self.max_starts} times and ended its orchestrator each time, or failed "
                 "there for an unknown reason; use fewer or smaller items"

@@ -21,9 +21,17 @@ pytestmark = pytest.mark.spec("OPS-12", "DAG-05")
 
 
 class FaultyStore(MemoryStore):
-    """A store in which the last write of an expansion ends as the test says."""
+    """A store in which the last write of an expansion ends as the test says, and answers to its first are lost."""
 
     fault: BaseException | None = None
+    lost_answers = 0
+
+    async def begin_expansion(self, *given: Any, **named: Any) -> int:
+        starts = await super().begin_expansion(*given, **named)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise UnavailableError("the database did not confirm a commit")
+        return starts
 
     async def expand(self, *given: Any, **named: Any) -> bool:
         if self.fault is not None:
@@ -74,6 +82,20 @@ async def test_a_database_that_is_away_counts_once_however_often_it_is_asked() -
             await look()
 
     store.fault = None
+    await look()
+
+    assert (await step_of(scene, key)).status is not StepStatus.EXPANDING
+    assert (await step_of(scene, key)).error is None
+
+
+async def test_a_beginning_that_nobody_confirmed_ended_nobody() -> None:
+    scene, store, key = await expanding()
+    store.lost_answers = MAX_STARTS + 1
+    look = owner(scene)
+    for _ in range(MAX_STARTS + 1):
+        with pytest.raises(UnavailableError):
+            await look()
+
     await look()
 
     assert (await step_of(scene, key)).status is not StepStatus.EXPANDING

@@ -41,7 +41,7 @@ class QuestionNotices:
             self.answered[request_id] = None
             return True
         if request_id:
-            # Not to be decided: it would be held, and whoever answers it would have to wait.
+            # Not to be decided: it would be held, and its responder would have to wait.
             _remember(self._raised, request_id)
         due_s = asyncio.get_running_loop().time() + (LOOK_AFTER_S if can_wait and request_id else 0.0)
         self._due_s = due_s if self._due_s is None else min(self._due_s, due_s)

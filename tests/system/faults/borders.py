@@ -5,8 +5,8 @@ FAULT_STRIKE    what happens there: ``kill`` (default) or ``stop``, until somebo
 
 A name is a method of the store, with the moments ``call``, ``before`` and ``after`` its commit, or ``return`` with
 something found; ``end`` is an ``advance`` that ends steps; ``hint`` is the sending of a permission hint;
-``decide`` is also to decide by an answer; ``answers:return`` is an owner that finds an answer. Whoever has a
-border of another kind calls :func:`reach` there.
+``decide`` is also to decide by an answer; ``answers:return`` is an owner that finds an answer. A test
+with a border of another kind calls :func:`reach` there.
 """
 
 import os

@@ -110,7 +110,7 @@ def note_late(tx: Transaction, trail: AuditTrail, answer: Answer, state: str) ->
     note = of_late_answer(answer, asked.session_id, asked.id, state)
     trail.note(tx, [note], answer.answered_us)
     if asked.end_reason is None:
-        # Not by the journal, which may move the run as well: whoever answers has no right to that.
+        # Not by the journal, which may move the run as well: a responder has no right to that.
         tx.count(COUNT_LATE, run_id=asked.id)
         told = (asked.id, 0, EventType.SECURITY.value, answer.answered_us, pack(note.data), "")
         tx.insert(INSERT_EVENTS, [told])

@@ -71,7 +71,10 @@ class _Found(NamedTuple):
 
 
 def write_decisions(tx: Transaction, wanted: Sequence[WantedDecision]) -> list[Decided | SoongError | None]:
-    """Decide requests; return the outcomes: None where the rule leaves it or there is no answer, else as it failed."""
+    """Decide requests; return for each the decision, the error that refused it, or None.
+
+    None: it has no answer, or its rule leaves it to a look.
+    """
     found = _hold(tx, wanted)
     ruled: dict[str, Ruling] = {}
     outcomes: list[Decided | SoongError | Ruling | None] = []

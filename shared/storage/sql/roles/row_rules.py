@@ -98,7 +98,7 @@ RULES: Final = (
 """Trigger, table, which updates it looks at, and what these may be."""
 
 
-_UNSAYS: Final = _either(
+_REWRITES: Final = _either(
     f"OLD.tainted_us IS NOT NULL AND NOT ({_same('tainted_us')})",
     f"OLD.first_claim IS NOT NULL AND NOT ({_same('first_claim', 'started_us')})",
 )
@@ -114,7 +114,7 @@ def kept_rows(schema: str) -> Iterator[str]:
     yield "DROP TRIGGER IF EXISTS soong_told_runs ON runs"
     yield _KEPT_FUNCTION.format(schema=schema)
     yield (
-        f"CREATE TRIGGER soong_told_runs AFTER UPDATE ON runs FOR EACH ROW WHEN ({_UNSAYS})"
+        f"CREATE TRIGGER soong_told_runs AFTER UPDATE ON runs FOR EACH ROW WHEN ({_REWRITES})"
         " EXECUTE FUNCTION soong_told_runs()"
     )
 

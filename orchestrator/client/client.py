@@ -19,7 +19,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState, session_scope
 from soong.shared.engine.runs.store import LastRuns
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
-from soong.shared.engine.tasks.ending import TaskEnd
+from soong.shared.engine.tasks.ending import TaskEnd, needs_no_owner
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
 from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.planner import Planner
@@ -115,7 +115,8 @@ class Client:
         check_total(0, len(task.steps), self.settings.max_children_per_run)
         what = f"submission of {task.id}"
         worker_id = await retry_until_confirmed(lambda: self._write(session, task, max_concurrent, budget), what=what)
-        await self.notifier.notify_owners([session.id], is_called=bool(worker_id))
+        is_alone = needs_no_owner(session, task)
+        await self.notifier.notify_owners([session.id], is_called=bool(worker_id), is_alone=is_alone)
 
     async def _write(self, session: Session, task: NewTask, max_concurrent: int, budget: Budget) -> str:
         """Return the worker that has been called for the task; empty: owners choose one."""

@@ -9,12 +9,13 @@ from typing import Final
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.ending import SessionLook
 
-CALLED_S: Final = 0.01
-"""How long a worker that was called has for its claim, before messages are sent for what is still ready."""
+CALLED_S: Final = 0.05
+"""How long at least a worker that was called has for its claim, before messages are sent for what is still ready. Of
+what it leaves when it claims it notifies owners itself: this is for a call that nobody heard."""
 
 ALONE_S: Final = 0.1
-"""How long after the call a session that needs no owner is adopted: a short task ends before that, without one. What
-needs an owner earlier (a failure, a command, a lost worker) is notified, and it is adopted at once."""
+"""How long at least after the call a session that needs no owner is adopted: a short task ends before, without one.
+What needs an owner earlier (a failure, a command, a lost worker) is notified, and it is adopted at once."""
 
 ADOPT_AGAIN_S: Final = (0.005, 0.02, 0.05, 0.1, 0.1, 0.1)
 """Waits before the next tries to adopt a new session. What is not ours then is another's, or the sweep finds it."""
@@ -30,6 +31,11 @@ class FoundSessions:
     """The one for which a worker was called."""
     looks: dict[str, SessionLook] = field(default_factory=dict)
     """What has been seen of those that were adopted with a look."""
+
+    def leave_out(self, session_id: str) -> None:
+        """Leave out one that is not to be looked at now."""
+        self.sessions.discard(session_id)
+        self.news.discard(session_id)
 
 
 class CalledSessions:
@@ -56,7 +62,7 @@ class CalledSessions:
 
 
 class _Delayed:
-    """Names, each given to ``act`` at about ``delay_s`` after it was added: several together that came close by."""
+    """Names, each given to ``act`` once, ``delay_s`` to twice as long after it was added: many together."""
 
     def __init__(self, delay_s: float, act: Callable[[set[str]], None]) -> None:
         self._delay_s = delay_s
@@ -78,8 +84,7 @@ class _Delayed:
         due = {name for name, due_s in self.due_s.items() if due_s <= soon_s}
         for name in due:
             del self.due_s[name]
-        first_s = next(iter(self.due_s.values()), None)
-        self._timer = None if first_s is None else loop.call_at(first_s, self._ring)
+        self._timer = loop.call_later(self._delay_s, self._ring) if self.due_s else None
         if due:
             self._act(due)
 

@@ -8,11 +8,12 @@ not say, but for grants (PER-04): a successor begins where it ended.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import field
 from datetime import timedelta
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from soong.orchestrator.owner.new_sessions import CalledSessions, FoundSessions, PassedOverSessions
 from soong.orchestrator.owner.parts import Parts
@@ -26,7 +27,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership, Session
 from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.events import CALLED
+from soong.shared.engine.wire.events import ALONE, CALLED
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import split_hint
 from soong.shared.storage.store import retry_until_confirmed
@@ -34,6 +35,8 @@ from soong.shared.storage.store import retry_until_confirmed
 T = TypeVar("T")
 
 log = get_logger(__name__)
+
+NO_MARKS: Final[Mapping[str, str]] = MappingProxyType({})
 
 FULL_LOOK_EVERY = 10
 """Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
@@ -140,17 +143,17 @@ class Orchestrator:
             return False  # its new owner carries it out
 
     async def reconcile(
-        self, session_ids: Iterable[str], *, is_sweep: bool = False, called: Collection[str] = ()
+        self, session_ids: Iterable[str], *, is_sweep: bool = False, marks: Mapping[str, str] = NO_MARKS
     ) -> None:
         """Look at the given sessions, at those adopted with them, and fill free slots.
 
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
-        A worker has been called for those of ``called``.
+        ``marks``: what their clients said of new ones (:func:`soong.shared.engine.wire.events.marks_of`).
         """
         if self._hint is not None and (self._active or not is_sweep):
             self._hint()
         async with self._reconciling:
-            found = await self._find(set(session_ids), called, is_sweep=is_sweep)
+            found = await self._find(set(session_ids), marks, is_sweep=is_sweep)
             if found is None:
                 return
             is_over = await self._look_at(found)
@@ -162,7 +165,7 @@ class Orchestrator:
             await self._within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
             await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
-    async def _find(self, wanted: set[str], called: Collection[str], *, is_sweep: bool) -> FoundSessions | None:
+    async def _find(self, wanted: set[str], marks: Mapping[str, str], *, is_sweep: bool) -> FoundSessions | None:
         """Return what is to be looked at, with the sessions that were adopted for it; None: nothing is left to do.
 
         A new session has steps that are ready, and a claim needs no owner: a worker is called first of all.
@@ -170,14 +173,19 @@ class Orchestrator:
         strangers = wanted - self._owned.keys()
         if not strangers:
             return FoundSessions(wanted)
-        store, dispatcher = self.parts.store, self.parts.dispatcher
+        dispatcher = self.parts.dispatcher
         found = FoundSessions(wanted, news=dispatcher.news(strangers))
-        if len(wanted) == len(found.news) == 1 and (wanted <= set(called) or await dispatcher.call_worker()):
-            (found.called,) = found.news
-            if not await self._within(store.sessions.needing_owner(found.news), (found.called,)):
+        for new in sorted(found.news):
+            if ALONE in marks.get(new, "") and await self._is_called(new, marks):
                 # Its end, or what the worker leaves, is heard of or looked for soon, and it is adopted with that.
-                self._called.add(found.called)
-                return None
+                self._called.add(new)
+                found.leave_out(new)
+        if not found.sessions:
+            return None
+        strangers &= found.sessions
+        if found.news and len(found.sessions) == 1:
+            (new,) = found.news
+            found.called = new if await self._is_called(new, marks) else ""
         is_heard_again = strangers <= self._called.sessions
         adopting = self._take_over(strangers, found.looks) if is_heard_again else self._adopt()
         adopted = await self._within(adopting, set())
@@ -189,6 +197,10 @@ class Orchestrator:
         is_others = not found.news and found.sessions.isdisjoint(self._owned)
         # Where nothing is ours, it is over, or another's, who fills the slots for it.
         return None if is_others and not is_sweep else found
+
+    async def _is_called(self, session_id: str, marks: Mapping[str, str]) -> bool:
+        """Say whether a worker has been called for a new session, by its client or now."""
+        return CALLED in marks.get(session_id, "") or await self.parts.dispatcher.call_worker()
 
     async def _look_at(self, found: FoundSessions) -> bool:
         """Look at each of the sessions that are ours; say whether all of them are over with that."""
@@ -242,8 +254,11 @@ class Orchestrator:
         return self._owned
 
     async def _adopt_called(self, called: set[str]) -> None:
+        """Adopt those of the sessions that have not ended meanwhile, as most have."""
         if left := called - self._owned.keys():
-            await self.reconcile(left)
+            unowned = await self.parts.store.sessions.without_owner(left)
+            if unowned:
+                await self.reconcile(unowned)
 
     async def _fill_after_call(self) -> None:
         """Send messages for what a called worker has left. Claims need no owner: nothing is adopted for that."""
@@ -401,9 +416,10 @@ class Orchestrator:
                 if heard:
                     # An empty id: slots to fill, or a subscription that was away; the sweep looks at what it missed.
                     hints = dict(map(split_hint, heard))
-                    hints.pop("", None)
-                    called = {one for one, beside in hints.items() if beside == CALLED}
-                    await self._safely(self.reconcile(hints, called=called))
+                    fills = hints.pop("", None) is not None
+                    await self._safely(self.reconcile(hints, marks=hints))
+                    if fills and hints:
+                        await self._safely(self.reconcile(()))
 
     async def _hear_questions(self) -> None:
         async with _listening(self.parts.subscriber.subscribe_permissions(with_requests=True)) as subscription:

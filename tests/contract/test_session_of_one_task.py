@@ -14,7 +14,7 @@ from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import NewStep, SessionWork
 from tests.contract.scene import ContractHarness, completed
-from tests.model.builders import make_command, make_map, make_session, make_step, make_task
+from tests.model.builders import make_command, make_session, make_step, make_task
 
 
 async def ending_session(scene: ContractHarness) -> Ownership:
@@ -119,7 +119,9 @@ async def test_sessions_are_taken_over_with_the_end_of_those_that_are_named(scen
     for session in sessions:
         await scene.store.tasks.submit(session, make_task(session.id, "a"))
     await scene.advance([replace(completed(claim), usage=Usage(requests=1)) for claim in await scene.claim(2)])
-    assert await scene.store.sessions.needing_owner([session.id for session in sessions]) == []
+    assert sorted(await scene.store.sessions.without_owner([one.id for one in sessions])) == sorted(
+        one.id for one in sessions
+    )
 
     named, other = await scene.store.tasks.take_over(scene.own.owner_id, [sessions[0].id], now_us=scene.now_us)
 
@@ -141,17 +143,16 @@ async def test_an_owner_that_is_gone_takes_nothing_over(scene: ContractHarness) 
     assert await scene.store.tasks.take_over(scene.own.owner_id, [session.id], now_us=scene.now_us) == []
 
 
-async def test_a_session_needs_an_owner_that_asks_stays_open_or_has_a_map_to_expand(scene: ContractHarness) -> None:
-    quiet = make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY)
-    asking, lasting = make_session(closes_with_task=True), make_session(approval_mode=ApprovalMode.DENY)
-    growing = make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY)
-    for session in (quiet, asking, lasting):
-        await scene.store.tasks.submit(session, make_task(session.id, "a"))
-    await scene.store.tasks.submit(growing, make_task(growing.id, make_map("m")))
+async def test_sessions_without_an_owner_are_open_and_nobodys(scene: ContractHarness) -> None:
+    free = make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY)
+    await scene.store.sessions.open_session(free)
+    over = await short_task(scene)
+    await scene.complete(await scene.claim_one())
 
-    needing = await scene.store.sessions.needing_owner([one.id for one in (quiet, asking, lasting, growing)])
+    found = await scene.store.sessions.without_owner([free.id, over, scene.own.session_id, "sess_unknown"])
 
-    assert sorted(needing) == sorted([asking.id, lasting.id, growing.id])
+    assert (await scene.store.sessions.session(over)).is_closed
+    assert list(found) == [free.id]
 
 
 # -- ended by the worker

@@ -68,11 +68,8 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def needing_owner(self, session_ids: Collection[str]) -> Sequence[str]:
-        """Return which of these new sessions need an owner before the work of their task ends.
-
-        Not those that are to end with their task, ask nobody, have no map to expand and no open command.
-        """
+    async def without_owner(self, session_ids: Collection[str]) -> Sequence[str]:
+        """Return which of these sessions are open and have no owner."""
         ...
 
     async def busy_sessions(self, owner_id: str) -> Sequence[str]:

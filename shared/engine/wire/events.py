@@ -9,10 +9,17 @@ from soong.shared.engine.wire.jobs import KEY_PREFIX
 
 OWNERS_CHANNEL: Final = f"{KEY_PREFIX}wake:owners"
 """To every orchestrator: ``{"v":1,"sessions":[…]}``: look at these; an empty list: there are slots to fill. Those that
-are in ``"called"`` too are new, and a worker has been called for them."""
+are in ``"called"`` too are new, and a worker has been called for them; those in ``"alone"`` are new, and an owner has
+nothing to do for them before their task ends."""
 
 CALLED: Final = "called"
-"""What an owner's subscription reports with such a session."""
+ALONE: Final = "alone"
+"""What an owner's subscription reports with such a session; both, in this order, with a blank between them."""
+
+
+def marks_of(*, is_called: bool, is_alone: bool) -> str:
+    """Return what a hint for owners says of a new session."""
+    return " ".join(mark for mark, is_said in ((CALLED, is_called), (ALONE, is_alone)) if is_said)
 
 
 def worker_channel(worker_id: str) -> str:

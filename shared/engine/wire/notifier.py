@@ -11,10 +11,13 @@ from typing import Protocol
 class Notifier(Protocol):
     """Sends hints. A hint that cannot be sent is logged and counted, never an error: the sweep makes it good."""
 
-    async def notify_owners(self, sessions: Sequence[str] = (), *, is_called: bool = False) -> None:
+    async def notify_owners(
+        self, sessions: Sequence[str] = (), *, is_called: bool = False, is_alone: bool = False
+    ) -> None:
         """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots.
 
-        ``is_called``: a worker has been called for them (:meth:`call_worker`).
+        Of new ones, ``is_called``: a worker has been called for them (:meth:`call_worker`); ``is_alone``: an owner has
+        nothing to do for them before their task ends (:func:`soong.shared.engine.tasks.ending.needs_no_owner`).
         """
         ...
 
@@ -80,8 +83,8 @@ class Subscriber(Protocol):
     async def subscribe_owner(self) -> Subscription:
         """Hear wake-ups for owners: session ids; an empty id means "fill slots".
 
-        One for which a worker has been called comes with :data:`soong.shared.engine.wire.events.CALLED`
-        (:func:`soong.shared.engine.wire.permissions.split_hint`).
+        A new one comes with what its client said of it (:func:`soong.shared.engine.wire.events.marks_of`,
+        :func:`soong.shared.engine.wire.permissions.split_hint`).
         """
         ...
 

@@ -20,7 +20,15 @@ from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.answers import answer_channel
-from soong.shared.engine.wire.events import CALLED, OWNERS_CHANNEL, run_channel, session_channel, worker_channel
+from soong.shared.engine.wire.events import (
+    ALONE,
+    CALLED,
+    OWNERS_CHANNEL,
+    marks_of,
+    run_channel,
+    session_channel,
+    worker_channel,
+)
 from soong.shared.engine.wire.permissions import DECISIONS_LENGTH, MAX_LENGTH, REQUESTS, decisions_of
 
 log = get_logger(__name__)
@@ -64,9 +72,11 @@ class RedisNotifier:
         """By run: until when nobody follows it, as far as we know."""
         self.dropped = 0
 
-    async def notify_owners(self, sessions: Sequence[str] = (), *, is_called: bool = False) -> None:
+    async def notify_owners(
+        self, sessions: Sequence[str] = (), *, is_called: bool = False, is_alone: bool = False
+    ) -> None:
         for session_id in sessions or ("",):
-            self._put("publish", OWNERS_CHANNEL, session_id, CALLED if is_called else "")
+            self._put("publish", OWNERS_CHANNEL, session_id, marks_of(is_called=is_called, is_alone=is_alone))
 
     async def notify_worker(self, worker_id: str) -> None:
         self._put("publish", worker_channel(worker_id), worker_id)
@@ -167,8 +177,7 @@ class RedisNotifier:
                 elif not subject:
                     pipe.publish(where, _payload(sessions=[]))
             if sessions:  # after the calls of workers for them
-                called = [subject for subject in sessions if owners[subject]]
-                pipe.publish(OWNERS_CHANNEL, _payload(sessions=sessions, **({"called": called} if called else {})))
+                pipe.publish(OWNERS_CHANNEL, _owners_payload(sessions, owners))
             answers = await pipe.execute()
         self._note_unfollowed([run_id for place, run_id in followed.items() if not answers[place]])
 
@@ -200,6 +209,11 @@ class RedisNotifier:
         if now_s - self._said_at >= SAY_EVERY_S:
             self._said_at = now_s
             log.warning("hints_wait", error=str(error), waiting=len(self._waiting), dropped=self.dropped)
+
+
+def _owners_payload(sessions: Sequence[str], marks: Mapping[str, str]) -> str:
+    said = {mark: [one for one in sessions if mark in marks[one].split()] for mark in (CALLED, ALONE)}
+    return _payload(sessions=sessions, **{mark: marked for mark, marked in said.items() if marked})
 
 
 def _payload(**fields: object) -> str:

@@ -15,7 +15,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
-from soong.shared.engine.wire.events import CALLED
+from soong.shared.engine.wire.events import ALONE, CALLED, marks_of
 from soong.shared.engine.wire.permissions import (
     MAX_DECISION_CHARS,
     hint_of,
@@ -270,9 +270,13 @@ def sessions_of(payload: str) -> Sequence[str]:
     sessions = value.get("sessions") if isinstance(value, dict) else None
     if not isinstance(sessions, list):
         return ()
-    listed = value.get("called")
-    with_call = set(map(str, listed)) if isinstance(listed, list) else ()
-    return [hint_of(one, CALLED if one in with_call else "") for one in map(str, sessions)] or [""]
+    called, alone = _listed(value.get(CALLED)), _listed(value.get(ALONE))
+    marks = ((one, marks_of(is_called=one in called, is_alone=one in alone)) for one in map(str, sessions))
+    return [hint_of(one, said) for one, said in marks] or [""]
+
+
+def _listed(value: object) -> frozenset[str]:
+    return frozenset(map(str, value)) if isinstance(value, list) else frozenset()
 
 
 def called(payload: str, worker_id: str) -> Sequence[str]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.sessions.session import (
-    ApprovalMode,
     Command,
     CommandKind,
     Owner,
@@ -17,7 +16,6 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
-from soong.shared.engine.tasks.status import StepStatus
 from tests.model.memory.making import add_session, adopt
 from tests.model.memory.rows import Rows, page_before, transaction
 
@@ -94,16 +92,9 @@ class MemorySessions:
         return adopt(self.rows, owner_id)
 
     @transaction
-    def needing_owner(self, session_ids: Collection[str]) -> Sequence[str]:
-        commands = [one for one in self.rows.commands.values() if one.id not in self.rows.ended_commands]
-        busy = {step.session_id for step in self.rows.steps.values() if step.status is StepStatus.EXPANDING}
-        busy |= {command.session_id for command in commands}
-        found = [session for session in self.rows.sessions.values() if session.id in session_ids]
-        return [
-            session.id
-            for session in found
-            if not session.closes_with_task or session.approval_mode is not ApprovalMode.DENY or session.id in busy
-        ]
+    def without_owner(self, session_ids: Collection[str]) -> Sequence[str]:
+        found = (session for session in self.rows.sessions.values() if session.id in session_ids)
+        return [session.id for session in found if not session.owner_id and not session.is_closed]
 
     @transaction
     def busy_sessions(self, owner_id: str) -> Sequence[str]:

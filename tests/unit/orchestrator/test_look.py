@@ -1,12 +1,13 @@
 """One look at several sessions, while what is owned changes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from soong.orchestrator.owner import new_sessions
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
@@ -16,8 +17,10 @@ from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session, Worker
+from soong.shared.engine.tasks.ending import needs_no_owner
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Advance, SessionWork, StepEnd
+from soong.shared.engine.wire.events import marks_of
 from tests.contract.scene import completed
 from tests.model.builders import make_owner, make_session, make_task, make_worker
 from tests.model.clock import START_US, FakeClock
@@ -119,6 +122,11 @@ class CountedStore(MemoryStore):
 
     adoptions: int = 0
     looks_at_workers: int = 0
+    looks_for_nobodys: int = 0
+
+    async def without_owner(self, session_ids: Collection[str]) -> Sequence[str]:
+        self.looks_for_nobodys += 1
+        return await super().without_owner(session_ids)
 
     async def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:
         self.looks_at_workers += 1
@@ -137,9 +145,10 @@ async def called(
     orchestrator = make_orchestrator(store, board, broker)
     await orchestrator._register()
     await orchestrator.parts.dispatcher.dispatch()
-    await store.sessions.open_session(make_session("sess_1", **session))
-    await store.tasks.create_task(make_task("sess_1", "a"))
-    await orchestrator.reconcile(["sess_1"])
+    opened, task = make_session("sess_1", **session), make_task("sess_1", "a")
+    await store.tasks.submit(opened, task)
+    said = marks_of(is_called=False, is_alone=needs_no_owner(opened, task))
+    await orchestrator.reconcile(["sess_1"], marks={"sess_1": said})
     return orchestrator
 
 
@@ -167,13 +176,14 @@ async def test_slots_are_not_looked_at_for_a_session_that_its_worker_has_ended()
     looks = store.looks_at_workers
 
     async with asyncio.timeout(10):
-        while not store.adoptions:  # noqa: ASYNC110  # rows have no event
+        while not store.looks_for_nobodys:  # noqa: ASYNC110  # rows have no event
             await asyncio.sleep(0.005)
     await orchestrator._stop_reconciling()
 
     assert (await store.sessions.session("sess_1")).is_closed
     assert not orchestrator._owned
     assert store.looks_at_workers == looks
+    assert store.adoptions == 0
 
 
 async def test_a_worker_that_was_called_by_the_submitter_is_not_called_again() -> None:
@@ -186,13 +196,16 @@ async def test_a_worker_that_was_called_by_the_submitter_is_not_called_again() -
     for number, with_call in enumerate((True, False)):
         session = make_session(f"sess_{number}", approval_mode=ApprovalMode.DENY, closes_with_task=True)
         await store.tasks.submit(session, make_task(session.id, "a"))
-        await orchestrator.reconcile([session.id], called={session.id} if with_call else ())
+        await orchestrator.reconcile([session.id], marks={session.id: marks_of(is_called=with_call, is_alone=True)})
 
         assert await ear.wait(0.01) == (() if with_call else ("",))
         assert not orchestrator._owned
 
 
-async def test_what_a_called_worker_leaves_is_sent_before_its_session_is_adopted() -> None:
+async def test_what_a_called_worker_leaves_is_sent_before_its_session_is_adopted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(new_sessions, "ALONE_S", 60.0)
     broker = CountedBroker()
     orchestrator = await called(
         MemoryStore(), MemoryBus(), broker, approval_mode=ApprovalMode.DENY, closes_with_task=True

@@ -92,15 +92,9 @@ BUSY: Final = Statement(
     WHERE s.owner_id = :owner_id ORDER BY s.ordinal
     """,
 )
-NEEDING_OWNER: Final = Statement(
-    "needing owner: new sessions whose owner has something to do before the work of their task ends",
-    """
-    SELECT id FROM sessions WHERE id IN @ids AND (
-        closes_with_task = 0 OR approval_mode <> 'deny'
-        OR EXISTS (SELECT 1 FROM steps WHERE steps.session_id = sessions.id AND steps.status = 'expanding')
-        OR EXISTS (SELECT 1 FROM commands WHERE commands.session_id = sessions.id AND commands.is_ended = 0)
-    )
-    """,
+WITHOUT_OWNER: Final = Statement(
+    "without owner: which of some sessions are open and nobody's",
+    "SELECT id FROM sessions WHERE id IN @ids AND owner_id = '' AND is_closed = 0",
 )
 LIVE_OWNER: Final = Statement(
     "live owner: held, so that it cannot be declared gone while it adopts",
@@ -202,8 +196,8 @@ class SqlSessions:
             return []
         return await self._database.write(lambda tx: adopt(tx, owner_id))
 
-    async def needing_owner(self, session_ids: Collection[str]) -> Sequence[str]:
-        return await self._database.read(lambda tx: tx.column(NEEDING_OWNER, ids=sorted(session_ids)))
+    async def without_owner(self, session_ids: Collection[str]) -> Sequence[str]:
+        return await self._database.read(lambda tx: tx.column(WITHOUT_OWNER, ids=sorted(session_ids)))
 
     async def busy_sessions(self, owner_id: str) -> Sequence[str]:
         return await self._database.read(lambda tx: tx.column(BUSY, owner_id=owner_id))

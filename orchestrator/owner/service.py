@@ -148,7 +148,7 @@ class Orchestrator:
         """Look at the given sessions, at those adopted with them, and fill free slots.
 
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
-        ``marks``: what their clients said of new ones (:func:`soong.shared.engine.wire.events.marks_of`).
+        ``marks``: what their clients report of new ones (:func:`soong.shared.engine.wire.events.marks_of`).
         """
         if self._hint is not None and (self._active or not is_sweep):
             self._hint()

@@ -83,7 +83,7 @@ class Subscriber(Protocol):
     async def subscribe_owner(self) -> Subscription:
         """Hear wake-ups for owners: session ids; an empty id means "fill slots".
 
-        A new one comes with what its client said of it (:func:`soong.shared.engine.wire.events.marks_of`,
+        A new one comes with what its client reports of it (:func:`soong.shared.engine.wire.events.marks_of`,
         :func:`soong.shared.engine.wire.permissions.split_hint`).
         """
         ...

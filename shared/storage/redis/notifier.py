@@ -11,9 +11,9 @@ begins to follow the run then looks at its rows, and again within a second.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -30,6 +30,7 @@ from soong.shared.engine.wire.events import (
     worker_channel,
 )
 from soong.shared.engine.wire.permissions import DECISIONS_LENGTH, MAX_LENGTH, REQUESTS, decisions_of
+from soong.shared.storage.redis.direct_connection import Command, DirectConnection
 
 log = get_logger(__name__)
 
@@ -60,6 +61,7 @@ class RedisNotifier:
 
     def __init__(self, client: "Redis") -> None:
         self._client = client
+        self._connection = DirectConnection(client)
         self._waiting: dict[_Hint, str] = {}
         self._sending: asyncio.Task[None] | None = None
         self._sent_s = -FOLLOWERS_S
@@ -115,6 +117,7 @@ class RedisNotifier:
         await asyncio.wait({self._sending}, timeout=CLOSE_LIMIT_S)
         self._sending.cancel()
         await asyncio.gather(self._sending, return_exceptions=True)
+        await self._connection.close()
 
     def _put(self, how: _How, where: str, id: str, beside: str = "", *, is_urgent: bool = True) -> None:
         self._keep((how, where, id), beside)
@@ -162,23 +165,22 @@ class RedisNotifier:
     async def _send_batch(self, batch: Mapping[_Hint, str]) -> None:
         owners = {subject: beside for (_, where, subject), beside in batch.items() if where == OWNERS_CHANNEL}
         sessions = [subject for subject in owners if subject]
-        pipe: Any = self._client.pipeline(transaction=False)  # its commands are typed as if they answered
+        commands: list[Command] = []
         followed: dict[int, str] = {}
-        async with pipe:
-            for (how, where, subject), beside in batch.items():
-                if how == "stream":
-                    self._add(pipe, where, subject, beside)
-                elif how == "call":
-                    pipe.publish(where, _payload(claim=True))
-                elif where != OWNERS_CHANNEL:
-                    if where == run_channel(subject):
-                        followed[len(pipe)] = subject
-                    pipe.publish(where, _payload(question=beside) if beside else _payload())
-                elif not subject:
-                    pipe.publish(where, _payload(sessions=[]))
-            if sessions:  # after the calls of workers for them
-                pipe.publish(OWNERS_CHANNEL, _owners_payload(sessions, owners))
-            answers = await pipe.execute()
+        for (how, where, subject), beside in batch.items():
+            if how == "stream":
+                commands += self._additions(where, subject, beside)
+            elif how == "call":
+                commands.append(("PUBLISH", where, _payload(claim=True)))
+            elif where != OWNERS_CHANNEL:
+                if where == run_channel(subject):
+                    followed[len(commands)] = subject
+                commands.append(("PUBLISH", where, _payload(question=beside) if beside else _payload()))
+            elif not subject:
+                commands.append(("PUBLISH", where, _payload(sessions=[])))
+        if sessions:  # after the calls of workers for them
+            commands.append(("PUBLISH", OWNERS_CHANNEL, _owners_payload(sessions, owners)))
+        answers = await self._connection.execute(commands)
         self._note_unfollowed([run_id for place, run_id in followed.items() if not answers[place]])
 
     def _note_unfollowed(self, run_ids: Sequence[str]) -> None:
@@ -187,13 +189,13 @@ class RedisNotifier:
             self._unfollowed.clear()
         self._unfollowed.update(dict.fromkeys(run_ids, until_s))
 
-    def _add(self, pipe: Any, stream: str, request_id: str, beside: str) -> None:
+    def _additions(self, stream: str, request_id: str, beside: str) -> Iterator[Command]:
         is_decided = stream != REQUESTS
         name, length = ("decision", DECISIONS_LENGTH) if is_decided else ("session", MAX_LENGTH)
-        entry = {"v": "1", "request": request_id, **({name: beside} if beside else {})}
-        pipe.xadd(stream, entry, maxlen=length, approximate=True)
+        more = (name, beside) if beside else ()
+        yield ("XADD", stream, "MAXLEN", "~", length, "*", "v", "1", "request", request_id, *more)
         if is_decided and self._is_expiry_due(stream):
-            pipe.expire(stream, DECISIONS_KEPT_S)
+            yield ("EXPIRE", stream, DECISIONS_KEPT_S)
 
     def _is_expiry_due(self, stream: str) -> bool:
         now_s = asyncio.get_running_loop().time()

@@ -20,7 +20,8 @@ from soong.shared.storage.sql.claims.claiming import (
     share_out,
 )
 from soong.shared.storage.sql.claims.completions import ClaimRequest, ended_tasks, write_ends
-from soong.shared.storage.sql.claims.readiness import note_claimed
+from soong.shared.storage.sql.claims.readiness import note_claimed, unlock_after
+from soong.shared.storage.sql.claims.successor import claim_successor
 from soong.shared.storage.sql.claims.task_ends import end_with_last_step
 from soong.shared.storage.sql.engine.malformed import tell_malformed
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
@@ -48,8 +49,14 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], reques
         ended = write_ends(tx, run_log, by_key, request)
         if any(end.outcome is Outcome.PARTIAL for end in ends):
             run_log.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
-        tasks = ended_tasks(tx, ended)
-        claims, is_left = _claim(tx, contexts, run_log, request, scan(tx, request), _take)
+        if found := claim_successor(tx, ended, request):
+            successor, tasks = found
+            claims, is_left = _started(tx, contexts, run_log, request, [successor]), False
+            tell_malformed(tx, run_log, claims, request.now_us)
+        else:
+            ended.ready = unlock_after(tx, ended.completed, request.now_us)
+            tasks = ended_tasks(tx, ended)
+            claims, is_left = _claim(tx, contexts, run_log, request, scan(tx, request), _take)
     run_log.flush(tx)
     over = {
         session_id
@@ -108,11 +115,16 @@ def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: C
         return {}
     served = {step.session_id for step in claimed}
     tx.change(TURNS, "turns", sorted(item for item in turns.turn.items() if item[0] in served))
+    claims = dict(zip((step.key for step in claimed), _started(tx, contexts, run_log, request, claimed), strict=True))
+    return {lane: [claims[step.key] for step in sorted(of_lane, key=last_first)] for lane, of_lane in steps.items()}
+
+
+def _started(
+    tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: ClaimRequest, claimed: Sequence[ClaimedStep]
+) -> list[Claim]:
+    """Start the runs of steps that have been claimed; return what their claims tell."""
     told = contexts.read(tx, [step.run_id for step in claimed])
     for step in claimed:
         note_claimed(run_log, step, request.worker_id, is_log_new=bool(told.runs[step.run_id].is_log_new))
     results = results_for(tx, [step.key for step in claimed])
-    return {
-        lane: [told.claim(step, results.get(step.key, {})) for step in sorted(of_lane, key=last_first)]
-        for lane, of_lane in steps.items()
-    }
+    return [told.claim(step, results.get(step.key, {})) for step in claimed]

@@ -1,34 +1,36 @@
-"""Ends as a worker reports them: which still count, what they write, what they unlock."""
+"""Ends as a worker reports them: which still count, what they write, what they leave to do."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Final
+from typing import Final, NamedTuple
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepEnd
-from soong.shared.storage.sql.claims.readiness import unlock_after
 from soong.shared.storage.sql.engine.rows import pack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 # By key: "worker_id || ''" keeps SQLite from walking all leases of the worker once for every end.
-END_STEPS: Final = Statement(
-    "end steps: what their holder says of them, while it holds them; one that was asked to stop needs no settling",
+END_STEP: Final = Statement(
+    "end step: what its holder says of it, while it holds it; one that was asked to stop needs no settling",
     """
     UPDATE steps SET
-        status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
-        is_settled = CASE WHEN e.status = 'failed' AND steps.cancel_reason IS NOT NULL THEN 1 ELSE 0 END,
+        status = :status, outcome = :outcome, output = :output, error = :error, ended_us = :now_us,
+        is_settled = CASE WHEN :status = 'failed' AND cancel_reason IS NOT NULL THEN 1 ELSE 0 END,
         cancel_reason = NULL
-    FROM @ends e(key text, run_id text, fence bigint, status text, outcome text, output text, error text)
-    WHERE steps.key = e.key AND steps.run_id = e.run_id AND steps.fence = e.fence
-      AND steps.worker_id || '' = :worker_id AND steps.status IN ('claimed', 'running')
-    RETURNING steps.key, task_id, session_id
+    WHERE key = :key AND run_id = :run_id AND fence = :fence
+      AND worker_id || '' = :worker_id AND status IN ('claimed', 'running')
+    RETURNING key, task_id, session_id,
+              CASE WHEN map_key = '' AND json_array_length(dependents /*pg ::json */) = 1
+                   THEN task_id || '/' || (dependents /*pg ::json */ ->> 0) END,
+              pool, needs
     """,
 )
+_END_FIELDS: Final = ("key", "run_id", "fence", "status", "outcome", "output", "error")
 
 OWNER_WORK: Final = Statement(
     "owner work: whether a task has a map to expand, a failure to settle, or steps that neither ended nor are leased",
@@ -80,6 +82,14 @@ class ClaimRequest:
     now_us: int
 
 
+class Successor(NamedTuple):
+    """The one step that waited for a step, None where there were none or several, and what that one was claimed by."""
+
+    key: str | None
+    pool: str
+    needs: str
+
+
 @dataclass(slots=True)
 class CompletionResult:
     """What the ends did. ``ready`` are the keys of steps that became claimable, ``sessions`` by id of task."""
@@ -87,29 +97,35 @@ class CompletionResult:
     written: set[str] = field(default_factory=set)
     sessions: dict[str, str] = field(default_factory=dict)
     ready: set[str] = field(default_factory=set)
+    completed: list[str] = field(default_factory=list)
+    """The keys of steps that others waited for."""
+    successor: Successor | None = None
+    """Of the one step that has completed, if only one has."""
 
 
 def write_ends(
     tx: Transaction, run_log: RunLogBuffer, ends: Mapping[str, StepEnd], request: ClaimRequest
 ) -> CompletionResult:
-    """Write the ends that still count, by step key in order, and unlock what waited for them."""
+    """Write the ends that still count, by step key in order. What waited for them is still to be opened."""
     ended = CompletionResult()
-    if not ends:
-        return ended
-    rows = tx.rows(
-        END_STEPS, ends=[end_row(end) for end in ends.values()], worker_id=request.worker_id, now_us=request.now_us
-    )
-    for key, task_id, session_id in rows:
-        ended.written.add(key)
-        ended.sessions[task_id] = session_id
-        note_end(run_log, ends[key])
-    completed = [key for key in ended.written if ends[key].status is StepStatus.COMPLETED]
-    ended.ready = unlock_after(tx, completed, request.now_us)
+    for end in ends.values():
+        told = dict(zip(_END_FIELDS, end_row(end), strict=True))
+        for key, task_id, session_id, *successor in tx.rows(
+            END_STEP, worker_id=request.worker_id, now_us=request.now_us, **told
+        ):
+            ended.written.add(key)
+            ended.sessions[task_id] = session_id
+            note_end(run_log, end)
+            if end.status is StepStatus.COMPLETED:
+                ended.completed.append(key)
+                ended.successor = Successor._make(successor)
+    if len(ended.completed) > 1:
+        ended.successor = None
     return ended
 
 
 def end_row(end: StepEnd) -> tuple[object, ...]:
-    """Return an end as the statements take it."""
+    """Return an end as the statements take it (``_END_FIELDS``)."""
     return (
         end.step_key,
         end.run_id,

@@ -64,6 +64,36 @@ class Identity:
     value: int
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    first: int
+    second: str = "b"
+    third: list[str] = field(default_factory=list)
+    fourth: float = 0.5
+
+
+class DoubledRow(Row):
+    """Has a dict beside the slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedRow(Generic[T]):
+    first: T
+    second: int = 2
+    third: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRow:
+    first: int
+    second: int
+    third: int
+
+    def __post_init__(self) -> None:
+        if self.third < 0:
+            raise ValueError(f"{type(self).__name__} with a negative third")
+
+
 class Plain(Counter):
     """Not a data class itself."""
 
@@ -136,7 +166,27 @@ def test_frozen_values_refuse_changes() -> None:
         dataclasses.dataclass(type("Loose", (Point,), {}))
 
 
-@pytest.mark.parametrize("value", [Point(1, 2), Box("b"), Counter(1, 1), Named(1), Own(3), Identity(1)], ids=str)
+@pytest.mark.parametrize("make", [Row, DoubledRow])
+def test_values_of_several_fields_are_of_their_class_and_refuse_changes(make: type[Row]) -> None:
+    row: Any = make(1, fourth=2.0)
+
+    assert type(row) is make
+    assert (row.first, row.second, row.third, row.fourth) == (1, "b", [], 2.0)
+    assert row.third is not make(1).third
+    changed: Any = row
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        changed.first = 2
+    assert dataclasses.replace(row, second="c") == make(1, "c", [], 2.0)
+
+
+def test_a_check_of_several_fields_sees_the_value_as_it_is() -> None:
+    with pytest.raises(ValueError, match="CheckedRow with a negative third"):
+        CheckedRow(1, 2, -3)
+
+
+@pytest.mark.parametrize(
+    "value", [Row(1), BoxedRow("b"), Point(1, 2), Box("b"), Counter(1, 1), Named(1), Own(3), Identity(1)], ids=str
+)
 def test_values_survive_copies_and_pickles(value: Any) -> None:
     for again in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
         assert type(again) is type(value)

@@ -119,6 +119,18 @@ async def test_the_end_of_a_task_is_read_with_its_steps_and_what_its_runs_tell(s
     assert end.last_runs == await scene.store.runs.last_runs(task_id)
 
 
+async def test_the_end_of_a_task_of_many_steps_is_read_as_that_of_a_few(scene: ContractHarness) -> None:
+    task_id = await scene.task(*(f"s{number:02}" for number in range(40)))
+    assert await scene.store.tasks.end_of(task_id) is TaskStatus.RUNNING
+
+    await scene.advance([completed(claim) for claim in await scene.claim()])
+    await scene.store.tasks.finish_task(scene.own, task_id, now_us=scene.now_us)
+
+    end = await scene.store.tasks.end_of(task_id)
+    assert isinstance(end, TaskEnd)
+    assert [step.step_id for step in end.steps] == [f"s{number:02}" for number in range(40)]
+
+
 # -- the owner's look
 async def test_a_session_without_anything_has_no_work(scene: ContractHarness) -> None:
     await scene.another_session()

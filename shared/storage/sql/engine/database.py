@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -22,6 +22,7 @@ from soong.shared.core.errors import SoongError, TooSlowError, UnavailableError
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.storage.sql.engine.engine import (
+    discard,
     first_line,
     is_conflict,
     is_refused,
@@ -32,6 +33,7 @@ from soong.shared.storage.sql.engine.engine import (
     our_errors,
     unstorable,
 )
+from soong.shared.storage.sql.engine.loop_reader import LoopReader, NotReadError
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
 
@@ -107,6 +109,7 @@ class Database:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="soong-sql-read")
         self._reading: dict[int, Connection] = {}
         """By thread: each keeps its connection. Taking one out of the pool would cost as much as the read."""
+        self._here = LoopReader(url)
         self._writer = threading.Thread(target=self._write_all, name="soong-sql-write", daemon=True)
         self._writer.start()
 
@@ -173,6 +176,13 @@ class Database:
             raise UnavailableError("the database has been closed by this process")
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, function)
 
+    async def read_here(self, function: Callable[[Transaction], T]) -> T:
+        """Like :meth:`read`, on SQLite in the loop itself: for a few rows that were written a moment ago."""
+        try:
+            return self._here.read(function)
+        except NotReadError:
+            return await self.read(self._here.opening(function))
+
     def close(self) -> None:
         """Finish what was handed in, within ``patience_s`` on SQLite; close every connection. Blocking; idempotent."""
         with self._closing:
@@ -183,7 +193,8 @@ class Database:
         self._writer.join(None if self._lock is None else self._patience_left_s())
         self._readers.shutdown(wait=True)
         for connection in self._reading.values():
-            _discard(connection)
+            discard(connection)
+        self._here.close()
         self._reader_engine.dispose()
 
     # -- readers
@@ -195,7 +206,7 @@ class Database:
                 if not is_unavailable(error):
                     raise
             # A connection that lay idle may have been cut by now; a read can simply be done again on a new one.
-            _discard(self._reading.pop(threading.get_ident(), None))
+            discard(self._reading.pop(threading.get_ident(), None))
             return self._read_once(function)
 
     def _read_once(self, function: Callable[[Transaction], T]) -> T:
@@ -350,15 +361,7 @@ class Database:
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
-        _discard(connection)
-
-
-def _discard(connection: Connection | None) -> None:
-    """Close a connection and its place in the pool, whatever state it is in."""
-    if connection is not None:
-        with suppress(Exception):  # it is being thrown away
-            connection.invalidate()
-            connection.close()
+        discard(connection)
 
 
 def _reason(undone: _UndoneError) -> str:

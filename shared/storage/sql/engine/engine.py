@@ -6,7 +6,7 @@ write transaction (:mod:`soong.shared.storage.sql.engine.write_lock`).
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,7 +116,7 @@ def make_engine(url: URL, *, size: int, is_writer: bool, credential: str = "") -
     return _postgres_engine(url, size, is_writer=is_writer, credential=credential)
 
 
-class _File:
+class SqliteFile:
     """An SQLite database by its file. One that was taken away is noticed.
 
     It would be written on as if nothing had happened, and all of that lost; a new connection would make an empty one,
@@ -152,7 +152,7 @@ class _File:
 
 
 def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
-    file = _File(Path(url.database or ""))
+    file = SqliteFile(Path(url.database or ""))
     engine = create_engine(url, creator=file.open, poolclass=QueuePool, pool_size=size, max_overflow=0)
     begin = "BEGIN IMMEDIATE" if is_writer else "BEGIN"
 
@@ -210,6 +210,14 @@ def _postgres_engine(url: URL, size: int, *, is_writer: bool, credential: str) -
             raise
 
     return engine
+
+
+def discard(connection: Connection | None) -> None:
+    """Close a connection and its place in the pool, whatever state it is in."""
+    if connection is not None:
+        with suppress(Exception):  # it is being thrown away
+            connection.invalidate()
+            connection.close()
 
 
 @contextmanager

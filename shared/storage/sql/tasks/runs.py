@@ -12,6 +12,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
+from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.log_rows import MOST_OF_RUN, EventRow, events_of
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
@@ -50,12 +51,15 @@ CONSUMED: Final = Statement(
     "consumed: whether a decision has been used", "SELECT 1 FROM consumptions WHERE decision_id = :decision_id"
 )
 
+ENDED: Final = "status IN ({})".format(", ".join(f"'{status}'" for status in TaskStatus if status.is_terminal))
+ENDED_ONE: Final = f"SELECT 1 FROM tasks AS ended WHERE ended.id = :task_id AND ended.{ENDED}"  # noqa: S608  # our words
+_WANTED: Final = f"(:of_ended = 0 OR EXISTS ({ENDED_ONE}))"
 LAST_SURFACES: Final = Statement(
-    "last surfaces: those of the last runs of a task's agents",
-    """
+    "last surfaces: those of the last runs of a task's agents, of any task or of one that has ended",
+    f"""
     SELECT r.id, r.surface FROM steps AS s JOIN runs AS r ON r.id = s.run_id
-    WHERE s.task_id = :task_id AND s.kind = 'agent' AND r.surface <> ''
-    """,
+    WHERE s.task_id = :task_id AND s.kind = 'agent' AND r.surface <> '' AND {_WANTED}
+    """,  # noqa: S608  # our words
 )
 SURFACE_BODIES: Final = Statement(
     "surface bodies: surfaces by digest", "SELECT digest, body FROM surfaces WHERE digest IN @digests"
@@ -67,12 +71,12 @@ _TOLD_BEFORE: Final = " OR ".join(f"e.preceding LIKE '%\"{word}\"%'" for word in
 The patterns are part of the text: SQLite prepares a statement again for each execution when one is a parameter.
 """
 RESULT_EVENTS: Final = Statement(
-    "result events: of the last runs of a task's steps, the rows that hold what its result tells of; which of their "
-    "events do, their reader finds out",
+    "result events: of the last runs of a task's steps, of any task or of one that has ended, the rows that hold what "
+    "its result tells of; which of their events do, their reader finds out",
     f"""
     SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding, s.key
     FROM steps AS s JOIN runs AS r ON r.id = s.run_id JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
-    WHERE s.task_id = :task_id
+    WHERE s.task_id = :task_id AND {_WANTED}
       AND (e.type IN ({_OUTCOME_TYPES}) OR (e.type = 'tool_completed' AND e.data LIKE '%"deliverable"%')
            OR (e.preceding <> '' AND ({_TOLD_BEFORE})))
     ORDER BY r.ordinal, e.seq
@@ -129,12 +133,13 @@ def last_runs_of(tx: Transaction, task_id: str) -> LastRuns:
     return last_runs_of_rows(tx, *send_last_runs(tx, task_id))
 
 
-def send_last_runs(tx: Transaction, task_id: str) -> tuple[Reply, Reply]:
-    """Ask for what the last runs of a task tell; inside a pipeline, with what else is asked."""
-    return (
-        tx.send(LAST_SURFACES, task_id=task_id),
-        tx.send(RESULT_EVENTS, task_id=task_id),
-    )
+def send_last_runs(tx: Transaction, task_id: str, *, of_ended: bool = False) -> tuple[Reply, Reply]:
+    """Ask for what the last runs of a task tell; inside a pipeline, with what else is asked.
+
+    ``of_ended``: nothing, while the task has not ended.
+    """
+    wanted = {"task_id": task_id, "of_ended": int(of_ended)}
+    return tx.send(LAST_SURFACES, **wanted), tx.send(RESULT_EVENTS, **wanted)
 
 
 def last_runs_of_rows(tx: Transaction, surfaces: Reply, result_events: Reply) -> LastRuns:

@@ -34,7 +34,7 @@ from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import steps, tasks
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
-from soong.shared.storage.sql.tasks.runs import last_runs_of_rows, send_last_runs
+from soong.shared.storage.sql.tasks.runs import ENDED, ENDED_ONE, last_runs_of_rows, send_last_runs
 from soong.shared.storage.sql.tasks.sessions import REOPEN, note_session, send_session, session_values
 from soong.shared.storage.sql.tasks.step_states import read_states
 
@@ -77,6 +77,17 @@ ONE_STEP: Final = steps_where("step", "steps.key = :key")
 TASK: Final = TableRead("task", tasks, "WHERE id = :task_id")
 TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
 TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
+END_STATE: Final = Statement(
+    "end state: the status of a task, and how many steps it has, up to a few",
+    """
+    SELECT status, (SELECT count(*) FROM (SELECT 1 FROM steps WHERE task_id = :task_id LIMIT :most) AS few)
+    FROM tasks WHERE id = :task_id
+    """,
+)
+ENDED_TASK: Final = TableRead("ended task", tasks, f"WHERE id = :task_id AND {ENDED}")
+STEPS_OF_ENDED: Final = steps_where("steps of an ended task", f"steps.task_id = :task_id AND EXISTS ({ENDED_ONE})")
+FEW_STEPS: Final = 16
+"""The end of a task with more is read in a thread."""
 FREE_WORKERS: Final = Statement(
     "free workers: those that live and have a free slot",
     """
@@ -180,18 +191,11 @@ class SqlTasks:
         return await self._database.read(lambda tx: _status_of(tx, task_id))
 
     async def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
-        def read(tx: Transaction) -> TaskEnd | TaskStatus:
-            status = _status_of(tx, task_id)
-            if not status.is_terminal:
-                return status
-            with tx.pipeline():
-                task = tx.send(TASK.statement, task_id=task_id)
-                own = tx.send(STEPS_OF_TASK.statement, task_id=task_id)
-                told = send_last_runs(tx, task_id)
-            steps_read = steps_of_rows(STEPS_OF_TASK.rows_of(own.rows()))
-            return TaskEnd(task_of(TASK.rows_of(task.rows())[0]), steps_read, last_runs_of_rows(tx, *told))
-
-        return await self._database.read(read)
+        if not self._database.is_postgres:
+            found = await self._database.read_here(lambda tx: _end_of_short(tx, task_id))
+            if found is not None:
+                return found
+        return await self._database.read(lambda tx: _end_of(tx, task_id))
 
     async def counts(self, task_id: str) -> TaskCounts:
         counted = select(steps.c.status, func.count()).where(steps.c.task_id == task_id).group_by(steps.c.status)
@@ -262,10 +266,35 @@ def _put_all(tx: Transaction, rows: Sequence[ReadyRows]) -> None:
 
 
 def _status_of(tx: Transaction, task_id: str) -> TaskStatus:
-    found = tx.value(TASK_STATUS, task_id=task_id)
-    if found is None:
+    return _status_in(tx.rows(TASK_STATUS, task_id=task_id), task_id)
+
+
+def _status_in(found: Sequence[Sequence[Any]], task_id: str) -> TaskStatus:
+    if not found:
         raise NotFoundError("task", task_id)
-    return TaskStatus(found)
+    return TaskStatus(found[0][0])
+
+
+def _end_of(tx: Transaction, task_id: str) -> TaskEnd | TaskStatus:
+    """Raises: NotFoundError."""
+    with tx.pipeline():
+        status = tx.send(TASK_STATUS, task_id=task_id)
+        task = tx.send(ENDED_TASK.statement, task_id=task_id)
+        own = tx.send(STEPS_OF_ENDED.statement, task_id=task_id)
+        told = send_last_runs(tx, task_id, of_ended=True)
+    ended = ENDED_TASK.rows_of(task.rows())
+    if not ended:
+        return _status_in(status.rows(), task_id)
+    return TaskEnd(task_of(ended[0]), steps_of_rows(STEPS_OF_ENDED.rows_of(own.rows())), last_runs_of_rows(tx, *told))
+
+
+def _end_of_short(tx: Transaction, task_id: str) -> TaskEnd | TaskStatus | None:
+    """Return None for one that has ended and has many steps. Raises: NotFoundError."""
+    found = tx.rows(END_STATE, task_id=task_id, most=FEW_STEPS + 1)
+    status = _status_in(found, task_id)
+    if not status.is_terminal:
+        return status
+    return _end_of(tx, task_id) if found[0][1] <= FEW_STEPS else None
 
 
 def read_task(tx: Transaction, task_id: str) -> Task:

@@ -9,7 +9,7 @@ whatever else the machine does falls on all.
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,14 +35,15 @@ def run(stores: Sequence[str], rounds: int, width: int, length: int) -> Finding:
     """Run all workloads on each store in turn: fans of ``width`` steps, chains of ``length``."""
     sizes = {Shape.FAN: width, Shape.CHAIN: length, Shape.SINGLE: SINGLES}
     workloads = [Workload(shape, work, size) for shape, size in sizes.items() for work in Work]
-    return Finding([line for store in stores for line in _on_store(store, workloads, rounds)])
+    with tempfile.TemporaryDirectory(prefix="soong-bench-") as homes:
+        return Finding([line for store in stores for line in _on_store(store, workloads, rounds, Path(homes))])
 
 
-def _on_store(store: str, workloads: Sequence[Workload], rounds: int) -> list[Figure]:
+def _on_store(store: str, workloads: Sequence[Workload], rounds: int, homes: Path) -> list[Figure]:
     with (
         redis_server() as server,
         redis.Redis.from_url(server.socket_url) as broker,
-        database(store) as place,
+        database(store, homes) as place,
         celery_workbench(server.socket_url, pool="prefork") as prefork,
         celery_workbench(server.socket_url, pool="solo") as solo,
         durable_workbenches() as durable,
@@ -87,9 +88,15 @@ class Place:
 
 
 @contextmanager
-def database(store: str) -> Iterator[Place]:
-    with tempfile.TemporaryDirectory(prefix="soong-bench-") as folder:
-        home = Path(folder) / "home"
+def database(store: str, homes: Path | None = None) -> Iterator[Place]:
+    """Yield a fresh database, with a home of its own that ends with it; with ``homes``, one in there that stays.
+
+    An ext4 without a journal uses no inode again for a minute or more after its file was deleted, and looks at each
+    when it makes another: where many were deleted just before, the files of the next measurement cost several times as
+    much CPU.
+    """
+    with tempfile.TemporaryDirectory(prefix="soong-bench-") if homes is None else nullcontext(homes) as folder:
+        home = Path(folder) / f"home-{store}"
         home.mkdir()
         if store == "sqlite":
             yield Place(home, "", SqliteLedger(home / "soong.db"))

@@ -89,7 +89,7 @@ class RecordedStore(Protocol):
 
 @dataclass(slots=True)
 class RunArchive:
-    """Writes in the background, one task after the other; :meth:`close` waits for what is under way.
+    """Writes in the background, one batch after the other; :meth:`close` waits for what is under way.
 
     A task is marked when all its folders are written. An owner that ends before that leaves the task to the next one,
     which writes the same files again. A folder that cannot be written keeps no other from being written.
@@ -104,6 +104,8 @@ class RunArchive:
     _given_up: set[str] = field(default_factory=set)
     """Tasks whose folders this process cannot write: another may, or itself when it is started again."""
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _batch: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Threads that make entries of the same folder wait for each other in the kernel, and use a core for that."""
 
     async def write(self, task_id: str) -> None:
         """Begin to write the folders of the task's runs, unless they are being written or could not be."""
@@ -168,7 +170,9 @@ class RunArchive:
         """Write the folders of these runs: one read and one hand-over to a thread for all of them."""
         events = await self.runs.runs.events_of(list(batch))
         logs = {run_id: tuple(group) for run_id, group in groupby(events, key=lambda event: event.run_id)}
-        problems = await asyncio.to_thread(_write_logs, self.folder, {run_id: logs.get(run_id, ()) for run_id in batch})
+        wanted = {run_id: logs.get(run_id, ()) for run_id in batch}
+        async with self._batch:
+            problems = await asyncio.to_thread(_write_logs, self.folder, wanted)
         for run_id, problem in problems.items():
             if isinstance(problem, ForeignEntryError):
                 await self._tell(batch[run_id], "foreign_entry", str(problem))

@@ -99,14 +99,15 @@ class PathPolicy:
         if _is_kernel_path(Path(lexical)):
             raise PathRefusedError(PathRefusal.NOT_REGULAR, path, "lies in a file system of the kernel; it is not read")
         resolved = _resolve(roots.cwd / path, path)
+        ways = {lexical, str(resolved)}  # one, where there is no link on the way
         return Located(
             given=path,
             resolved=resolved,
             is_inside_project=is_below(resolved, roots.project),
             is_inside_write_roots=_is_below_any(resolved, write_roots(roots)),
             is_inside_read_roots=roots.read_roots is None or _is_below_any(resolved, self._read_roots(roots)),
-            is_sensitive=any(self.is_sensitive(name) for name in {path, lexical, str(resolved)}),
-            is_protected=self.is_protected(Path(lexical)) or self.is_protected(resolved),
+            is_sensitive=any(self.is_sensitive(name) for name in {path, *ways}),
+            is_protected=any(self.is_protected(Path(way)) for way in ways),
         )
 
     def is_sensitive(self, path: str) -> bool:

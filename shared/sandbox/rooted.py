@@ -76,9 +76,12 @@ class RootedFolder:
             is_new = bool(own) and self._made(around, own)
             within = {"": self._entered(around, own, self.below) if own else os.dup(around)}
             stack.callback(os.close, within[""])
+            used = {name.rpartition("/")[0] for name in files}
             for name in folders:
                 (part,) = _names(name)
-                within[part] = self._entered(within[""], part, part, makes=True)
+                if self._made(within[""], part) and part not in used:
+                    continue
+                within[part] = self._entered(within[""], part, part)
                 stack.callback(os.close, within[part])
             for name, data in files.items():
                 folder, _, last = name.rpartition("/")

@@ -133,7 +133,8 @@ class Transaction:
         self.has_written = True
         if self.is_postgres:
             for start in range(0, len(rows), BATCH_ROWS):
-                self.send(change.many, **{table: rows[start : start + BATCH_ROWS]}, **constants)
+                given = change.many.parameters({table: rows[start : start + BATCH_ROWS], **constants})
+                self._wire.post(change.many.postgres, given)
         else:
             self._raw.executemany(change.one, [(*row, *constants.values()) for row in rows])
 

@@ -164,9 +164,9 @@ class RemoteResponder:
                     self._pending = [request for request in self._pending if request.id != request_id]
                 case "closed":
                     is_news = self._has_grants = True  # somebody else has decided it, perhaps for the session
-                case "raised":
-                    is_news |= not self._has_grants and self._shown is None
-                case "asked":
+                case "raised" if self._has_grants or self._shown is not None:
+                    pass
+                case "raised" | "asked":
                     is_news |= all(request.id != request_id for request in self._pending)
                 case None:
                     is_news = True
@@ -322,7 +322,7 @@ class RemoteResponder:
         self._answered.add(request.id)
         self._said.add(request.id)
         try:
-            state = await insert_answer(self.store.consent, answer, before_commit=lambda: self._notify_soon(request))
+            state = await insert_answer(self.store.consent, answer, when_begun=lambda: self._notify_soon(request))
         except Exception as error:  # noqa: BLE001  # asked again it would fail again: the owner ends the question by time
             words = words_of(error).partition("\n")[0]
             log.error("answer_refused", request=request.id, error=words)  # its first line says it
@@ -337,7 +337,7 @@ class RemoteResponder:
         await self._notify(request)
 
     def _notify_soon(self, request: PermissionRequest) -> None:
-        """Notify the owner of an answer that is being committed: its message takes as long as the commit."""
+        """Notify the owner of an answer that is being written: its message takes as long as the transaction."""
         notifying = asyncio.get_running_loop().create_task(self._notify(request))
         self._notifying.add(notifying)
         notifying.add_done_callback(self._notifying.discard)

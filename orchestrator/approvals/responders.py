@@ -100,16 +100,14 @@ def _failed(request: PermissionRequest, error: Exception) -> _CallbackReply:
     return _CallbackReply(None, f"the callback raised {words}")
 
 
-async def insert_answer(
-    store: ConsentStore, answer: Answer, *, before_commit: Callable[[], object] | None = None
-) -> str:
+async def insert_answer(store: ConsentStore, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> str:
     """Insert an answer, however long the database is away; return "" or the state that came before it.
 
-    ``before_commit`` is that of :meth:`soong.shared.permissions.store.ConsentStore.answer`.
+    ``when_begun`` is that of :meth:`soong.shared.permissions.store.ConsentStore.answer`.
     """
     while True:
         try:
-            await store.answer(answer, before_commit=before_commit)
+            await store.answer(answer, when_begun=when_begun)
         except AlreadyDecidedError as error:
             return error.state
         except UnavailableError as error:

@@ -93,11 +93,14 @@ class ConsentStore(Protocol):
         events: Sequence[NewEvent],
         now_us: int,
         before: Sequence[NewEvent] = (),
+        before_commit: Callable[[str], object] | None = None,
     ) -> str:
         """Insert a pending request under its run's fence, with its events; one open request a tool call.
 
         Return its id. Raised again for the same run and call (a resumed run), that of the open or decided one is
         returned, and none of ``events`` is written. ``before`` are events of the run that are written in any case.
+        ``before_commit`` is called, perhaps more than once, with the id of a new one where nothing else is committed
+        with it: the row is there in a moment.
 
         Raises: LeaseLostError.
         """
@@ -151,11 +154,11 @@ class ConsentStore(Protocol):
         """
         ...
 
-    async def answer(self, answer: Answer, *, before_commit: Callable[[], object] | None = None) -> None:
+    async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
         """Insert the first answer of a pending request; the very same one again is not a second answer.
 
-        ``before_commit`` is called, perhaps more than once, while the answer is being committed and its question is
-        held: who decides it from then on waits for the commit.
+        ``when_begun`` is called, perhaps more than once, as the transaction that holds the question begins, where
+        nothing else is in it: who decides it a moment later waits for the commit.
 
         One that comes late or second is a security event, in the audit log and in the log of an active run.
 

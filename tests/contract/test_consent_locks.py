@@ -7,11 +7,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 
+from soong.shared.engine.runs.events import NewEvent
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore, open_store
@@ -90,3 +93,30 @@ async def test_who_answers_questions_and_who_decides_them_never_wait_for_each_ot
             await answering
         assert await owner.consent.answer_of(first.id) is not None
         assert await owner.consent.answer_of(second.id) is not None
+
+
+async def test_questions_of_several_runs_are_raised_together_and_one_that_is_there_is_taken_up(
+    postgres_deployment: str,
+) -> None:
+    async with opened(postgres_deployment) as worker:
+        scene = await open_scene(worker)
+        await scene.task("a", "b", "c")
+        claims = await scene.claim(3)
+        requests = [make_request(claim) for claim in claims]
+        early: list[str] = []
+
+        def raising(request: PermissionRequest) -> Awaitable[str]:
+            event = NewEvent("permission_requested")
+            return worker.consent.raise_request(
+                request, events=[event], now_us=scene.now_us, before_commit=early.append
+            )
+
+        standing = await raising(requests[0])
+        alone = list(early)
+        again = replace(requests[0], id="req_again")
+        raised = await written_together(worker, *(partial(raising, one) for one in (again, *requests[1:])))
+        logs = [await scene.event_types(claim.identity.run_id) for claim in claims]
+
+        assert alone == [standing]
+        assert raised == [request.id for request in requests]
+        assert [log.count("permission_requested") for log in logs] == [1, 1, 1]

@@ -14,6 +14,7 @@ from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.engine.wire.permissions import question_news
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.request import Choice, Question, RequestState
 from soong.shared.permissions.rules import parse_allow
@@ -383,6 +384,9 @@ async def test_a_question_is_news_when_it_is_raised_where_no_grant_may_answer_it
 
         assert [*is_news, later._is_news(heard)] == [True, False, False]
         assert responder._is_news([bench.session_id])
+        responder._has_grants, responder._pending = False, callback.shown[:1]
+        again = question_news("raised", callback.shown[0].id)
+        assert not responder._is_news([f"{bench.session_id}\n{again}"])
 
 
 @pytest.mark.spec("PER-12")

@@ -38,9 +38,9 @@ class AwayStore(MemoryStore):
         found: OpenQuestions | None = await super().open_questions(session_id, limit=limit)
         return found
 
-    async def answer(self, answer: Answer, *, before_commit: Callable[[], object] | None = None) -> None:
+    async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
         self._check("answer")
-        await super().answer(answer, before_commit=before_commit)
+        await super().answer(answer, when_begun=when_begun)
 
     async def decide(self, ownership: Ownership, decision: Decision, **rest: object) -> DecisionReceipt:
         if decision.tool_call_id in self.away:

@@ -68,6 +68,7 @@ class InlineDatabase:
         write: Callable[[Transaction, Sequence[Any]], Sequence[Any]],
         item: Any,
         *,
+        when_begun: Callable[[], object] | None = None,
         before_commit: Callable[[Any], object] | None = None,
     ) -> Any:
         def written(tx: Transaction) -> Any:
@@ -77,6 +78,8 @@ class InlineDatabase:
             return outcome
 
         await asyncio.sleep(0)
+        if when_begun is not None:
+            when_begun()
         outcome = self.do(written)
         if isinstance(outcome, SoongError):
             raise outcome

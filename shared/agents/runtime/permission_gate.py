@@ -162,10 +162,20 @@ class RunGate:
         )
         before = () if self.noted is None else await self.noted()
         event = call_facts.asked(fresh, verdict, call, self.redactor)
-        stored = await self.store.consent.raise_request(fresh, before=before, events=(event,), now_us=now_us)
-        session_id = call.identity.session_id
-        await self.notifier.permission_raised(stored, session_id)
-        await self.notifier.notify_session(session_id, question_news("raised", stored))
+        early: list[asyncio.Task[None]] = []
+
+        async def tell_followers(request_id: str) -> None:
+            await self.notifier.notify_session(call.identity.session_id, question_news("raised", request_id))
+
+        def tell_soon(request_id: str) -> None:
+            early.append(asyncio.get_running_loop().create_task(tell_followers(request_id)))
+
+        # Followers are told twice: the message takes longer than the commit. Owners take a second one for an answer.
+        stored = await self.store.consent.raise_request(
+            fresh, before=before, events=(event,), now_us=now_us, before_commit=tell_soon
+        )
+        await self.notifier.permission_raised(stored, call.identity.session_id)
+        await tell_followers(stored)
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
         return replace(fresh, id=stored), stored == fresh.id

@@ -50,7 +50,9 @@ class MemoryConsent:
         events: Sequence[NewEvent],
         now_us: int,
         before: Sequence[NewEvent] = (),
+        before_commit: Callable[[str], object] | None = None,
     ) -> str:
+        del before_commit  # nothing here takes time
         run = held_run(self.rows, request.identity.run_id, request.fence)
         write_events(self.rows, run.id, before, now_us)
         for standing in self.rows.requests.values():
@@ -132,9 +134,9 @@ class MemoryConsent:
         ]
         return found[-limit:] if include_closed else found[:limit]
 
-    async def answer(self, answer: Answer, *, before_commit: Callable[[], object] | None = None) -> None:
-        if before_commit is not None:
-            before_commit()
+    async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
+        if when_begun is not None:
+            when_begun()
         try:
             await self._answer(answer)
         except AlreadyDecidedError as error:

@@ -1,11 +1,12 @@
 """Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser said."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyDecidedError, LeaseLostError, NotOwnerError
+from soong.shared.core.errors import AlreadyDecidedError, NotOwnerError
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.audit_log.notes import (
@@ -27,39 +28,18 @@ from soong.shared.storage.sql.consent.questions import (
     questions_of,
     settled_of,
 )
+from soong.shared.storage.sql.consent.raising import RaisedQuestion, StandingQuestionError, raise_new, raise_question
 from soong.shared.storage.sql.engine.audit_log import AuditTrail, report
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned
-from soong.shared.storage.sql.engine.rows import (
-    answer_of,
-    decision_of,
-    request_body,
-)
+from soong.shared.storage.sql.engine.rows import answer_of, decision_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import answers, decisions
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.tasks.run_writes import RunWrite, append_held, appending
+from soong.shared.storage.sql.tasks.run_writes import append_held
 from soong.shared.tools.ports import ASK_MARK
 
-RAISE: Final = Statement(
-    "raise: a question of a run that is held, of a call that has none",
-    """
-    INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)
-    SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs WHERE id = :run_id
-    """,
-)
-HOLD: Final = Statement(
-    "hold: a run by its lease, so that its calls are asked about one after another",
-    "SELECT id FROM runs WHERE id = :run_id AND fence = :fence AND status = 'running' /*pg FOR UPDATE */",
-)
-STANDING: Final = Statement(
-    "standing: the question of a call that is open or decided",
-    """
-    SELECT id FROM permission_requests
-    WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state IN ('pending', 'decided')
-    """,
-)
 HELD_OF_CALL: Final = Statement(
     "held of call: its pending question, held before its run is, as by the one who decides it",
     """
@@ -131,8 +111,13 @@ class SqlConsent:
         events: Sequence[NewEvent],
         now_us: int,
         before: Sequence[NewEvent] = (),
+        before_commit: Callable[[str], object] | None = None,
     ) -> str:
-        return await self._database.write(lambda tx: _raise(tx, request, before, events, now_us))
+        raised = RaisedQuestion(request, before, events, now_us)
+        if self._database.is_postgres:  # elsewhere nobody reads what is not committed, and a statement costs no trip
+            with suppress(StandingQuestionError):
+                return await self._database.write_together(raise_new, raised, before_commit=before_commit)
+        return await self._database.write(lambda tx: raise_question(tx, raised))
 
     async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
         return await self._database.read(lambda tx: question_of(tx, request_id))
@@ -176,13 +161,9 @@ class SqlConsent:
 
         return await self._database.write(write)
 
-    async def answer(self, answer: Answer, *, before_commit: Callable[[], object] | None = None) -> None:
+    async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
         try:
-            await self._database.write_together(
-                write_answers,
-                GivenAnswer(self._trail, answer),
-                before_commit=None if before_commit is None else lambda _: before_commit(),
-            )
+            await self._database.write_together(write_answers, GivenAnswer(self._trail, answer), when_begun=when_begun)
         except AlreadyDecidedError as error:
             state = error.state
             await self._database.write(lambda tx: note_late(tx, self._trail, answer, state))
@@ -272,31 +253,6 @@ class SqlConsent:
             return [request_id for request_id, *_ in rows]
 
         return await self._database.write(write)
-
-
-def _raise(
-    tx: Transaction, request: PermissionRequest, before: Sequence[NewEvent], events: Sequence[NewEvent], now_us: int
-) -> str:
-    run_id, call_id = request.identity.run_id, request.tool_call_id
-    with tx.pipeline():
-        held = tx.send(HOLD, run_id=run_id, fence=request.fence)
-        stands = tx.send(STANDING, run_id=run_id, tool_call_id=call_id)
-    if not held.rows():
-        raise LeaseLostError(run_id, request.fence)
-    standing = stands.rows()
-    told = [*before, *(() if standing else events)]
-    with appending(tx, RunWrite(run_id, request.fence, now_us, events=told)):
-        report(tx, run_id, before, now_us)
-        if not standing:
-            tx.send(
-                RAISE,
-                id=request.id,
-                run_id=run_id,
-                tool_call_id=call_id,
-                created_us=request.created_us,
-                body=request_body(request),
-            )
-    return str(standing[0][0]) if standing else request.id
 
 
 def _note_closed(tx: Transaction, rows: Sequence[tuple[str, ...]], reason: str, now_us: int) -> None:

@@ -71,6 +71,7 @@ class _Work:
     """Takes the ``item`` with those of others, where there is no function."""
     item: Any = None
     before_commit: Callable[[], object] | None = None
+    when_begun_alone: Callable[[], object] | None = None
     before_commit_alone: Callable[[Any], object] | None = None
     result: Any = None
     error: BaseException | None = None
@@ -130,15 +131,21 @@ class Database:
         return result
 
     async def write_together(
-        self, write: WriteTogether[Item, T], item: Item, *, before_commit: Callable[[T], object] | None = None
+        self,
+        write: WriteTogether[Item, T],
+        item: Item,
+        *,
+        when_begun: Callable[[], object] | None = None,
+        before_commit: Callable[[T], object] | None = None,
     ) -> T:
         """Have ``write`` write an item with those that others hand to it meanwhile; like :meth:`write` in all else.
 
-        They are written after all else in their transaction. ``before_commit`` is called in the loop with the result
-        before the commit has ended, if nothing else is written with it: else those that do not wait long are many.
+        They are written after all else in their transaction. If nothing else is written with an item, ``when_begun``
+        is called in the loop as its transaction begins, and ``before_commit`` with the result before the commit has
+        ended: else those that do not wait long are many.
         """
         loop = asyncio.get_running_loop()
-        work = _Work(None, loop, loop.create_future(), write, item, before_commit_alone=before_commit)
+        work = _Work(None, loop, loop.create_future(), write, item, None, when_begun, before_commit)
         result: T = await self._outcome(work)
         return result
 
@@ -295,12 +302,10 @@ class Database:
             self._drop()
             raise _UndoneError from error
         try:
+            if len(group) == 1 and group[0].when_begun_alone is not None:
+                group[0].loop.call_soon_threadsafe(group[0].when_begun_alone)
             self._run_all(group, connection)
-            for work in group:
-                if work.before_commit is not None and work.error is None:
-                    work.loop.call_soon_threadsafe(work.before_commit)
-                if work.before_commit_alone is not None and work.error is None and len(group) == 1:
-                    work.loop.call_soon_threadsafe(work.before_commit_alone, work.result)
+            _tell_of_commit(group)
             self.committer(transaction)
         except _UndoneError as undone:
             self._roll_back(transaction, undone.__cause__)
@@ -375,6 +380,15 @@ def _too_slow(undone: _UndoneError) -> TooSlowError:
     )
     error.__cause__ = undone.__cause__
     return error
+
+
+def _tell_of_commit(group: Sequence[_Work]) -> None:
+    """Call what is to be called once all has been run and before the commit has ended."""
+    for work in (work for work in group if work.error is None):
+        if work.before_commit is not None:
+            work.loop.call_soon_threadsafe(work.before_commit)
+        if work.before_commit_alone is not None and len(group) == 1:
+            work.loop.call_soon_threadsafe(work.before_commit_alone, work.result)
 
 
 def _tell(group: Sequence[_Work]) -> None:

@@ -1,0 +1,110 @@
+"""Questions as rows: what the runs of a process ask at once is one transaction, of one round trip on PostgreSQL.
+
+Nearly every call that asks has no question yet. That is found out by the insert; for one that has one, all is undone,
+and the call takes up that one (``raise_question``).
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from soong.shared.core.errors import ConflictError, LeaseLostError
+from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.permissions.request import PermissionRequest
+from soong.shared.storage.sql.engine.audit_log import report
+from soong.shared.storage.sql.engine.rows import request_body
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending
+
+RAISE: Final = Statement(
+    "raise: a question of a run that is held; no row means that its call has one",
+    """
+    INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)
+    SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs WHERE id = :run_id
+    ON CONFLICT DO NOTHING RETURNING id
+    """,
+)
+HOLD: Final = Statement(
+    "hold: a run by its lease, so that its calls are asked about one after another",
+    "SELECT id FROM runs WHERE id = :run_id AND fence = :fence AND status = 'running' /*pg FOR UPDATE */",
+)
+STANDING: Final = Statement(
+    "standing: the question of a call that is open or decided",
+    """
+    SELECT id FROM permission_requests
+    WHERE run_id = :run_id AND tool_call_id = :tool_call_id AND state IN ('pending', 'decided')
+    """,
+)
+
+
+class StandingQuestionError(ConflictError):
+    """The call has a question. Raised and caught in this adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedQuestion:
+    """What a run asks, with its ``events``, which are written with a new question only, and those ``before`` them."""
+
+    request: PermissionRequest
+    before: Sequence[NewEvent]
+    events: Sequence[NewEvent]
+    now_us: int
+
+
+def raise_new(tx: Transaction, raised: Sequence[RaisedQuestion]) -> list[str]:
+    """Raise questions of calls that have none; return their ids.
+
+    Raises:
+        LeaseLostError, StandingQuestionError: of one of them; all is to be undone.
+    """
+    replies: dict[str, Reply] = {}
+    with ExitStack() as appended:
+        for one in sorted(raised, key=lambda one: one.request.identity.run_id):
+            told = [*one.before, *one.events]
+            appended.enter_context(appending(tx, _run_write(one, told)))
+            report(tx, one.request.identity.run_id, one.before, one.now_us)
+            replies[one.request.id] = _send(tx, one.request)
+    for request_id, reply in replies.items():
+        _check_raised(request_id, reply)
+    return [one.request.id for one in raised]
+
+
+def raise_question(tx: Transaction, raised: RaisedQuestion) -> str:
+    """Raise a question, or return the id of the one that its call has. Raises: LeaseLostError."""
+    request = raised.request
+    run_id = request.identity.run_id
+    with tx.pipeline():
+        held = tx.send(HOLD, run_id=run_id, fence=request.fence)
+        standing_reply = tx.send(STANDING, run_id=run_id, tool_call_id=request.tool_call_id)
+    if not held.rows():
+        raise LeaseLostError(run_id, request.fence)
+    standing = standing_reply.rows()
+    told = [*raised.before, *(() if standing else raised.events)]
+    with appending(tx, _run_write(raised, told)):
+        report(tx, run_id, raised.before, raised.now_us)
+        reply = None if standing else _send(tx, request)
+    if reply is not None:
+        _check_raised(request.id, reply)
+    return str(standing[0][0]) if standing else request.id
+
+
+def _run_write(raised: RaisedQuestion, events: Sequence[NewEvent]) -> RunWrite:
+    return RunWrite(raised.request.identity.run_id, raised.request.fence, raised.now_us, events=events)
+
+
+def _check_raised(request_id: str, reply: Reply) -> None:
+    if not reply.rows():
+        raise StandingQuestionError(f"question {request_id} cannot be raised: its call has one, or it is another's id")
+
+
+def _send(tx: Transaction, request: PermissionRequest) -> Reply:
+    return tx.send(
+        RAISE,
+        id=request.id,
+        run_id=request.identity.run_id,
+        tool_call_id=request.tool_call_id,
+        created_us=request.created_us,
+        body=request_body(request),
+    )

@@ -118,6 +118,25 @@ def test_what_was_posted_goes_with_what_is_sent_next(
     assert seen_elsewhere(postgres_url) == [(2, "b")]
 
 
+def test_what_is_posted_after_an_answer_was_read_goes_with_the_commit(
+    connection: Connection, wire: PostgresWire, postgres_url: str
+) -> None:
+    with wire.batch():
+        read = wire.execute(ROWS, ())
+        wire.flush()
+        posted = wire.post("INSERT INTO kept VALUES (%s, 'a')", (1,))
+        assert read.rows() == []
+        more = wire.post("INSERT INTO kept VALUES (%s, 'b')", (2,))
+    assert (posted.is_answered, more.is_answered) == (False, False)
+    raw_of(connection).commit()
+    with wire.batch():
+        assert wire.execute(ROWS, ()).rows() == [(1, "a"), (2, "b")]
+    raw_of(connection).execute("SELECT 1")  # a cursor: the batch has ended
+    raw_of(connection).commit()
+
+    assert seen_elsewhere(postgres_url) == [(1, "a"), (2, "b")]
+
+
 @pytest.mark.parametrize("then", ["the commit", "another statement", "a cursor"])
 def test_what_was_posted_and_fails_fails_what_is_done_next_and_is_undone(
     connection: Connection, wire: PostgresWire, postgres_url: str, then: str

@@ -69,6 +69,10 @@ class SentStatement:
         self._result: PGresult | None = None
         self.prepares = prepares
 
+    @property
+    def is_answered(self) -> bool:
+        return self._result is not None
+
     def take(self, result: PGresult) -> None:
         self._result = result
 
@@ -106,8 +110,8 @@ class PostgresWire:
         """Of what has been sent and not answered; None is the end of a batch."""
         self._is_open = False
         """A batch is under way."""
-        self._is_awaited = False
-        """Somebody waits for an answer of that batch."""
+        self._awaited: SentStatement | None = None
+        """The last one of that batch for whose answer somebody waits."""
         self._is_posted = False
         """Statements have been sent that nobody waits for, and what is sent next is of the same batch."""
         self._is_begun = False
@@ -119,11 +123,11 @@ class PostgresWire:
             psycopg.Error: of the classes, and with the SQLSTATE, that psycopg's cursors raise.
         """
         if self._is_open:
-            self._is_awaited = True
-            return self._send(text, values)
+            self._awaited = self._send(text, values)
+            return self._awaited
         with self.batch():
-            self._is_awaited = True
-            return self._send(text, values)
+            self._awaited = self._send(text, values)
+            return self._awaited
 
     def post(self, text: str, values: Mapping[str, Any] | Sequence[Any]) -> SentStatement:
         """Send a statement whose answer nobody waits for. If it fails, what is done next in its transaction, at the
@@ -139,6 +143,8 @@ class PostgresWire:
         """Send what is executed within without waiting for answers. Its end waits for all of them, unless all of it
         has been posted.
 
+        What is awaited may also be read within; the rest then counts as posted.
+
         Raises:
             psycopg.Error: the first statement that failed; those after it were not executed.
         """
@@ -148,10 +154,11 @@ class PostgresWire:
         self._begin_batch()
         try:
             yield
-            if self._is_awaited or len(self._expected) >= MAX_POSTED:
+            is_read = self._awaited is None or self._awaited.is_answered
+            if is_read and 0 < len(self._expected) < MAX_POSTED:
+                self._is_posted = True
+            elif self._awaited is not None or self._expected:
                 self._end_batch()
-            else:
-                self._is_posted = bool(self._expected)
         except BaseException:
             # The caller gets the error of its batch. If the connection is lost, its next use raises that.
             with suppress(psycopg.Error):
@@ -187,7 +194,7 @@ class PostgresWire:
         """Wait for all answers and leave pipeline mode, for psycopg. Raises: psycopg.Error."""
         if self._is_posted:
             with self.batch():
-                self._is_awaited = True
+                self._awaited = SentStatement(self)  # the end of the batch
         elif self._expected:
             self._drain()
 
@@ -195,6 +202,11 @@ class PostgresWire:
         """Leave pipeline mode for a rollback, whatever the statements that were sent answer. Raises: psycopg.Error."""
         if self._expected:
             self._drain()
+
+    def flush(self) -> None:
+        """Have the server execute and answer what was sent, while more is sent. Raises: psycopg.Error."""
+        self._pg.send_flush_request()
+        self._pg.flush()
 
     def receive(self, wanted: SentStatement) -> None:
         """Read answers up to a wanted one. Raises: psycopg.Error."""
@@ -209,11 +221,10 @@ class PostgresWire:
 
     def _commit(self) -> None:
         with self.batch():
-            self._is_awaited = True
-            self._put(b"COMMIT")
+            self._awaited = self._put(b"COMMIT")
 
     def _begin_batch(self) -> None:
-        self._is_awaited = False
+        self._awaited = None
         if self._is_posted:
             self._is_posted = False
         elif self._expected:
@@ -266,9 +277,11 @@ class PostgresWire:
         self._expected.append(answer)
         return answer
 
-    def _put(self, command: bytes) -> None:
+    def _put(self, command: bytes) -> SentStatement:
         self._pg.send_query_params(command, None)
-        self._expected.append(SentStatement(self))
+        answer = SentStatement(self)
+        self._expected.append(answer)
+        return answer
 
     def _name_of(self, key: _Key) -> bytes:
         name = self._prepared.pop(key, None)

@@ -163,6 +163,11 @@ class Transaction:
                 self._wire.execute("SELECT 1", ())
                 since = time.monotonic()
 
+    def flush(self) -> None:
+        """Inside :meth:`pipeline`, let PostgreSQL begin with what was sent, while more is made and sent."""
+        if self.is_postgres:
+            self._wire.flush()
+
     @contextmanager
     def pipeline(self) -> Iterator[None]:
         """On PostgreSQL, send statements without waiting for the answers to earlier ones. Not for Core statements."""

@@ -124,17 +124,25 @@ class SqlTasks:
         )
 
         chosen = ""
+        is_retry = False
 
         def write(tx: Transaction) -> str:
-            nonlocal chosen
+            nonlocal chosen, is_retry
+            # The task is new, unless it is submitted again: the server inserts it while the looks travel. If it was
+            # there, all is undone and done again, looks first. On SQLite nothing travels.
+            is_ahead, is_retry = tx.is_postgres and not is_retry, True
             with tx.pipeline():
                 added = send_session(tx, self._trail, values)
-                found = _send_looks(tx, task)
                 free = tx.send(FREE_WORKERS)
-            is_new = _is_new(tx, task, *found)
-            with tx.pipeline():
+                found = _send_looks(tx, task)
+                tx.flush()
+                if is_ahead:
+                    _put_all(tx, rows)
+                is_new = _is_new(tx, task, *found)
+                if is_ahead and not is_new:
+                    raise ConflictError(f"task {task.id} is there already")  # undone: rows were sent
                 note_session(tx, self._trail, session, added)
-                if is_new:
+                if is_new and not is_ahead:
                     _put_all(tx, rows)
             workers = free.rows()
             chosen = str(random.choice(workers)[0]) if workers else ""  # noqa: S311  # no secret

@@ -5,7 +5,6 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,7 +15,7 @@ from soong.orchestrator.client.live_run import listen_to_answers
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.preview import preview_of
 from soong.orchestrator.client.stall_reasons import StallReasons
-from soong.orchestrator.client.submission import Submission, ask_submission, program_folder, submission
+from soong.orchestrator.client.submission import Submission, ask_submission, existing_folder, program_folder, submission
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.schemas.task import TaskResult
@@ -201,7 +200,7 @@ class Soong:
             catalogue=self._catalogue,
             clock=self._client.clock,
             principal=self._settings.principal,
-            cwd=program_folder(Path(project)),
+            is_program=True,
             budget=(budget,),
             settings=read_settings(settings or {}),
         )
@@ -390,7 +389,7 @@ class Soong:
             catalogue=catalogue,
             clock=self._client.clock,
             principal=self._settings.principal,
-            cwd=program_folder(Path(project)),
+            is_program=True,
             step_grants=shown,
             budget=(given.budget,),
             settings=read_settings(given.settings),
@@ -412,11 +411,11 @@ class Soong:
             allow=allow,
             catalogue=catalogue,
             settings=self._settings,
-            cwd=program_folder(Path(project)),
+            cwd=program_folder(existing_folder(Path(project))),
         )
 
     def _read(self, plan: PlanSource, catalogue: Catalogue) -> Plan:
-        known = replace(catalogue.known(), load_module=deployed_modules(self._settings))
+        known = catalogue.known(deployed_modules(self._settings))
         return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
 
 

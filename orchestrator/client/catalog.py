@@ -64,9 +64,11 @@ class Catalogue:
     needs_project: bool = False
     """Workers may run where the project is not: its mark, if it has one, says who has it."""
     policy: Policy = field(init=False)
+    names: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", policy_of(self.config))
+        object.__setattr__(self, "names", frozenset(tool.name for tool in self.tools))
 
     @classmethod
     def of(cls, settings: Settings, *, starts_servers: bool = True) -> Self:
@@ -92,10 +94,6 @@ class Catalogue:
         return with_project(self.definitions, project, self.config.agents)
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.tools)
-
-    @property
     def ruled_names(self) -> frozenset[str]:
         """Return the names that a rule can be about: those of tools, and of what agents of others ask for."""
         return self.names | acp_tool_names(self.config)
@@ -104,11 +102,12 @@ class Catalogue:
     def readonly_tools(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools if tool.permission is Permission.READONLY)
 
-    def known(self) -> PlanNames:
+    def known(self, load_module: ModuleLoader | None = None) -> PlanNames:
         """Return what plans are checked against."""
         return PlanNames(
             tools=self.names,
             definitions=self.definitions.ids,
+            load_module=load_module,
             definition_models=self.definitions.models,
         )
 

@@ -71,6 +71,7 @@ def submission(
     clock: Clock,
     principal: str = "local",
     cwd: Path | None = None,
+    is_program: bool = False,
     step_grants: Sequence[StepGrant] = (),
     ids: "Ids | None" = None,
     policy: Policy | None = None,
@@ -78,7 +79,8 @@ def submission(
     settings: JsonObject = NO_SETTINGS,
     closes_with_task: bool = False,
 ) -> Submission:
-    """Bind and check everything. ``cwd`` is the folder that its caller is in, our own by default.
+    """Bind and check everything. ``cwd`` is the folder that its caller is in, our own by default, and with
+    ``is_program`` that of :func:`program_folder`.
 
     ``catalogue`` has the agent definitions of the project (:meth:`Catalogue.at`); ``policy`` is what rules are added
     to, by default the catalogue's. ``step_grants`` are consents to the steps' declarations (PER-17). ``settings`` are
@@ -89,19 +91,17 @@ def submission(
     """
     require_text("the model", model)
     ids = ids or Ids(new_id("sess"), new_id("task"))
-    now_us, home = clock.now_us(), str(Path.home())
-    granted = [
-        rule for grant in step_grants for rule in grant.rules(ids.task, principal=principal, now_us=now_us, home=home)
-    ]
+    now_us = clock.now_us()
     for name in models_of(plan, model):
         check_name(name)
     session = _session(
         ids.session,
         project=project,
         cwd=cwd,
+        is_program=is_program,
         approval_mode=approval_mode,
         allow=allow,
-        more_rules=granted,
+        more_rules=_granted(step_grants, ids.task, principal, now_us),
         catalogue=catalogue,
         policy=policy,
         principal=principal,
@@ -119,6 +119,11 @@ def submission(
     )
     traced = replace(made, trace_parent=trace_parent())
     return Submission(session, traced, budget_of_session(budget, catalogue.config))
+
+
+def _granted(grants: Sequence[StepGrant], task_id: str, principal: str, now_us: int) -> list[Rule]:
+    home = str(Path.home()) if grants else ""
+    return [rule for grant in grants for rule in grant.rules(task_id, principal=principal, now_us=now_us, home=home)]
 
 
 def budget_of_session(given: Sequence[str], config: Config) -> Budget:
@@ -143,6 +148,7 @@ def ask_submission(
     clock: Clock,
     principal: str = "local",
     cwd: Path | None = None,
+    is_program: bool = False,
     ids: "Ids | None" = None,
     policy: Policy | None = None,
     budget: Sequence[str] = (),
@@ -170,6 +176,7 @@ def ask_submission(
         ids.session,
         project=project,
         cwd=cwd,
+        is_program=is_program,
         approval_mode=approval_mode,
         allow=allow,
         catalogue=catalogue,
@@ -298,6 +305,7 @@ def _session(
     *,
     project: Path,
     cwd: Path | None,
+    is_program: bool,
     approval_mode: ApprovalMode,
     allow: Sequence[str],
     catalogue: Catalogue,
@@ -308,7 +316,7 @@ def _session(
     closes_with_task: bool = False,
 ) -> Session:
     folder = existing_folder(project)
-    here = str(cwd or Path.cwd())
+    here = str(program_folder(folder) if is_program else cwd or Path.cwd())
     require_text("the rule", *allow)
     require_text("the folder", str(folder), here)
     rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools, tools=catalogue.ruled_names) for text in allow]
@@ -338,7 +346,8 @@ def existing_folder(path: Path) -> Path:
 def program_folder(project: Path) -> Path:
     """Return where the relative paths of a program's session start: its current folder inside the project.
 
-    A program that runs elsewhere (a server in ``/``) means the project that it names. Raises: UsageError.
+    A program that runs elsewhere (a server in ``/``) means the project that it names. ``project`` is an
+    :func:`existing_folder`.
     """
-    folder, here = existing_folder(project), Path(os.path.realpath(Path.cwd()))
-    return here if here.is_relative_to(folder) else folder
+    here = Path.cwd()  # resolved by the system
+    return here if here.is_relative_to(project) else project

@@ -5,6 +5,7 @@ that none can take the place of a user's. Who wrote the project does not decide 
 is sent to: a model is taken only where the user's configuration lists it, and limits only where they are lower.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -70,11 +71,11 @@ def with_project(known: AgentDefinitionRegistry, project: Path, config: AgentsCo
 
 def _files(project: Path, folder: Path, read: Callable[[Path], DefinitionFile]) -> Iterable[DefinitionFile]:
     try:
-        names = sorted(path for path in (project / folder).iterdir() if path.suffix == ".md")
+        names = os.listdir(f"{project}/{folder}")  # noqa: PTH208  # of every plan; most projects have none
         real = project.resolve()
     except (OSError, ValueError):  # no such folder, or text that no path has: who needs the project says so
         return []
-    paths = [path for path in names if not path.name.startswith(".")]
+    paths = sorted(project / folder / name for name in names if name.endswith(".md") and not name.startswith("."))
     return [read(path) if is_below(path.resolve(), real) else _leads_out(path) for path in paths[:MAX_FILES]]
 
 

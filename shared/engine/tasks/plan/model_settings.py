@@ -19,6 +19,8 @@ _READER: Final = DocumentReader.of(SettingsDocument)
 
 def read_settings(given: JsonObject, source: str = "settings") -> JsonObject:
     """Return the settings that are set, checked. Raises: InvalidPlanError, with every problem."""
+    if not given:
+        return {}
     problems = Problems(source, joint=".")
     said = _READER.read(dict(given), (), problems.report)
     problems.refuse()

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS, decisions_of
+from soong.shared.storage.redis.direct_connection import DirectConnection
 from soong.shared.storage.redis.subscriptions import (
     ChannelSource,
     RedisSubscription,
@@ -31,7 +31,7 @@ class RedisSubscriber:
 
     def __init__(self, client: "Redis") -> None:
         self._client = client
-        self._idle: list[PubSub] = []
+        self._idle: list[DirectConnection] = []
 
     async def subscribe_owner(self) -> Subscription:
         return await RedisSubscription.listen(ChannelSource(self._client, OWNERS_CHANNEL, sessions_of))

@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
@@ -23,6 +22,7 @@ from soong.shared.engine.wire.permissions import (
     split_hint,
     split_question_news,
 )
+from soong.shared.storage.redis.direct_connection import DirectConnection
 
 log = get_logger(__name__)
 
@@ -144,48 +144,51 @@ class ChannelSource:
         channel: str,
         decode: Callable[[str], Sequence[str]],
         *,
-        idle: list[PubSub] | None = None,
+        idle: list[DirectConnection] | None = None,
     ) -> None:
         self._client = client
         self._channel = channel
         self._decode = decode
         self._idle = idle
-        self._pubsub: PubSub | None = None
+        self._connection: DirectConnection | None = None
         self._is_sound = False
         """It listens, and nothing has gone wrong with its connection."""
         self._awaits_pong = False
 
     async def open(self) -> None:
         while self._idle:
-            self._pubsub = self._idle.pop()
+            self._connection = self._idle.pop()
             try:
-                await self._subscribe(self._pubsub)
+                await self._subscribe(self._connection)
             except (RedisError, OSError, TimeoutError):  # it was cut while it lay idle: another one is made
                 await self._end()
             else:
                 return
-        self._pubsub = self._client.pubsub()
-        await self._subscribe(self._pubsub)
+        self._connection = DirectConnection(self._client)
+        await self._subscribe(self._connection)
 
     async def receive(self) -> Sequence[str]:
-        assert self._pubsub is not None
+        assert self._connection is not None
         try:
-            message = await self._pubsub.get_message(timeout=ANSWER_LIMIT_S if self._awaits_pong else SILENCE_S)
+            message = await self._connection.receive(ANSWER_LIMIT_S if self._awaits_pong else SILENCE_S)
             if message is None:
                 if self._awaits_pong:
                     raise TimeoutError(f"the subscription to {self._channel} is dead")
                 self._awaits_pong = True
-                await self._pubsub.ping()
+                await self._connection.send("PING")
                 return ()
         except (RedisError, OSError, TimeoutError):
             self._is_sound = False
             raise
         self._awaits_pong = False
-        is_ours = message["type"] == "message" and message["channel"] == self._channel
-        return self._decode(str(message["data"])) if is_ours else ()
+        if not isinstance(message, list):  # the answer to a command outside of any subscription
+            self._is_sound = False
+            raise OSError(f"the connection that the subscription to {self._channel} had is gone")
+        kind, channel, *data = message
+        return self._decode(str(data[0])) if (kind, channel) == ("message", self._channel) else ()
 
     async def close(self) -> None:
-        if self._pubsub is None:
+        if self._connection is None:
             return
         if self._idle is None or len(self._idle) >= IDLE_CHANNELS or not self._is_sound:
             await self._end()
@@ -193,27 +196,25 @@ class ChannelSource:
         self._is_sound = False
         try:
             # What is still on its way is passed over by the next one that listens.
-            await self._pubsub.unsubscribe(self._channel)
+            await self._connection.send("UNSUBSCRIBE", self._channel)
         except BaseException:
             await self._end()
             raise
-        self._idle.append(self._pubsub)
-        self._pubsub = None
+        self._idle.append(self._connection)
+        self._connection = None
 
-    async def _subscribe(self, pubsub: PubSub) -> None:
+    async def _subscribe(self, connection: DirectConnection) -> None:
         self._is_sound, self._awaits_pong = False, False
         async with asyncio.timeout(ANSWER_LIMIT_S):
-            await pubsub.subscribe(self._channel)
-            while True:
-                answer = await pubsub.get_message(timeout=ANSWER_LIMIT_S)
-                if answer is not None and (answer["type"], answer["channel"]) == ("subscribe", self._channel):
-                    break
+            await connection.send("SUBSCRIBE", self._channel)
+            while (await connection.receive())[:2] != ["subscribe", self._channel]:
+                pass  # of a channel before
         self._is_sound = True
 
     async def _end(self) -> None:
-        if self._pubsub is not None:
-            pubsub, self._pubsub = self._pubsub, None
-            await cast(Any, pubsub).aclose()
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
 
 
 class StreamSource:

@@ -207,7 +207,7 @@ async def test_an_unreadable_hint_is_passed_over(
 ) -> None:
     owner, questions = await subscriber.subscribe_owner(), await subscriber.subscribe_permissions()
 
-    for payload in ("not json", "[]", '{"v":1}', '{"v":9,"sessions":["sess_1"],"more":true}'):
+    for payload in ("not json", b"\xff", "[]", '{"v":1}', '{"v":9,"sessions":["sess_1"],"more":true}'):
         await clients.commands.publish("soong:wake:owners", payload)
     await clients.commands.xadd(REQUESTS, {"v": "1", "other": "x"})
     await notifier.permission_raised("req_1", "sess_1")

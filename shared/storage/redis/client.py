@@ -58,6 +58,8 @@ def _client(url: str, name: str, connections: int, *, socket_timeout: float | No
         socket_connect_timeout=CONNECT_LIMIT_S,
         client_name=name,
         decode_responses=True,
+        # Whoever may publish may publish what is no text: it is passed over, like a hint that is none.
+        encoding_errors="replace",
         # One form of replies whatever the server; bundled Redis is 6.2.
         protocol=2,
         # Otherwise each connection reads its version from the metadata of the installed package.

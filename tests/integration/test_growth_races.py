@@ -12,9 +12,9 @@ from sqlalchemy import RootTransaction
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Task
+from soong.shared.engine.tasks.step import NewStep, Task
 from soong.shared.storage.sql.store import SqlStore, open_store
-from tests.contract.scene import ContractHarness, completed, open_scene
+from tests.contract.scene import ContractHarness, completed, open_scene, step_ids
 from tests.model.builders import make_more, make_step
 
 STEPS = 60
@@ -74,12 +74,13 @@ async def test_a_join_that_was_lost_all_the_same_is_found_when_nothing_else_is_l
 
 
 @pytest.mark.spec("DAG-01", "DAG-07")
+@pytest.mark.parametrize("more", [(), (make_step("q", depends_on=("p",)),)], ids=["alone", "with a successor"])
 async def test_an_end_that_waits_for_a_growth_opens_the_step_that_grew(
-    scenes: tuple[ContractHarness, ContractHarness], postgres_url: str
+    scenes: tuple[ContractHarness, ContractHarness], postgres_url: str, more: tuple[NewStep, ...]
 ) -> None:
     """The end's statement began before the growth was committed, so what it reads of the edges is older."""
     owner, worker = scenes
-    task_id = await owner.task("p", "other")
+    task_id = await owner.task("p", "other", *more)
     task = await owner.store.tasks.task(task_id)
     root = await owner.store.runs.run(task.root_run_id)
     claims = {claim.step_key.rpartition("/")[2]: claim for claim in await worker.claim(2)}
@@ -94,9 +95,10 @@ async def test_an_end_that_waits_for_a_growth_opens_the_step_that_grew(
     owner.store._database.committer = commit_once_the_end_waits
     growing = asyncio.create_task(grow(owner, task, root, "g", "p"))
     assert await asyncio.to_thread(is_written.wait, LIMIT_S)
-    await worker.advance([completed(claims["p"])])
+    advance = await worker.advance([completed(claims["p"])], claim=len(more))
     await growing
 
+    assert step_ids(advance.claims) == [step.step_id for step in more]
     assert (await worker.statuses(task_id))["g"] is StepStatus.READY
 
 

@@ -1,11 +1,11 @@
 """The hottest transaction: a worker's ends, what they unlock, and its next claims, in one go."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Final, TypeAlias
 
 from soong.shared.engine.tasks.step import Advance, Claim, Outcome, StepEnd
-from soong.shared.storage.sql.claims import postgres_hot_path
+from soong.shared.storage.sql.claims import postgres_hot_path, postgres_successor
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
 from soong.shared.storage.sql.claims.claim_rows import ClaimedStep
 from soong.shared.storage.sql.claims.claiming import (
@@ -19,7 +19,13 @@ from soong.shared.storage.sql.claims.claiming import (
     scan,
     share_out,
 )
-from soong.shared.storage.sql.claims.completions import ClaimRequest, ended_tasks, write_ends
+from soong.shared.storage.sql.claims.completions import (
+    ClaimRequest,
+    CompletionResult,
+    EndedTasks,
+    ended_tasks,
+    write_ends,
+)
 from soong.shared.storage.sql.claims.readiness import note_claimed, unlock_after
 from soong.shared.storage.sql.claims.successor import claim_successor
 from soong.shared.storage.sql.claims.task_ends import end_with_last_step
@@ -29,6 +35,9 @@ from soong.shared.storage.sql.engine.transaction import Transaction
 
 Taken: TypeAlias = dict[str, list[Claim]]
 """The claims of each lane, the next one last."""
+
+EndedAndClaimed: TypeAlias = tuple[CompletionResult, EndedTasks, list[Claim], bool]
+"""What the ends did and leave to do, the claims in turn, and whether more could have been claimed."""
 
 Take: TypeAlias = Callable[[Transaction, Contexts, RunLogBuffer, ClaimRequest, Turns], Taken]
 
@@ -42,21 +51,8 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], reques
     by_key: dict[str, StepEnd] = {}
     # A step ends once: the same end told twice in one batch is stale the second time.
     doubled = {e.run_id for e in sorted(ends, key=lambda e: e.step_key) if by_key.setdefault(e.step_key, e) is not e}
-    if tx.is_postgres:
-        ended, tasks, seen = postgres_hot_path.end_and_scan(tx, by_key, request)
-        claims, is_left = _claim(tx, contexts, run_log, request, seen, postgres_hot_path.take)
-    else:
-        ended = write_ends(tx, run_log, by_key, request)
-        if any(end.outcome is Outcome.PARTIAL for end in ends):
-            run_log.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
-        if found := claim_successor(tx, ended, request):
-            successor, tasks = found
-            claims, is_left = _started(tx, contexts, run_log, request, [successor]), False
-            tell_malformed(tx, run_log, claims, request.now_us)
-        else:
-            ended.ready = unlock_after(tx, ended.completed, request.now_us)
-            tasks = ended_tasks(tx, ended)
-            claims, is_left = _claim(tx, contexts, run_log, request, scan(tx, request), _take)
+    end_and_claim = _on_postgres if tx.is_postgres else _on_sqlite
+    ended, tasks, claims, is_left = end_and_claim(tx, contexts, run_log, by_key, request)
     run_log.flush(tx)
     over = {
         session_id
@@ -71,6 +67,37 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], reques
         closed_sessions=frozenset(over),
         ready_left=is_left or bool(left),
     )
+
+
+def _on_postgres(
+    tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, ends: Mapping[str, StepEnd], request: ClaimRequest
+) -> EndedAndClaimed:
+    only = next(iter(ends.values())) if len(ends) == 1 and request.claim > 0 else None
+    if only is not None and contexts.successors.is_worth_a_try(only):
+        ended, tasks, claim = postgres_successor.end_and_claim(tx, contexts, only, request)
+        if claim is not None:
+            tell_malformed(tx, run_log, [claim], request.now_us)
+            return ended, tasks, [claim], False
+        ended, tasks, seen = postgres_hot_path.open_and_scan(tx, ended, request)
+    else:
+        ended, tasks, seen = postgres_hot_path.end_and_scan(tx, ends, request)
+    return ended, tasks, *_claim(tx, contexts, run_log, request, seen, postgres_hot_path.take)
+
+
+def _on_sqlite(
+    tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, ends: Mapping[str, StepEnd], request: ClaimRequest
+) -> EndedAndClaimed:
+    ended = write_ends(tx, run_log, ends, request)
+    if any(end.outcome is Outcome.PARTIAL for end in ends.values()):
+        run_log.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
+    if found := claim_successor(tx, ended, request):
+        successor, tasks = found
+        claims = _started(tx, contexts, run_log, request, [successor])
+        tell_malformed(tx, run_log, claims, request.now_us)
+        return ended, tasks, claims, False
+    ended.ready = unlock_after(tx, ended.completed, request.now_us)
+    tasks = ended_tasks(tx, ended)
+    return ended, tasks, *_claim(tx, contexts, run_log, request, scan(tx, request), _take)
 
 
 def _claim(

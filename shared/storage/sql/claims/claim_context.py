@@ -19,6 +19,7 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
 from soong.shared.storage.sql.claims.claim_rows import ClaimedRun, ClaimedStep, ItemRow, ResultRow
+from soong.shared.storage.sql.claims.successor_hints import SuccessorHints
 from soong.shared.storage.sql.engine.log_rows import preceding_of
 from soong.shared.storage.sql.engine.rows import output_of, spec_of, unpack
 from soong.shared.storage.sql.engine.short_forms import NODES, entire
@@ -106,6 +107,7 @@ class Contexts:
         self._surfaces: OrderedDict[str, JsonObject] = OrderedDict()
         self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
         self._policies: OrderedDict[str, JsonObject] = OrderedDict()
+        self.successors = SuccessorHints()
 
     def read(self, tx: Transaction, run_ids: Sequence[str]) -> "ClaimContext":
         """Return what the claims of these runs get."""

@@ -215,20 +215,15 @@ class Soong:
     ) -> TaskResult:
         """Write a submission and follow it to its end, answering its questions by the callback."""
         session, task = prepared.session, prepared.task
-        # It listens before anything is written, so that nothing of the task happens unheard.
-        opening = asyncio.create_task(self._client.subscriber.subscribe_session(session.id))
         helpers: list[asyncio.Task[None]] = []
         try:
             if on_answer:
                 helpers.append(await self._listening(task.root_run.identity.run_id, on_answer))
             await self._client.submit(session, task, max_concurrent=max_concurrent, budget=prepared.budget)
-        except BaseException:
-            await _discard(opening)
-            await _cancelled(helpers)
-            raise
-        if callback:
-            helpers.append(self._client.attach(session, callback, channel="sdk"))
-        try:
+            # Only now: it would take the interpreter from the thread that writes the rows. A look follows it.
+            opening = asyncio.create_task(self._client.subscriber.subscribe_session(session.id))
+            if callback:
+                helpers.append(self._client.attach(session, callback, channel="sdk"))
             view = await self._last_view(task.id, new=opening)
         finally:
             await _cancelled(helpers)
@@ -424,13 +419,6 @@ async def _cancelled(helpers: Sequence["asyncio.Task[None]"]) -> None:
     for helper in helpers:
         helper.cancel()
     await asyncio.gather(*helpers, return_exceptions=True)
-
-
-async def _discard(opening: "asyncio.Task[Subscription]") -> None:
-    """Close a subscription that nobody needs any more."""
-    opening.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await (await opening).close()
 
 
 def _with_program_folder(settings: Settings) -> Settings:

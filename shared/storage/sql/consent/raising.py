@@ -19,10 +19,11 @@ from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending
 
 RAISE: Final = Statement(
-    "raise: a question of a run that is held; no row means that its call has one",
+    "raise: a question of a run while it is held, as row checks want it; no row then means that its call has one",
     """
     INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)
-    SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs WHERE id = :run_id
+    SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs
+    WHERE id = :run_id AND fence = :fence AND status = 'running'
     ON CONFLICT DO NOTHING RETURNING id
     """,
 )
@@ -104,6 +105,7 @@ def _send(tx: Transaction, request: PermissionRequest) -> Reply:
         RAISE,
         id=request.id,
         run_id=request.identity.run_id,
+        fence=request.fence,
         tool_call_id=request.tool_call_id,
         created_us=request.created_us,
         body=request_body(request),

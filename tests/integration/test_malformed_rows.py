@@ -141,10 +141,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "UPDATE steps SET starts = 9007199254740991 WHERE key = %(own_step)s",
         DENIED,
     ),
-    "a place before all others'": ("UPDATE steps SET is_unparked = 9 WHERE key = %(own_step)s", OUT_OF_RANGE),
+    "a place before all others'": ("UPDATE steps SET is_unparked = 9 WHERE key = %(own_step)s", DENIED),
     "a start after the year 9999": (
         "UPDATE runs SET started_us = 9223372036854775807 WHERE id = %(own)s",
-        OUT_OF_RANGE,
+        DENIED,
     ),
 }
 

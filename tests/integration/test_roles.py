@@ -254,6 +254,36 @@ async def test_an_orchestrator_changes_nothing_that_was_said(at_work: RoleUrls) 
                 orchestrator.execute(statement.encode())
 
 
+UNUSABLE: dict[str, tuple[str, str]] = {
+    "a fence that cannot be counted on": ("orchestrator", "UPDATE steps SET fence = 9223372036854775807"),
+    "a status that nobody knows": ("orchestrator", "UPDATE runs SET status = 'x'"),
+    "a lease without a holder": ("orchestrator", "UPDATE steps SET status = 'running', worker_id = ''"),
+    "a step with such a fence": (
+        "orchestrator",
+        (
+            "INSERT INTO steps (key, task_id, session_id, step_id, kind, lane, fence)"
+            " VALUES ('k', 't', 's', 'x', 'python', 'l', 9223372036854775807)"
+        ),
+    ),
+    "a run of an unknown status": (
+        "orchestrator",
+        "INSERT INTO runs (id, session_id, role, status) VALUES ('r', 's', 'x', 'x')",
+    ),
+}
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize("what", UNUSABLE)
+async def test_no_role_leaves_a_value_of_a_step_or_a_run_that_nobody_can_use(at_work: RoleUrls, what: str) -> None:
+    role, statement = UNUSABLE[what]
+
+    with (
+        psycopg.connect(plain(getattr(at_work, role)), autocommit=True) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"),
+    ):
+        connection.execute(statement.encode())
+
+
 @pytest.mark.spec("OPS-11.c", "OPS-12")
 async def test_an_orchestrator_keeps_the_outbox_of_notifications_under_its_role(urls: RoleUrls) -> None:
     store = await open_store(urls.orchestrator)

@@ -59,6 +59,21 @@ def ranges(name: str, *columns: str) -> CheckConstraint:
     return CheckConstraint(" AND ".join(f"{column} BETWEEN 0 AND {MAX_COUNT}" for column in columns), name=name)
 
 
+def sqlite_checks(*checks: CheckConstraint) -> tuple[CheckConstraint, ...]:
+    """Leave checks of a table that every step changes to SQLite, which compiles them with the statement.
+
+    PostgreSQL reads and compiles their text again for each execution, a quarter of the time of a chain's hop. There the
+    row checks of the database roles have them (:func:`checks_of`, docs/decisions/0046).
+    """
+    return tuple(check.ddl_if(dialect="sqlite") for check in checks)
+
+
+def checks_of(table: Table) -> str:
+    """Return all checks of a table as one condition, which is not false for what they accept."""
+    texts = sorted(f"({one.sqltext})" for one in table.constraints if isinstance(one, CheckConstraint))
+    return f"({' AND '.join(texts)}) IS NOT FALSE"
+
+
 def where(condition: str) -> dict[str, Any]:
     """Make an index partial."""
     return by_dialect(sqlite_where=text(condition), postgresql_where=text(condition))

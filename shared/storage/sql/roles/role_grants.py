@@ -5,13 +5,14 @@ Run by the owner of the tables after each migration. All of a role's rights are 
 transaction, so nothing of an older version stays and no process sees a moment without them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import URL, Connection, text
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.storage.sql.engine.columns import checks_of
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.roles.role_privileges import (
@@ -35,7 +36,9 @@ VERSION_TABLE: Final = "alembic_version"
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(7266110104)")
 """One at a time: two that give rights at once would each find the other's row checks half made."""
 
-_POLICIES: Final = ("soong_read", "soong_new", "soong_changed", "soong_others")
+_POLICIES: Final = ("soong_read", "soong_new", "soong_changed", "soong_others", "soong_values")
+_VALUED: Final = ("steps", "runs")
+"""Tables whose checks PostgreSQL has as row checks alone (``sqlite_checks`` of their columns' module)."""
 
 _ROLE: Final = text(
     "SELECT rolsuper OR rolbypassrls AS is_above_rights, "
@@ -135,6 +138,7 @@ def _statements(connection: Connection, roles: Roles) -> Iterator[str]:
         yield _HOLDS.format(schema=schema)
         yield _LAST_TURN.format(schema=schema)
         yield from _row_checks(quote(roles.worker), roles.worker.replace("'", "''"))
+        yield from _value_checks([quote(role) for role in roles.named if role != roles.scaler])
         yield from row_rules(schema, roles.worker.replace("'", "''"))
     if roles.orchestrator:
         yield from _orchestrator_grants(quote(roles.orchestrator), sequences)
@@ -175,6 +179,16 @@ def _client_grants(role: str, sequences: Mapping[str, str]) -> Iterator[str]:
         yield f"GRANT {', '.join(given)} ON {table} TO {role}"
         if table in CLIENT_ADDS and table in sequences:
             yield f"GRANT USAGE ON SEQUENCE {sequences[table]} TO {role}"
+
+
+def _value_checks(roles: Sequence[str]) -> Iterator[str]:
+    """Let no role leave a value in these tables that nobody can use, such as a number at the end of its range."""
+    for table in _VALUED:
+        checks = checks_of(metadata.tables[table])
+        yield (
+            f"CREATE POLICY soong_values ON {table} AS RESTRICTIVE FOR ALL TO {', '.join(roles)}"
+            f" USING (true) WITH CHECK ({checks})"
+        )
 
 
 def _and(condition: str, fits: str) -> str:

@@ -1,9 +1,9 @@
 """What a worker may write into each column: conditions of PostgreSQL's row checks, after whose row it is.
 
-Numbers and instants have their ranges in :mod:`soong.shared.storage.sql.engine.tables`, for every role. What readers
-take as JSON is JSON here, and what they load is bounded here. Readers rely on neither
-(:mod:`soong.shared.storage.sql.engine.strict`). A cast of what is not JSON raises, which refuses the statement as a
-condition that does not hold does.
+Numbers and instants have their ranges in :mod:`soong.shared.storage.sql.engine.tables`, for every role: as checks of
+the table, or as row checks of all roles (``soong_values``). What readers take as JSON is JSON here, and what they load
+is bounded here. Readers rely on neither (:mod:`soong.shared.storage.sql.engine.strict`). A cast of what is not JSON
+raises, which refuses the statement as a condition that does not hold does.
 """
 
 from collections.abc import Iterable, Mapping

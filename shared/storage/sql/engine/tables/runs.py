@@ -14,6 +14,7 @@ from soong.shared.storage.sql.engine.columns import number_column as _number
 from soong.shared.storage.sql.engine.columns import one_of as _one_of
 from soong.shared.storage.sql.engine.columns import ordinal_column as _ordinal
 from soong.shared.storage.sql.engine.columns import ranges as _ranges
+from soong.shared.storage.sql.engine.columns import sqlite_checks as _sqlite_checks
 from soong.shared.storage.sql.engine.columns import text_column as _text
 from soong.shared.storage.sql.engine.tables.base import ROOM, metadata
 
@@ -56,12 +57,14 @@ runs = Table(
     _instant("ended_us"),
     Column("end_reason", Text),
     _text("usage", "{}"),
-    _one_of("status", RunStatus),
-    _one_of("end_reason", EndReason),
-    _flag("is_foreign"),
-    CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
-    _ranges("counters", "fence", "last_seq", "last_node"),
-    _ranges("instants", "started_us", "ended_us", "tainted_us"),
+    *_sqlite_checks(
+        _one_of("status", RunStatus),
+        _one_of("end_reason", EndReason),
+        _flag("is_foreign"),
+        CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
+        _ranges("counters", "fence", "last_seq", "last_node"),
+        _ranges("instants", "started_us", "ended_us", "tainted_us"),
+    ),
     Index("ix_runs_task", "task_id"),
     **ROOM,
 )

@@ -14,6 +14,7 @@ from soong.shared.storage.sql.engine.columns import number_column as _number
 from soong.shared.storage.sql.engine.columns import one_of as _one_of
 from soong.shared.storage.sql.engine.columns import ordinal_column as _ordinal
 from soong.shared.storage.sql.engine.columns import ranges as _ranges
+from soong.shared.storage.sql.engine.columns import sqlite_checks as _sqlite_checks
 from soong.shared.storage.sql.engine.columns import text_column as _text
 from soong.shared.storage.sql.engine.columns import where as _where
 from soong.shared.storage.sql.engine.tables.base import DUE, LEASED, READY, ROOM, TASK_OVER, UNSETTLED, UNTOLD, metadata
@@ -111,18 +112,22 @@ steps = Table(
     # They may be long; being last, no read of other columns passes through them.
     Column("depends_on", Text),
     Column("dependents", Text),
-    _one_of("status", StepStatus),
-    _one_of("kind", StepKind),
-    _one_of("on_failure", FailurePolicy),
-    _one_of("outcome", Outcome),
-    _flag("is_settled"),
-    _flag("is_paused"),
-    _flag("is_unparked"),
-    _ranges("counters", "open_deps", "fence", "starts", "lost_leases"),
-    _ranges("instants", "started_us", "ended_us", "ready_us"),
-    CheckConstraint("kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')", name="map_unclaimed"),
-    CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
-    CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
+    *_sqlite_checks(
+        _one_of("status", StepStatus),
+        _one_of("kind", StepKind),
+        _one_of("on_failure", FailurePolicy),
+        _one_of("outcome", Outcome),
+        _flag("is_settled"),
+        _flag("is_paused"),
+        _flag("is_unparked"),
+        _ranges("counters", "open_deps", "fence", "starts", "lost_leases"),
+        _ranges("instants", "started_us", "ended_us", "ready_us"),
+        CheckConstraint(
+            "kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')", name="map_unclaimed"
+        ),
+        CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
+        CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
+    ),
     Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(READY)),
     Index("ix_steps_leased", "worker_id", **_where(LEASED)),
     Index("ix_steps_holder", "holder_run_id", **_where("holder_run_id <> ''")),

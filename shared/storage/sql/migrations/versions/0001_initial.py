@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_0eaeac73"
+revision = "0001_05a6cd47"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -119,6 +119,10 @@ def _flag(column: str) -> CheckConstraint:
 
 def _ranges(name: str, *columns: str) -> CheckConstraint:
     return CheckConstraint(" AND ".join(f"{column} BETWEEN 0 AND {_MAX_COUNT}" for column in columns), name=name)
+
+
+def _sqlite_checks(*checks: CheckConstraint) -> tuple[CheckConstraint, ...]:
+    return tuple(check.ddl_if(dialect="sqlite") for check in checks)
 
 
 def _where(condition: str) -> dict[str, Any]:
@@ -298,33 +302,35 @@ def _make_tasks() -> None:
         _text("spec", "{}"),
         Column("depends_on", Text),
         Column("dependents", Text),
-        _one_of(
-            "status",
-            "pending",
-            "ready",
-            "claimed",
-            "running",
-            "blocked",
-            "expanding",
-            "waiting",
-            "completed",
-            "failed",
-            "cancelled",
-            "skipped",
+        *_sqlite_checks(
+            _one_of(
+                "status",
+                "pending",
+                "ready",
+                "claimed",
+                "running",
+                "blocked",
+                "expanding",
+                "waiting",
+                "completed",
+                "failed",
+                "cancelled",
+                "skipped",
+            ),
+            _one_of("kind", "agent", "python", "map"),
+            _one_of("on_failure", "skip_dependents", "fail_task", "keep"),
+            _one_of("outcome", "clean", "partial"),
+            _flag("is_settled"),
+            _flag("is_paused"),
+            _flag("is_unparked"),
+            _ranges("counters", "open_deps", "fence", "starts", "lost_leases"),
+            _ranges("instants", "started_us", "ended_us", "ready_us"),
+            CheckConstraint(
+                "kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')", name="map_unclaimed"
+            ),
+            CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
+            CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
         ),
-        _one_of("kind", "agent", "python", "map"),
-        _one_of("on_failure", "skip_dependents", "fail_task", "keep"),
-        _one_of("outcome", "clean", "partial"),
-        _flag("is_settled"),
-        _flag("is_paused"),
-        _flag("is_unparked"),
-        _ranges("counters", "open_deps", "fence", "starts", "lost_leases"),
-        _ranges("instants", "started_us", "ended_us", "ready_us"),
-        CheckConstraint(
-            "kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')", name="map_unclaimed"
-        ),
-        CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
-        CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
         Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(_READY)),
         Index("ix_steps_leased", "worker_id", **_where(_LEASED)),
         Index("ix_steps_holder", "holder_run_id", **_where("holder_run_id <> ''")),
@@ -384,26 +390,28 @@ def _make_runs() -> None:
         _instant("ended_us"),
         Column("end_reason", Text),
         _text("usage", "{}"),
-        _one_of("status", "queued", "running", "parked", "completed", "failed", "cancelled"),
-        _one_of(
-            "end_reason",
-            "completed",
-            "failed",
-            "aborted_tools",
-            "cancelled",
-            "max_turns",
-            "token_limit",
-            "cost_limit",
-            "time_limit",
-            "lease_lost",
-            "schema_unsupported",
-            "provider_failed",
-            "stopped_by_hook",
+        *_sqlite_checks(
+            _one_of("status", "queued", "running", "parked", "completed", "failed", "cancelled"),
+            _one_of(
+                "end_reason",
+                "completed",
+                "failed",
+                "aborted_tools",
+                "cancelled",
+                "max_turns",
+                "token_limit",
+                "cost_limit",
+                "time_limit",
+                "lease_lost",
+                "schema_unsupported",
+                "provider_failed",
+                "stopped_by_hook",
+            ),
+            _flag("is_foreign"),
+            CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
+            _ranges("counters", "fence", "last_seq", "last_node"),
+            _ranges("instants", "started_us", "ended_us", "tainted_us"),
         ),
-        _flag("is_foreign"),
-        CheckConstraint("(ended_us IS NULL) = (end_reason IS NULL)", name="end"),
-        _ranges("counters", "fence", "last_seq", "last_node"),
-        _ranges("instants", "started_us", "ended_us", "tainted_us"),
         Index("ix_runs_task", "task_id"),
         **_ROOM,
     )

@@ -4,13 +4,14 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.engine.tasks.step import Step
@@ -57,7 +58,8 @@ class AcpSite:
             for request in await self.site.store.consent.pending(self.site.own.session_id):
                 if request.id not in seen and request.tool in answers:
                     seen.add(request.id)
-                    await self.site.answer(request, choice=answers[request.tool])
+                    with suppress(AlreadyDecidedError):  # a grant that was just given decides it
+                        await self.site.answer(request, choice=answers[request.tool])
             return (await self.site.steps())[name].status.is_terminal
 
         await until(is_over)

@@ -30,7 +30,6 @@ async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
         yield opened
 
 
-WRONG = {"refused": "CheckViolation"}
 EVENT = "INSERT INTO events (run_id, seq, type, time_us, data)"
 TAKE_STEP = "UPDATE steps SET status = 'running', worker_id = %(own_worker)s, fence = {fence}, starts = {starts}"
 HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,7 +68,7 @@ HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "take a step that waits for another": (
         f"{TAKE_STEP.format(fence='fence + 1', starts='starts + 1')} WHERE key = %(waiting_step)s",
-        WRONG,
+        DENIED,
     ),
     "complete the step without holding it": (
         "UPDATE steps SET status = 'completed', output = '\"mine\"' WHERE key = %(free_step)s",
@@ -77,7 +76,7 @@ HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "open a step and leave what it waits for": (
         "UPDATE steps SET status = 'ready' WHERE key = %(waiting_step)s",
-        WRONG,
+        DENIED,
     ),
     "block a step": ("UPDATE steps SET status = 'blocked' WHERE key = %(free_step)s", DENIED),
     "let a step wait for more": ("UPDATE steps SET open_deps = open_deps + 1 WHERE key = %(waiting_step)s", DENIED),

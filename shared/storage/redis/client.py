@@ -58,7 +58,7 @@ def _client(url: str, name: str, connections: int, *, socket_timeout: float | No
         socket_connect_timeout=CONNECT_LIMIT_S,
         client_name=name,
         decode_responses=True,
-        # Whoever may publish may publish what is no text: it is passed over, like a hint that is none.
+        # A publisher can send bytes that are not text. Such a message is ignored, as any other that is not a hint.
         encoding_errors="replace",
         # One form of replies whatever the server; bundled Redis is 6.2.
         protocol=2,

@@ -89,7 +89,7 @@ def _on_sqlite(
 ) -> EndedAndClaimed:
     ended = write_ends(tx, run_log, ends, request)
     if any(end.outcome is Outcome.PARTIAL for end in ends.values()):
-        run_log.flush(tx)  # a claim of what waited for it is told what stands in its nodes (DAG-10)
+        run_log.flush(tx)  # the claim of a dependent step reads its nodes (DAG-10)
     if found := claim_successor(tx, ended, request):
         successor, tasks = found
         claims = _started(tx, contexts, run_log, request, [successor])

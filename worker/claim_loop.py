@@ -33,6 +33,9 @@ NOTIFY_FIRST_S = 0.002
 NOTIFY_AGAIN_S = 0.25
 """Owners are notified of left-over work at once, and then only now and then: a woken owner stays awake."""
 
+TOLD_SOON = 4
+"""Of so many tasks that one batch ends, who waits is notified while they are committed: of more it costs too much."""
+
 FILL_AGAIN_S = 0.02
 """A worker claims its share of what is ready, also where the others are full. What they leave, it claims after this."""
 
@@ -84,6 +87,7 @@ class ClaimLoop:
     _notifying: asyncio.Task[None] | None = None
     _filling: asyncio.TimerHandle | None = None
     _was_left: bool = False
+    _telling: set[asyncio.Task[None]] = field(default_factory=set)
     _given: set[RunFence] = field(default_factory=set)
     """Claims that were heard and have not come back: what this process knows that it holds."""
 
@@ -286,6 +290,7 @@ class ClaimLoop:
                     capabilities=capacity.capabilities,
                     live_workers=capacity.live_workers,
                     now_us=self.clock.now_us(),
+                    before_commit=self._tell_soon,
                 )
             except UnavailableError as error:
                 # An end that was applied although we saw an error comes back as stale: harmless.
@@ -304,6 +309,13 @@ class ClaimLoop:
         if advance.ready_left:
             self._notify_later(NOTIFY_AGAIN_S if self._was_left else NOTIFY_FIRST_S)
         self._was_left = advance.ready_left
+
+    def _tell_soon(self, advance: Advance) -> None:
+        """Notify who waits for a task that is ending: by the time that its client reads, most often it has ended."""
+        for session_id in advance.closed_sessions if len(advance.closed_sessions) <= TOLD_SOON else ():
+            task = asyncio.get_running_loop().create_task(self.notifier.notify_session(session_id))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
 
     async def _tell_followers(self, turns: list[SlotTurn], advance: Advance) -> None:
         """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""

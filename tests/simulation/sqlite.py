@@ -52,12 +52,16 @@ class InlineDatabase:
             return function(Transaction(self._connection))
 
     async def write(
-        self, function: Callable[[Transaction], T], *, before_commit: Callable[[], object] | None = None
+        self, function: Callable[[Transaction], T], *, before_commit: Callable[[T], object] | None = None
     ) -> T:
+        def written(tx: Transaction) -> T:
+            result = function(tx)
+            if before_commit is not None:
+                before_commit(result)
+            return result
+
         await asyncio.sleep(0)
-        if before_commit is not None:
-            before_commit()
-        return self.do(function)
+        return self.do(written)
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         await asyncio.sleep(0)

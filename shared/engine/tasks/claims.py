@@ -4,7 +4,7 @@ Every adapter passes tests/contract. Each method is one transaction. A worker's 
 carry fences. A worker inserts no step and no run: claiming is an update.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
@@ -37,6 +37,7 @@ class ClaimStore(Protocol):
         capabilities: Sequence[str],
         live_workers: int,
         now_us: int,
+        before_commit: Callable[[Advance], object] | None = None,
     ) -> Advance:
         """Write the ends, unlock what waited for them, and claim at most ``claim`` more steps: one transaction.
 
@@ -55,6 +56,9 @@ class ClaimStore(Protocol):
         does not take all. Claiming sets the fence to one more than ever issued for the step, makes it running in one
         go, starts the run and appends step_claimed and run_started (or run_resumed). A worker that is not live
         (draining, gone, unknown) claims nothing.
+
+        ``before_commit`` is called, perhaps more than once, with what is being committed: who is notified by it may
+        look at the rows too early, and is notified again afterwards.
         """
         ...
 

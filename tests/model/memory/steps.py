@@ -128,7 +128,9 @@ class MemorySteps:
         capabilities: Sequence[str],
         live_workers: int,
         now_us: int,
+        before_commit: Callable[[Advance], object] | None = None,
     ) -> Advance:
+        del before_commit  # nothing here takes time
         stale: set[str] = set()
         touched: set[str] = set()
         for end in ends:

@@ -70,7 +70,7 @@ class _Work:
     together: "WriteTogether[Any, Any] | None" = None
     """Takes the ``item`` with those of others, where there is no function."""
     item: Any = None
-    before_commit: Callable[[], object] | None = None
+    before_commit: Callable[[Any], object] | None = None
     when_begun_alone: Callable[[], object] | None = None
     before_commit_alone: Callable[[Any], object] | None = None
     result: Any = None
@@ -115,13 +115,13 @@ class Database:
         self._writer.start()
 
     async def write(
-        self, function: Callable[[Transaction], T], *, before_commit: Callable[[], object] | None = None
+        self, function: Callable[[Transaction], T], *, before_commit: Callable[[T], object] | None = None
     ) -> T:
         """Run ``function`` in a transaction and return its result once that is committed.
 
         The function may run more than once; only its last run counts. Cancelling the caller does not undo the work.
-        ``before_commit`` is called in the loop when it has run and before its commit has ended: for hints to those who
-        wait for the rows that it holds.
+        ``before_commit`` is called in the loop with its result, when it has run and before its commit has ended: for
+        hints to those who wait for the rows that it holds.
 
         Raises:
             UnavailableError: the database did not answer; whether the work was done is then unknown.
@@ -386,7 +386,7 @@ def _tell_of_commit(group: Sequence[_Work]) -> None:
     """Call what is to be called once all has been run and before the commit has ended."""
     for work in (work for work in group if work.error is None):
         if work.before_commit is not None:
-            work.loop.call_soon_threadsafe(work.before_commit)
+            work.loop.call_soon_threadsafe(work.before_commit, work.result)
         if work.before_commit_alone is not None and len(group) == 1:
             work.loop.call_soon_threadsafe(work.before_commit_alone, work.result)
 

@@ -123,11 +123,10 @@ class SqlTasks:
             lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
         )
 
-        chosen = ""
         is_retry = False
 
         def write(tx: Transaction) -> str:
-            nonlocal chosen, is_retry
+            nonlocal is_retry
             # The task is new, unless it is submitted again: the server inserts it while the looks travel. If it was
             # there, all is undone and done again, looks first. On SQLite nothing travels.
             is_ahead, is_retry = tx.is_postgres and not is_retry, True
@@ -145,17 +144,16 @@ class SqlTasks:
                 if is_new and not is_ahead:
                     _put_all(tx, rows)
             workers = free.rows()
-            chosen = str(random.choice(workers)[0]) if workers else ""  # noqa: S311  # no secret
-            return chosen
+            return str(random.choice(workers)[0]) if workers else ""  # noqa: S311  # no secret
 
-        def call_chosen() -> None:
+        def call_chosen(chosen: str) -> None:
             if call is not None and chosen:
                 call(chosen)
 
         if not self._database.is_postgres:  # one lock for all: its claim waits for our commit
             return await self._database.write(write, before_commit=call_chosen)
-        await self._database.write(write)
-        call_chosen()
+        chosen = await self._database.write(write)
+        call_chosen(chosen)
         return chosen
 
     # -- reading

@@ -1,6 +1,6 @@
 """Claims: a worker's side, and what all owners of the deployment do about workers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
@@ -93,9 +93,12 @@ class SqlWorkerClaims:
         capabilities: Sequence[str],
         live_workers: int,
         now_us: int,
+        before_commit: Callable[[Advance], object] | None = None,
     ) -> Advance:
         request = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
-        return await self._database.write(lambda tx: advance(tx, self._contexts, ends, request))
+        return await self._database.write(
+            lambda tx: advance(tx, self._contexts, ends, request), before_commit=before_commit
+        )
 
     async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
         def write(tx: Transaction) -> frozenset[str]:

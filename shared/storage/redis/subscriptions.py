@@ -6,7 +6,7 @@ channel meanwhile is lost.
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
@@ -226,6 +226,7 @@ class StreamSource:
 
     def __init__(self, client: "Redis", stream: str, name: str, beside: str = "", *, cut_to: int = 0) -> None:
         self._client = client
+        self._connection = DirectConnection(client)
         self._stream = stream
         self._name = name
         self._beside = beside
@@ -242,14 +243,14 @@ class StreamSource:
             self._position = "0-0"  # Redis came back without our entries: all that it has now is new to us
 
     async def receive(self) -> Sequence[str]:
-        # A limit of our own above Redis's: a half-open connection never answers.
-        async with asyncio.timeout(BLOCK_MS / 1000 + ANSWER_LIMIT_S):
-            reply: Any = await self._client.xread({self._stream: self._position}, count=BATCH, block=BLOCK_MS)
+        read = ("XREAD", "COUNT", str(BATCH), "BLOCK", str(BLOCK_MS), "STREAMS", self._stream, self._position)
+        await self._connection.send(*read)
         heard: list[str] = []
-        for _, entries in reply or ():
-            for entry_id, fields in cast("list[tuple[str, Mapping[str, str] | None]]", entries):
+        for _, entries in await self._answer() or ():
+            for entry_id, words in cast("list[tuple[str, list[str] | None]]", entries):
                 self._position = entry_id
-                if fields and fields.get(self._name):
+                fields = dict(zip(words[::2], words[1::2], strict=False)) if words else {}
+                if fields.get(self._name):
                     text = fields.get(self._beside, "") if self._beside else ""
                     heard.append(hint_of(fields[self._name][:MAX_ID_CHARS], text[:MAX_DECISION_CHARS]))
         if self._cut_to and len(heard) >= BATCH:
@@ -257,8 +258,18 @@ class StreamSource:
             await self._client.xtrim(self._stream, maxlen=self._cut_to, approximate=True)
         return heard
 
+    async def _answer(self) -> Any:
+        """Return what a read answers, None for nothing new."""
+        # A limit of our own above Redis's: a half-open connection never answers.
+        limit_s = BLOCK_MS / 1000 + ANSWER_LIMIT_S
+        begun_s = asyncio.get_running_loop().time()
+        reply = await self._connection.receive(limit_s)
+        if reply is None and asyncio.get_running_loop().time() - begun_s >= limit_s:
+            raise TimeoutError(f"the read of {self._stream} is not answered")
+        return reply
+
     async def close(self) -> None:
-        """Nothing to close: each read takes a connection from the pool and gives it back."""
+        await self._connection.close()
 
 
 def sessions_of(payload: str) -> Sequence[str]:

@@ -298,3 +298,26 @@ async def test_of_calls_at_once_one_consumes_the_decision(scene: ContractHarness
     assert [type(outcome) for outcome in outcomes if outcome is not None] == [AlreadyConsumedError] * 3
     assert len(await scene.store.runs.calls(claim.identity.run_id)) == 1
     assert (await scene.event_types(claim.identity.run_id)).count("tool_started") == 1
+
+
+@pytest.mark.spec("PER-12.c")
+async def test_a_call_whose_decision_was_used_stops_none_of_those_that_start_with_it(scene: ContractHarness) -> None:
+    used, lost, *held = [await scene.start(name) for name in "abcd"]
+    decisions = {claim.run_fence: await decided(scene, claim) for claim in (used, lost, *held)}
+
+    async def start(claim: Claim, fence: int) -> None:
+        call = make_call(claim, decision_id=decisions[claim.run_fence])
+        await scene.store.runs.start_call(call, fence, events=[NewEvent("tool_started")], now_us=scene.now_us)
+
+    await start(used, used.fence)
+    outcomes = await asyncio.gather(
+        start(held[0], held[0].fence),
+        start(used, used.fence),
+        start(lost, lost.fence + 1),
+        start(held[1], held[1].fence),
+        return_exceptions=True,
+    )
+
+    assert [type(outcome) for outcome in outcomes] == [type(None), AlreadyConsumedError, LeaseLostError, type(None)]
+    started = [(await scene.event_types(each.identity.run_id)).count("tool_started") for each in (used, lost, *held)]
+    assert started == [1, 0, 1, 1]

@@ -5,7 +5,6 @@ and the call takes up that one (``raise_question``).
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Final
 
 from soong.shared.core.errors import ConflictError, LeaseLostError
@@ -61,10 +60,8 @@ def raise_new(tx: Transaction, raised: Sequence[RaisedQuestion]) -> list[str]:
         LeaseLostError, StandingQuestionError: of one of them; all is to be undone.
     """
     replies: dict[str, Reply] = {}
-    with ExitStack() as appended:
-        for one in sorted(raised, key=lambda one: one.request.identity.run_id):
-            told = [*one.before, *one.events]
-            appended.enter_context(appending(tx, _run_write(one, told)))
+    with appending(tx, [_run_write(one, [*one.before, *one.events]) for one in raised]):
+        for one in raised:
             report(tx, one.request.identity.run_id, one.before, one.now_us)
             replies[one.request.id] = _send(tx, one.request)
     for request_id, reply in replies.items():
@@ -83,7 +80,7 @@ def raise_question(tx: Transaction, raised: RaisedQuestion) -> str:
         raise LeaseLostError(run_id, request.fence)
     standing = standing_reply.rows()
     told = [*raised.before, *(() if standing else raised.events)]
-    with appending(tx, _run_write(raised, told)):
+    with appending(tx, [_run_write(raised, told)]):
         report(tx, run_id, raised.before, raised.now_us)
         reply = None if standing else _send(tx, request)
     if reply is not None:

@@ -141,26 +141,31 @@ def append_held(
 
 
 @contextmanager
-def appending(tx: Transaction, write: RunWrite) -> Iterator[None]:
-    """Append to the logs of a held run, in one round trip with what is sent within.
+def appending(tx: Transaction, writes: Sequence[RunWrite]) -> Iterator[None]:
+    """Append to the logs of held runs, in one round trip with what is sent within.
 
-    What is sent within must be undone with the transaction when the lease is lost. Not for a write that ``reports``,
-    nor for more than one call.
+    What is sent within must be undone with the transaction when a lease is lost. Not for writes that ``report``, nor
+    for more than one call of each.
 
     Raises:
-        LeaseLostError: at the end.
+        LeaseLostError: of one of them, on PostgreSQL at the end.
     """
     if not tx.is_postgres:
-        (outcome,) = _written(tx, [write])
-        if isinstance(outcome, SoongError):
-            raise outcome
+        for outcome in write_runs(tx, writes):
+            if isinstance(outcome, SoongError):
+                raise outcome
         yield
         return
     with tx.pipeline():
-        counted = [tx.send(APPEND_ALL, writes=writes) for writes in packed_batches((_given(write),))]
+        sent = [
+            (wave, [tx.send(APPEND_ALL, writes=given) for given in packed_batches(map(_given, wave))])
+            for wave in _waves(writes)
+        ]
         yield
-    if not any(reply.rows() for reply in counted):
-        raise LeaseLostError(write.run_id, write.fence)
+    for wave, replies in sent:
+        counted = {row[0] for reply in replies for row in reply.rows()}
+        for lost in (write for write in wave if write.run_id not in counted):
+            raise LeaseLostError(lost.run_id, lost.fence)
 
 
 def put_call(tx: Transaction, call: CallRow) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from sqlalchemy import select
 
-from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError, UnconfirmedDecisionError
+from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
@@ -16,40 +16,16 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.log_rows import MOST_OF_RUN, EventRow, events_of
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
-from soong.shared.storage.sql.engine.rows import call_of, decision_of, run_of, unpack
+from soong.shared.storage.sql.engine.rows import call_of, run_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import calls, nodes, runs, surfaces
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
-from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending, write_runs
+from soong.shared.storage.sql.tasks.call_starts import PermittedCall, start_permitted
+from soong.shared.storage.sql.tasks.run_writes import RunWrite, write_runs
 from soong.shared.storage.sql.tasks.step_results import nodes_after
 from soong.shared.storage.sql.tasks.taint import is_tainted
 from soong.shared.tools.surface import Surface
-
-CONSUME: Final = Statement(
-    "consume: a decision, once; no row means that it has been used",
-    """
-    INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
-    VALUES (:decision_id, :run_id, :tool_call_id, :now_us) ON CONFLICT DO NOTHING RETURNING decision_id
-    """,
-)
-CONSUME_NOTIFIED: Final = Statement(
-    "consume notified: a decision that came in a notification, if its row states the same, of this call, and its key "
-    "has not ended; no row means that one of this is not so, or that it has been used",
-    """
-    INSERT INTO consumptions (decision_id, run_id, tool_call_id, consumed_us)
-    SELECT d.id, q.run_id, q.tool_call_id, :now_us
-    FROM decisions AS d JOIN permission_requests AS q ON q.id = d.request_id
-    WHERE d.id = :decision_id AND d.body = :notified
-      AND q.run_id = :run_id AND q.tool_call_id = :tool_call_id AND q.state = 'decided'
-      AND NOT EXISTS (SELECT 1 FROM key_retirements AS ended WHERE ended.key_id = :key_id
-                      AND (ended.is_revoked = 1 OR ended.retired_us < :decided_us))
-    ON CONFLICT DO NOTHING RETURNING decision_id
-    """,
-)
-CONSUMED: Final = Statement(
-    "consumed: whether a decision has been used", "SELECT 1 FROM consumptions WHERE decision_id = :decision_id"
-)
 
 ENDED: Final = "status IN ({})".format(", ".join(f"'{status}'" for status in TaskStatus if status.is_terminal))
 ENDED_ONE: Final = f"SELECT 1 FROM tasks AS ended WHERE ended.id = :task_id AND ended.{ENDED}"  # noqa: S608  # our words
@@ -220,8 +196,12 @@ class SqlRuns:
     async def start_call(
         self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int, notified: str = ""
     ) -> None:
+        write = RunWrite(call.run_id, fence, now_us, events=events, calls=(call,))
+        if not call.decision_id:
+            await self._database.write_together(write_runs, write)
+            return
         try:
-            await self._database.write(lambda tx: _start_call(tx, call, fence, events, now_us, notified))
+            await self._database.write_together(start_permitted, PermittedCall(write, notified))
         except AlreadyConsumedError:
             await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
             raise
@@ -266,25 +246,6 @@ def _event_page(tx: Transaction, run_id: str, after: int, limit: int) -> list[Ev
     first = tx.rows(FIRST_PAGE, run_id=run_id) if after < MOST_OF_RUN else ()
     rows = tx.rows(EVENT_PAGE, run_id=run_id, after=after, limit=limit)
     return list(islice(events_of((EventRow(*row) for row in (*first, *rows)), after), limit))
-
-
-def _start_call(
-    tx: Transaction, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int, notified: str
-) -> None:
-    names = {"run_id": call.run_id, "tool_call_id": call.tool_call_id, "decision_id": call.decision_id}
-    consumed = None
-    with appending(tx, RunWrite(call.run_id, fence, now_us, events=events, calls=(call,))):
-        if notified:
-            decision = decision_of(notified)
-            signed = {"key_id": decision.key_id, "decided_us": decision.decided_us}
-            consumed = tx.send(CONSUME_NOTIFIED, now_us=now_us, notified=notified, **signed, **names)
-        elif call.decision_id:
-            consumed = tx.send(CONSUME, now_us=now_us, **names)
-    if consumed is None or consumed.rows():
-        return
-    if notified and not tx.rows(CONSUMED, decision_id=call.decision_id):
-        raise UnconfirmedDecisionError(call.decision_id)
-    raise AlreadyConsumedError(call.decision_id)
 
 
 def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, cast
 
 from pydantic_ai.messages import (
@@ -24,6 +24,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.profiles import DEFAULT_PROFILE, ModelProfile
 from pydantic_ai.settings import ModelSettings
 
 from soong.shared.agents.messages import calls_of
@@ -61,6 +62,11 @@ class ScriptedModel(Model[None]):
     @property
     def system(self) -> str:
         return "soong"
+
+    @cached_property
+    def profile(self) -> ModelProfile:
+        """The library's safe values; working them out for each run takes it as long as a turn of a script."""
+        return DEFAULT_PROFILE
 
     async def request(
         self,

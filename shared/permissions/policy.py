@@ -143,7 +143,12 @@ def policy_for(policy: Policy, identity: RunIdentity) -> Policy:
     Allow rules and grants are the consent of the session's own side. For a run that another side had made everything
     above reading is asked, each time.
     """
-    return replace(policy, mode=Mode.STRICT) if identity.origin.is_foreign else policy
+    return foreign(policy) if identity.origin.is_foreign else policy
+
+
+def foreign(policy: Policy) -> Policy:
+    """Return the session's policy as it holds for a run that another side had made."""
+    return replace(policy, mode=Mode.STRICT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,9 @@ class PathPolicy:
             given=path,
             resolved=resolved,
             is_inside_project=is_below(resolved, roots.project),
-            is_inside_write_roots=_is_below_any(resolved, write_roots(roots)),
+            # Most lie in the project, which is the first of them: the run's own folders are not made paths for that.
+            is_inside_write_roots=_is_below_any(resolved, roots.write_roots)
+            or _is_below_any(resolved, write_roots(roots)),
             is_inside_read_roots=roots.read_roots is None or _is_below_any(resolved, self._read_roots(roots)),
             is_sensitive=any(self.is_sensitive(name) for name in {path, *ways}),
             is_protected=any(self.is_protected(Path(way)) for way in ways),

@@ -81,13 +81,13 @@ class Redactor:
 
     def value(self, value: Json) -> Json:
         """Return a JSON value with every string and key redacted; the same object when nothing was."""
-        return self._redacted(value) if self._may_hold_secrets(value) else value
+        return self._redacted(value) if self.may_hold_secrets(value) else value
 
     def mapping(self, value: Mapping[str, Json]) -> Mapping[str, Json]:
         """Like :meth:`value`, for an object."""
-        return self._redacted_mapping(value) if self._may_hold_secrets(value) else value
+        return self._redacted_mapping(value) if self.may_hold_secrets(value) else value
 
-    def _may_hold_secrets(self, value: Json) -> bool:
+    def may_hold_secrets(self, value: Json) -> bool:
         """Say whether anything of a value needs a closer look: most hold nothing, and one search for each secret and
         marker in all strings at once costs a tenth of one in each.
         """
@@ -131,14 +131,20 @@ def _texts_of(value: Json) -> list[str]:
     """Return every string and key of a JSON value, in no order."""
     texts: list[str] = []
     rest: list[Any] = [value]
-    while rest:
-        item = rest.pop()
+    for item in rest:  # which grows meanwhile; the usual types first, as looking for an abstract one takes longer
         kind = type(item)
-        if kind in _WITHOUT_TEXT:
-            continue
-        if kind is str or isinstance(item, str):
+        if kind is str:
             texts.append(item)
-        elif kind is dict or isinstance(item, Mapping):
+        elif kind in _WITHOUT_TEXT:
+            continue
+        elif kind is dict:
+            texts += item
+            rest += item.values()
+        elif kind is list or kind is tuple:
+            rest += item
+        elif isinstance(item, str):
+            texts.append(item)
+        elif isinstance(item, Mapping):
             texts += item
             rest += item.values()
         elif isinstance(item, Sequence):

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from threading import Event
 from typing import TypeVar
 
+from soong.shared.core.call_threads import in_thread
+
 T = TypeVar("T")
 
 
@@ -38,7 +40,7 @@ async def run_blocking(work: Callable[[Event], T], *, keep_result: bool = False)
         asyncio.CancelledError: the caller was cancelled and the work stopped.
     """
     stop = Event()
-    thread = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    thread = in_thread(work, stop)
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:

@@ -4,9 +4,9 @@ Everything here looks and changes nothing. What a tool says of itself is foreign
 counts.
 """
 
-import asyncio
 from typing import Final, Literal
 
+from soong.shared.core.call_threads import in_thread
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.jsontext import Json, JsonObject, digest
@@ -49,7 +49,7 @@ async def target_of(definition: ToolDefinition, context: ToolContext, call_input
         return Target()
     try:
         if not definition.tags.isdisjoint(_LOOKS_AT_FILES):
-            return _sound(await asyncio.to_thread(call_foreign, definition.target, context, call_input))
+            return _sound(await in_thread(call_foreign, definition.target, context, call_input))
         return _sound(call_foreign(definition.target, context, call_input))
     except Exception as error:
         failure = failure_of(error)

@@ -167,7 +167,8 @@ def _kind_of(call: ToolCall, definition: ToolDefinition | None) -> GroupKind:
         return GroupKind.WRITE
     if definition.is_agent_tool or definition.name in DELEGATION_TOOLS:
         return GroupKind.AGENTS
-    traits = effective_traits(definition, _input_of(call))
+    # Only a trait function looks at the input, which has to be read for it.
+    traits = effective_traits(definition, {} if definition.traits is None else _input_of(call))
     if not traits.is_read_only:
         return GroupKind.WRITE
     return GroupKind.READS if traits.is_concurrency_safe else GroupKind.READ

@@ -14,6 +14,11 @@ MAX_DEPTH: Final = 100
 MAX_INTEGER_BITS: Final = 1024
 """Integers of output beyond 308 digits are refused: no reader takes them, and Python refuses to write some."""
 
+_WITHOUT_PARTS: Final = frozenset({int, float, bool, type(None)})
+_NUMBERS: Final = (int, float)
+_LISTS: Final = (list, tuple)
+_OBJECTS: Final = (dict, Mapping)
+"""Made once, as each look at a value makes a union of types again; the abstract type, which takes longer, last."""
 _SHOWN_KEY: Final = 80
 _SHOWN_PATH: Final = 400
 
@@ -46,10 +51,15 @@ def check_incoming(value: object, *, max_chars: int = MAX_BYTES) -> None:
             room -= _weight(item)
             if room < 0:
                 raise UnfitError("", "size", f"is larger than {max_chars} characters")
-            if isinstance(item, dict | Mapping):
+            kind = type(item)
+            if kind is str or kind in _WITHOUT_PARTS:
+                continue
+            if isinstance(item, dict):
                 following.extend(item.values())
             elif isinstance(item, list):
                 following.extend(item)
+            elif isinstance(item, Mapping):
+                following.extend(item.values())
         if not following:
             return
         level = following
@@ -71,7 +81,7 @@ def _weight(item: object) -> int:
         return 1
     if isinstance(item, list):
         return 1 + len(item)
-    if isinstance(item, dict | Mapping):
+    if isinstance(item, _OBJECTS):
         return 1 + sum(len(key) if isinstance(key, str) else _not_json(key) for key in item)
     return _not_json(item)
 
@@ -101,13 +111,18 @@ def plain(value: object, depth: int = 0) -> Json:
         return storable(value)
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int | float):
+    if isinstance(value, _NUMBERS):
         return _plain_number(value)
-    if not isinstance(value, dict | list | tuple | Mapping):
-        raise UnfitError("", "type", f"a {type(value).__name__} is not JSON")
+    if isinstance(value, _LISTS):
+        return _plain_list(value, depth)
+    if isinstance(value, _OBJECTS):
+        return _plain_object(value, depth)
+    raise UnfitError("", "type", f"a {type(value).__name__} is not JSON")
+
+
+def _check_depth(depth: int) -> None:
     if depth == MAX_DEPTH:
         raise UnfitError("", "depth", f"it is nested deeper than {MAX_DEPTH} levels")
-    return _plain_list(value, depth) if isinstance(value, list | tuple) else _plain_object(value, depth)
 
 
 def _plain_number(value: float) -> Json:
@@ -120,6 +135,7 @@ def _plain_number(value: float) -> Json:
 
 
 def _plain_object(value: Mapping[object, object], depth: int) -> Json:
+    _check_depth(depth)
     pairs: dict[str, Json] = {}
     is_same = isinstance(value, dict)
     for key, item in value.items():
@@ -137,6 +153,7 @@ def _plain_object(value: Mapping[object, object], depth: int) -> Json:
 
 
 def _plain_list(value: Sequence[object], depth: int) -> Json:
+    _check_depth(depth)
     items: list[Json] = []
     for index, item in enumerate(value):
         try:

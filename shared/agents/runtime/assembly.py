@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,9 @@ from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.identity import Role
+from soong.shared.core.identity_cache import IdentityCache
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
@@ -41,7 +44,7 @@ from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
-from soong.shared.permissions.policy import Policy, policy_for
+from soong.shared.permissions.policy import Policy, foreign
 from soong.shared.permissions.scope import is_too_wide
 from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.permissions.writable import writable_by_rule
@@ -55,7 +58,7 @@ from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ArtifactStore
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.schedule import Executor
-from soong.shared.tools.surface import Surface, narrow
+from soong.shared.tools.surface import Surface, SurfaceRequest, narrow
 from soong.shared.tools.time_limit import TimeLimit, UntimedGate
 
 _logger = get_logger(__name__)
@@ -94,15 +97,27 @@ class AgentRuntime:
     """Whether this process calls a tool for agents at all."""
     _config: PipelineConfig = field(init=False)
     _user_home: str = field(init=False)
-    _policy: Policy = field(init=False)
     _write_roots: tuple[Path, ...] = field(init=False)
+    _runs: Path = field(init=False)
     _models: ModelRules = field(init=False)
+    _definitions: IdentityCache[Json, AgentDefinition] = field(init=False)
+    """What is stored of runs, as this process reads it: the runs of a session have most of it in common."""
+    _surfaces: IdentityCache[JsonObject, tuple[str, ...]] = field(init=False)
+    _policies: IdentityCache[JsonObject, Policy] = field(init=False)
+    _foreign_policies: IdentityCache[JsonObject, Policy] = field(init=False)
+    _limits: IdentityCache[Role, SurfaceRequest] = field(init=False)
 
     def __post_init__(self) -> None:
         self._user_home = str(Path.home())
-        self._policy = policy_of(self.config, source=self.source)
+        own = policy_of(self.config, source=self.source)
         self._write_roots = configured_write_roots(self.config)
+        self._runs = self.settings.runs
         self._models = ModelRules(self.config)
+        self._definitions = IdentityCache(AgentDefinition.from_json)
+        self._surfaces = IdentityCache(lambda stored: Surface.from_json(stored).tools)
+        self._policies = IdentityCache(lambda stored: Policy.from_json(stored).narrowed_by(own))
+        self._foreign_policies = IdentityCache(lambda stored: foreign(Policy.from_json(stored)).narrowed_by(own))
+        self._limits = IdentityCache(lambda role: surface_request(self.config, role, source=self.source))
         self._config = PipelineConfig(
             default_timeout=timedelta(milliseconds=self.settings.tool_timeout_ms),
             max_timeout=timedelta(milliseconds=self.settings.tool_max_timeout_ms),
@@ -138,7 +153,7 @@ class AgentRuntime:
             InvalidConfigError: this process cannot run it: it lacks the model's package or its key.
             NotFoundError, UsageError: what is stored of it cannot be run anywhere.
         """
-        fallbacks = self._fallbacks(claim, AgentDefinition.from_json(claim.surface.get(DEFINITION)))
+        fallbacks = self._fallbacks(claim, self._definitions(claim.surface.get(DEFINITION)))
         model = await self._first_model(claim, fallbacks)
         calls = self.prepare_calls(claim, bound, limit, log, waiting=waiting)
         return PreparedAgent(
@@ -160,8 +175,9 @@ class AgentRuntime:
         Raises: UsageError, when what is stored of it cannot be run anywhere.
         """
         tools, deferred = self._tools(claim)
-        definition = AgentDefinition.from_json(claim.surface.get(DEFINITION))
-        policy = policy_for(Policy.from_json(claim.policy), claim.identity).narrowed_by(self._policy)
+        definition = self._definitions(claim.surface.get(DEFINITION))
+        is_foreign = claim.identity.origin.is_foreign
+        policy = (self._foreign_policies if is_foreign else self._policies)(claim.policy)
         run_dirs = self._run_dirs(claim, policy)
         gate = UntimedGate(self._gate(claim, policy, log, waiting), limit)
         pipeline = ToolPipeline(
@@ -258,12 +274,12 @@ class AgentRuntime:
 
         One that this process lacks is left out: a call of it is an error of that call, not of the run.
         """
-        names = Surface.from_json(claim.surface).tools
+        names = self._surfaces(claim.surface)
         known = [name for name in names if self.registry.get(name) is not None]
         if len(known) < len(names):
             missing = sorted(set(names) - set(known))
             _logger.warning("tools_missing", run=claim.identity.run_id, tools=missing, process=self.source)
-        limits = surface_request(self.config, claim.identity.role, source=self.source)
+        limits = self._limits(claim.identity.role)
         tools = tuple(tool for tool in narrow(self.registry.select(known), limits) if self.offers(tool))
         deferred = stored_deferred(claim.surface, tools)
         return with_search(tools, deferred), deferred
@@ -314,10 +330,8 @@ class AgentRuntime:
         return Pacing(self.pacer, provider_key(model), limits)
 
     def _run_dirs(self, claim: Claim, policy: Policy) -> RunDirs:
-        run_dir = self.settings.runs / claim.identity.run_id
-        project, cwd = Path(claim.project), Path(claim.cwd)
-        # A person who plans from their home has not thereby opened all of it.
-        own = (project,) if is_too_wide(claim.cwd, self._user_home) else (project, cwd)
+        run_dir = self._runs / claim.identity.run_id
+        project, cwd, own = _own_folders(claim.project, claim.cwd, self._user_home)
         roots = (*own, run_dir / "workspace", run_dir / "deliverables", *self._write_roots)
         by_rule = writable_by_rule(policy, self.registry.definitions())
         withheld = withheld_by_rule(policy, self.registry.definitions(), claim.identity.step_key)
@@ -330,6 +344,14 @@ class AgentRuntime:
             read_roots=policy.read_folders,
             withheld=withheld,
         )
+
+
+@lru_cache(maxsize=256)
+def _own_folders(project: str, cwd: str, user_home: str) -> tuple[Path, Path, tuple[Path, ...]]:
+    """Return the project and where a run starts, and those of both that it may write."""
+    folders = Path(project), Path(cwd)
+    # A person who plans from their home has not thereby opened all of it.
+    return *folders, folders[:1] if is_too_wide(cwd, user_home) else folders
 
 
 def step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:

@@ -61,7 +61,8 @@ class AnswerBroadcast:
 
     def begin(self, turn: int) -> None:
         self._turn = turn
-        self._forget()
+        if self._chars or self._calls or self._is_complete:
+            self._forget()
 
     def take(self, event: ModelResponseStreamEvent) -> None:
         match event:

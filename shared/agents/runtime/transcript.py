@@ -52,8 +52,7 @@ class StoredTranscript:
         *,
         may_wait: bool = False,
     ) -> None:
-        clean_nodes = [clean_node(node, self.redactor) for node in nodes]
-        clean_events = [clean_event(event, self.redactor) for event in events]
+        clean_nodes, clean_events = _clean(nodes, events, self.redactor)
         open_rows = [row for call in calls if (row := self._open_row(call)) is not None]
         if may_wait and not open_rows and self.log.hold(clean_nodes, clean_events):
             return
@@ -94,13 +93,20 @@ def clean_end(end: StepEnd, redactor: Redactor) -> StepEnd:
     """Return a step's end without secrets, whatever kind of step it was."""
     error = end.error
     clean_error = error if error is None else replace(error, message=redactor.text(error.message))
-    return replace(
-        end,
-        output=redactor.value(end.output),
-        error=clean_error,
-        nodes=tuple(clean_node(node, redactor) for node in end.nodes),
-        events=tuple(clean_event(event, redactor) for event in end.events),
-    )
+    output = redactor.value(end.output)
+    nodes, events = _clean(end.nodes, end.events, redactor)
+    if output is end.output and clean_error is error and nodes is end.nodes and events is end.events:
+        return end
+    return replace(end, output=output, error=clean_error, nodes=tuple(nodes), events=tuple(events))
+
+
+def _clean(
+    nodes: Sequence[NewNode], events: Sequence[NewEvent], redactor: Redactor
+) -> tuple[Sequence[NewNode], Sequence[NewEvent]]:
+    """Return them without secrets; the same sequences where none of them holds anything that looks like one."""
+    if not redactor.may_hold_secrets([*(node.payload for node in nodes), *(event.data for event in events)]):
+        return nodes, events
+    return [clean_node(node, redactor) for node in nodes], [clean_event(event, redactor) for event in events]
 
 
 def clean_node(node: NewNode, redactor: Redactor) -> NewNode:

@@ -1,0 +1,98 @@
+"""Blocking calls on threads: what comes back, in which context, and what a cancelled or forked caller sees."""
+
+import asyncio
+import os
+import threading
+import time
+from contextvars import ContextVar
+
+import pytest
+
+from soong.shared.core.call_threads import MAX_THREADS, in_thread
+
+_WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+async def test_a_call_runs_on_another_thread_and_gives_its_result() -> None:
+    assert await in_thread(threading.get_ident) != threading.get_ident()
+
+
+async def test_a_call_runs_in_the_context_of_its_caller() -> None:
+    token = _WHO.set("caller")
+    try:
+        assert await in_thread(_WHO.get) == "caller"
+    finally:
+        _WHO.reset(token)
+
+
+async def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+
+
+async def test_a_stop_iteration_which_no_future_takes_is_an_error_all_the_same() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await in_thread(next, iter(()))
+
+
+async def test_more_calls_than_threads_all_end() -> None:
+    results = await asyncio.gather(*(in_thread(pow, 2, number) for number in range(50 * MAX_THREADS)))
+
+    assert results == [2**number for number in range(50 * MAX_THREADS)]
+
+
+async def test_as_many_calls_as_there_are_threads_run_at_once() -> None:
+    all_there = threading.Barrier(2)
+
+    await asyncio.gather(in_thread(all_there.wait, 30), in_thread(all_there.wait, 30))
+
+
+async def test_a_cancelled_call_that_has_begun_runs_to_its_end_and_harms_no_other() -> None:
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        go_on.wait(30)
+        ended.set()
+
+    future = in_thread(call)
+    await in_thread(begun.wait, 30)
+    future.cancel()
+    go_on.set()
+
+    assert await in_thread(ended.wait, 30)
+    with pytest.raises(asyncio.CancelledError):
+        await future
+
+
+def test_a_call_that_ends_after_its_loop_is_closed_harms_no_later_loop() -> None:
+    go_on = threading.Event()
+
+    async def leave() -> None:
+        _ = in_thread(go_on.wait, 30)
+
+    async def call() -> int:
+        go_on.set()
+        return await in_thread(lambda: 3)
+
+    asyncio.run(leave())
+
+    assert asyncio.run(call()) == 3
+
+
+def test_a_forked_process_makes_calls_on_threads_of_its_own() -> None:
+    async def call() -> int:
+        return await asyncio.wait_for(in_thread(lambda: 7), 20)
+
+    assert asyncio.run(call()) == 7  # this process has threads now, which its child has not
+    child = os.fork()
+    if child == 0:
+        os._exit(asyncio.run(call()))
+    ended, status = 0, 0
+    for _ in range(600):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.05)
+
+    assert (ended, os.waitstatus_to_exitcode(status)) == (child, 7)

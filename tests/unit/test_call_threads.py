@@ -80,6 +80,7 @@ def test_a_call_that_ends_after_its_loop_is_closed_harms_no_later_loop() -> None
     assert asyncio.run(call()) == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of what this is about
 def test_a_forked_process_makes_calls_on_threads_of_its_own() -> None:
     async def call() -> int:
         return await asyncio.wait_for(in_thread(lambda: 7), 20)

@@ -78,6 +78,9 @@ def _on_postgres(
         if claim is not None:
             tell_malformed(tx, run_log, [claim], request.now_us)
             return ended, tasks, [claim], False
+    else:
+        ended = CompletionResult()
+    if ended.written:
         ended, tasks, seen = postgres_hot_path.open_and_scan(tx, ended, request)
     else:
         ended, tasks, seen = postgres_hot_path.end_and_scan(tx, ends, request)

@@ -324,7 +324,7 @@ class Database:
         together: dict[WriteTogether[Any, Any], list[_Work]] = {}
         for work in group:
             if work.function is not None:
-                self._run(work, work.function, connection)
+                self._run(work, work.function, Transaction(connection, is_alone=len(group) == 1))
             elif work.together is not None:
                 together.setdefault(work.together, []).append(work)
         for write, works in together.items():
@@ -336,8 +336,7 @@ class Database:
                 work.error = outcome if isinstance(outcome, SoongError) else None
                 work.result = outcome
 
-    def _run(self, work: _Work, function: Callable[[Transaction], Any], connection: Connection) -> None:
-        transaction = Transaction(connection)
+    def _run(self, work: _Work, function: Callable[[Transaction], Any], transaction: Transaction) -> None:
         work.error = None
         try:
             work.result = function(transaction)

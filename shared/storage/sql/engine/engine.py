@@ -41,6 +41,8 @@ _PLANNING: Final = {
 }
 _POSTGRES_SETTINGS: Final = {
     **_PLANNING,
+    # Of statements that are a transaction of their own.
+    "default_transaction_isolation": "read committed",
     # A process that is frozen or cut off in the middle of a transaction must have lost its locks by the time at which
     # others take over what it held (``lease_s``, 20 s).
     "idle_in_transaction_session_timeout": "5s",

@@ -167,6 +167,27 @@ class PostgresWire:
         finally:
             self._is_open = False
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have all that is executed within be a transaction of its own: when this ends, it has been committed, in the
+        round trip of its statements. Not while a transaction is under way.
+
+        Raises:
+            psycopg.Error: the first statement that failed; nothing was written if the server says so.
+        """
+        self.settle()
+        self._begin_batch()
+        self._is_begun = True  # by its first statement; the end of the batch commits it
+        try:
+            yield
+            self._end_batch()
+        except BaseException:
+            with suppress(psycopg.Error):
+                self._drain()
+            raise
+        finally:
+            self._is_open = False
+
     def commit(self, *, is_awaited: bool) -> None:
         """Commit, if a transaction has begun. Without waiting, an error is raised by what is done next.
 

@@ -58,7 +58,13 @@ LEADING |= {
 }
 """The first column of each index of a growing table."""
 
-POSTGRES_ONLY = ("postgres_hot_path.", "postgres_successor.", "run_log_buffer.CHANGE_AND_LOG", "run_writes.APPEND_ALL")
+POSTGRES_ONLY = (
+    "postgres_hot_path.",
+    "postgres_only_step.",
+    "postgres_successor.",
+    "run_log_buffer.CHANGE_AND_LOG",
+    "run_writes.APPEND_ALL",
+)
 EXEMPT = {
     "sessions.FREE_SESSIONS": "when an owner ends, of all sessions that it has had",
     "keys.UNUSED": "when a person revokes a key, of all that was signed",

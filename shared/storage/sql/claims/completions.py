@@ -12,7 +12,7 @@ from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.storage.sql.engine.rows import pack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 
 # By key: "worker_id || ''" keeps SQLite from walking all leases of the worker once for every end.
 END_STEP: Final = Statement(
@@ -149,6 +149,14 @@ def note_end(run_log: RunLogBuffer, end: StepEnd) -> None:
     run_log.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)
 
 
+class Tail(NamedTuple):
+    """What was asked about the task of the one step that ends, with that end."""
+
+    may_end: Reply
+    open_work: Reply
+    last_step: Reply
+
+
 @dataclass(slots=True)
 class EndedTasks:
     """What the ends leave to do in the tasks that they touched."""
@@ -158,6 +166,8 @@ class EndedTasks:
     over: dict[str, str] = field(default_factory=dict)
     """Of these the sessions whose task has no step left that has not ended, by id of the task, where this worker's
     database role may end it."""
+    tails: dict[str, Tail] = field(default_factory=dict)
+    """By id of the task, what was asked already."""
 
     def look(
         self, tx: Transaction, task_id: str, session_id: str, is_expanding: bool, is_unsettled: bool, is_waiting: bool
@@ -166,13 +176,22 @@ class EndedTasks:
         if is_expanding or is_unsettled:
             self.owner_sessions.add(session_id)
         elif not is_waiting:
-            with tx.pipeline():
-                may_end = tx.send(LOCK_TAIL, task_id=task_id)
-                open_work = tx.send(OPEN_WORK, task_id=task_id)
+            if task_id in self.tails:
+                may_end, open_work, _ = self.tails[task_id]
+            else:
+                with tx.pipeline():
+                    may_end, open_work = send_tail(tx, task_id)
             if not open_work.rows():
                 self.owner_sessions.add(session_id)
                 if may_end.rows()[0][0]:
                     self.over[task_id] = session_id
+
+
+def send_tail(tx: Transaction, task_id: str) -> tuple[Reply, Reply]:
+    """Ask whether a task has steps that have not ended, and whether it may be ended here; nobody else ends steps of it
+    that are its last until this is committed.
+    """
+    return tx.send(LOCK_TAIL, task_id=task_id), tx.send(OPEN_WORK, task_id=task_id)
 
 
 def ended_tasks(tx: Transaction, ended: CompletionResult) -> EndedTasks:

@@ -23,11 +23,14 @@ from soong.shared.storage.sql.claims.completions import (
     ClaimRequest,
     CompletionResult,
     EndedTasks,
+    Tail,
     end_row,
     ended_tasks,
     note_end,
+    send_tail,
 )
 from soong.shared.storage.sql.claims.readiness import COUNT_DOWN, settle_unlocked
+from soong.shared.storage.sql.claims.task_ends import send_last_step
 from soong.shared.storage.sql.engine.engine import StaleReadError
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
@@ -239,25 +242,29 @@ TAKE: Final = Statement(
 
 
 def end_and_scan(
-    tx: Transaction, ends: Mapping[str, StepEnd], request: ClaimRequest
+    tx: Transaction, ends: Mapping[str, StepEnd], request: ClaimRequest, last_of: tuple[str, str] | None = None
 ) -> tuple[CompletionResult, EndedTasks, ClaimScan]:
     """Write the ends, unlock, and look at what the claim is decided on: one round trip.
 
+    ``last_of`` is the task, with its session, whose last step the one end probably is: it is looked at, too.
     Return what the ends did, what they leave to do in their tasks, and the look.
     """
+    tasks = EndedTasks()
     with tx.pipeline():
         ended_reply = None
         if ends:
             rows = [logged_end_row(end, request.now_us) for end in ends.values()]
             ended_reply = tx.send(END_AND_UNLOCK, ends=rows, worker_id=request.worker_id, now_us=request.now_us)
         look_reply = tx.send(LOOK, worker_id=request.worker_id, keys=list(ends), most=most_ready(request))
+        if last_of is not None:
+            tasks.tails[last_of[0]] = Tail(*send_tail(tx, last_of[0]), send_last_step(tx, *last_of))
     # Read after the pipeline has ended: its end is a round trip, and reading within it would be another.
     ended_rows = ended_reply.rows() if ended_reply is not None else ()
     ended = CompletionResult()
     for key, task_id, session_id, *_, has_grown in (fields for kind, *fields in ended_rows if kind == _ENDED):
         note_ended(ended, key, task_id, session_id, has_grown=has_grown)
     opened = [tuple(fields) for kind, *fields in ended_rows if kind == _UNLOCKED]
-    return _settled(tx, ended, opened, look_reply.rows(), request)
+    return _settled(tx, ended, opened, look_reply.rows(), request, tasks)
 
 
 def open_and_scan(
@@ -267,7 +274,7 @@ def open_and_scan(
     with tx.pipeline():
         opened = tx.send(COUNT_DOWN, ended=ended.completed, now_us=request.now_us)
         seen = tx.send(LOOK, worker_id=request.worker_id, keys=sorted(ended.written), most=most_ready(request))
-    return _settled(tx, ended, opened.rows(), seen.rows(), request)
+    return _settled(tx, ended, opened.rows(), seen.rows(), request, EndedTasks())
 
 
 def note_ended(ended: CompletionResult, key: str, task_id: str, session_id: str, *, has_grown: bool) -> None:
@@ -279,13 +286,17 @@ def note_ended(ended: CompletionResult, key: str, task_id: str, session_id: str,
 
 
 def _settled(
-    tx: Transaction, ended: CompletionResult, opened: Sequence[Row], seen: Sequence[Row], request: ClaimRequest
+    tx: Transaction,
+    ended: CompletionResult,
+    opened: Sequence[Row],
+    seen: Sequence[Row],
+    request: ClaimRequest,
+    tasks: EndedTasks,
 ) -> tuple[CompletionResult, EndedTasks, ClaimScan]:
     ended.ready, has_completed_maps = settle_unlocked(tx, opened, request.now_us)
     if has_completed_maps:
         # More has opened since that look.
         return ended, ended_tasks(tx, ended), scan(tx, request)
-    tasks = EndedTasks()
     for task_id, *flags in (fields for kind, fields in seen if kind == "task"):
         if task_id in ended.sessions:
             tasks.look(tx, task_id, ended.sessions[task_id], *flags)
@@ -343,7 +354,7 @@ def told_claims(
         claimed.append((ClaimedStep._make(row[:_STEP]), lane))
         runs.append(tuple(run))
         dependencies += told_of or ()
-        contexts.successors.note(run[0], is_followed=is_followed)
+        contexts.successors.note(run[0], run[1], is_followed=is_followed)
     if end is not None:
         dependencies = [_as_ended(ResultRow._make(row), end) for row in dependencies]
     context, results = contexts.told(tx, runs), results_of_rows(tx, dependencies)

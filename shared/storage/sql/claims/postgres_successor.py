@@ -4,7 +4,8 @@ The texts mirror those of :mod:`successor`, and the contract's tests run over bo
 own may not claim what nobody has opened (:mod:`soong.shared.storage.sql.roles.row_rules`): it opens and claims.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.engine.tasks.step import Claim, StepEnd
@@ -21,7 +22,7 @@ from soong.shared.storage.sql.claims.postgres_hot_path import (
     told_claims,
 )
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import LeftUndoneError, Transaction, is_short
+from soong.shared.storage.sql.engine.transaction import LeftUndoneError, Row, Transaction, is_short
 
 _WRITES: Final = f"""
     WITH {ENDED_STEPS}, claimed AS (
@@ -89,17 +90,17 @@ def end_and_claim(
     """
     ended, tasks = CompletionResult(), EndedTasks()
     row = logged_end_row(end, request.now_us)
-    told = {"ends": [row], "worker_id": request.worker_id, "now_us": request.now_us}
+    given: dict[str, Any] = {"ends": [row], "worker_id": request.worker_id, "now_us": request.now_us}
     if tx.is_alone and is_short(row):
         try:
             with tx.alone():
-                sent = tx.send(END_AND_CLAIM_ALONE, **told)
+                sent = tx.send(END_AND_CLAIM_ALONE, **given)
         except LeftUndoneError:
             contexts.successors.note_try(end, has_claimed=False)
             return ended, tasks, None
-        rows = [row[:-1] for row in sent.rows()]
+        rows: Sequence[Row] = [told_row[:-1] for told_row in sent.rows()]
     else:
-        rows = tx.rows(END_AND_CLAIM, **told)
+        rows = tx.rows(END_AND_CLAIM, **given)
     claim = None
     for key, task_id, session_id, has_grown, is_expanding, is_unsettled, *told in rows:
         note_ended(ended, key, task_id, session_id, has_grown=has_grown)

@@ -15,7 +15,7 @@ from soong.shared.storage.sql.claims.readiness import tell_maps
 from soong.shared.storage.sql.engine.rows import plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 
 MOVE_TASK: Final = Statement(
     "move task: to its next status; its folders are to be written again, unless none is to be written",
@@ -135,11 +135,22 @@ def _complete(
     run_log.flush(tx)
 
 
-def end_with_last_step(tx: Transaction, task_id: str, session_id: str, now_us: int) -> bool:
-    """End a task whose last step has just been ended, and close its session; False when that is for its owner."""
-    root_run_id = tx.value(LAST_STEP, task_id=task_id, session_id=session_id, most=FEW_RUNS + 1)
-    if root_run_id is None:
+def send_last_step(tx: Transaction, task_id: str, session_id: str) -> Reply:
+    """Ask for the root run of a task that is ended with its last step."""
+    return tx.send(LAST_STEP, task_id=task_id, session_id=session_id, most=FEW_RUNS + 1)
+
+
+def end_with_last_step(
+    tx: Transaction, task_id: str, session_id: str, now_us: int, *, asked: Reply | None = None
+) -> bool:
+    """End a task whose last step has just been ended, and close its session; False when that is for its owner.
+
+    ``asked`` is what :func:`send_last_step` was answered after the end, if it was asked already.
+    """
+    found = (asked or send_last_step(tx, task_id, session_id)).rows()
+    if not found:
         return False
+    root_run_id = found[0][0]
     with tx.pipeline():  # of which nobody awaits an answer: it goes with the commit
         _complete(tx, RunLogBuffer(now_us), task_id, root_run_id, now_us, is_recorded=True)
         tx.send(CLOSE_HELD, session_id=session_id)

@@ -32,7 +32,7 @@ FEW_ROWS: Final = 16
 SHORT: Final = 4_096
 """Characters of JSON that are sent to a server by one call of the system, with all that is around them."""
 _LEFT_UNDONE: Final = "22P02"
-"""What PostgreSQL says of a text that is no number: how a statement refuses itself, in words for the server's log."""
+"""What PostgreSQL says of a text that is not a number: how a statement refuses itself, in words for its log."""
 SILENCE_S: Final = 0.25
 """How long a transaction that computes leaves PostgreSQL without a statement. It ends one after 5 s without any."""
 
@@ -218,7 +218,8 @@ class Transaction:
             if is_unavailable(error) and not is_refused(error):
                 raise UnavailableError(f"the database did not confirm a commit: {first_line(error)}") from error
             raise
-        self.has_written = False  # in what comes now
+        finally:
+            self.has_written = False  # in what comes now
 
     def _postgres_rows(self, statement: Statement, parameters: dict[str, Any]) -> Sequence[Row]:
         rows: Sequence[Row] = ()

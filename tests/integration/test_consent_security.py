@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import text
@@ -16,12 +16,14 @@ from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError, Us
 from soong.shared.core.jsontext import dump, parse_strict
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.audit_log.entry import AuditKind
+from soong.shared.permissions.decision_text import text_of
 from soong.shared.permissions.policy import Mode, Policy
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, Choice, Decision, RequestState
 from soong.shared.permissions.signing import Signer
-from soong.shared.permissions.store import DecisionReceipt
+from soong.shared.permissions.store import ClosedQuestion, ConsentStore, DecisionReceipt
 from soong.shared.storage.sql.engine.rows import decision_body
 from soong.shared.storage.sql.store import SqlConsentStore, open_store
 from soong.shared.tools.result import ErrorType
@@ -206,8 +208,30 @@ async def test_a_rotated_key_signs_at_once_without_a_restart_and_the_old_ones_de
         assert (await verify(bench.store.audit, bench.store.keys)).holds
 
 
+@dataclass(slots=True)
+class RepeatingStore:
+    """Repeats the message of a decision while its row is read, as one that was sent twice may come."""
+
+    consent: ConsentStore
+    notifier: Notifier
+    worker: str
+
+    async def settled(self, request_id: str) -> ClosedQuestion | None:
+        found = await self.consent.settled(request_id)
+        if found is not None and found.decision is not None:
+            await self.notifier.permission_decided(request_id, self.worker, text_of(found.decision))
+            await asyncio.sleep(0.05)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.consent, name)
+
+
 @pytest.mark.spec("PER-12")
-async def test_what_a_retired_key_signs_later_is_refused_and_asked_again(open_bench: OpenBench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_repeated", [False, True], ids=["", "its message is repeated"])
+async def test_what_a_retired_key_signs_later_is_refused_and_asked_again(
+    open_bench: OpenBench, tmp_path: Path, is_repeated: bool
+) -> None:
     """An owner whose clock is behind, or which has not seen the new file."""
     callback = Callback()
     async with open_bench() as bench:
@@ -220,8 +244,12 @@ async def test_what_a_retired_key_signs_later_is_refused_and_asked_again(open_be
         await bench.store.keys.retire_key(
             first, is_revoked=False, at_us=early, principal="ada", reason="", now_us=bench.clock.now_us()
         )
+        gate = bench.gate(claim, worker)
+        if is_repeated:
+            inbox = bench.inboxes[worker]
+            inbox.store = cast(ConsentStore, RepeatingStore(inbox.store, bench.notifier, worker))
 
-        (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim, "call_1")))
+        (verdict,) = await verdicts(gate.decide(make_call(claim, "call_1")))
 
         assert verdict.is_allowed
         assert len(callback.shown) == 2

@@ -44,7 +44,7 @@ class DecisionInbox:
     _early: dict[str, str] = field(default_factory=dict)
     """What was heard of before anybody waited for it, of late: the decision that came with it, by request."""
     _read: set[str] = field(default_factory=set)
-    """Requests whose decision somebody believes without using it: it is read from its row."""
+    """Requests whose decision is read from its row: somebody believes it without using it, or took its question up."""
     _keys: dict[str, SigningKey] = field(default_factory=dict)
     """Keys as read from their rows; the transaction that uses a decision finds out that one has ended since."""
     _ear: Subscription | None = None
@@ -54,12 +54,13 @@ class DecisionInbox:
     async def settled(self, request_id: str, *, is_new: bool = False, is_used: bool = False) -> ClosedQuestion:
         """Wait until the request is closed; return how. One that was raised just now (``is_new``) is heard of.
 
-        ``is_used``: a transaction will use its decision, and compares what was notified with the row.
+        ``is_used``: a transaction will use its decision, and compares what was notified with the row. That of a
+        question which was taken up is read all the same: since it was signed, its key may have ended.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ClosedQuestion] = loop.create_future()
         self._waiting.setdefault(request_id, []).append(future)
-        if not is_used:
+        if not (is_used and is_new):
             self._read.add(request_id)
         try:
             if self._task is None or self._task.done():

@@ -11,7 +11,9 @@ from soong.shared.engine.tasks.step import StepEnd
 MOST_HELD: Final = 1024
 PAUSE: Final = 15
 """Ends that are written without a try after one that failed, which cost a round trip: what keeps one from its turn
-(other work that is ready, a limit, a role that may not) does so for a while."""
+(other work that is ready, a limit, a role that may not) does so for a while. Each failure that follows doubles
+that: PostgreSQL writes one that was sent alone to its log, as an error."""
+LONGEST_PAUSE: Final = 4_095
 
 
 class SuccessorHints:
@@ -20,6 +22,7 @@ class SuccessorHints:
     def __init__(self) -> None:
         self._followed: set[str] = set()
         self._left_out = 0
+        self._pause = PAUSE
         self._sessions: dict[str, str] = {}
         """By id of a run that is held, its session."""
         self.has_ended_task = False
@@ -51,7 +54,8 @@ class SuccessorHints:
         """Note what became of a try."""
         self._followed.discard(end.run_id)
         self._sessions.pop(end.run_id, None)
-        self._left_out = 0 if has_claimed else PAUSE
+        self._left_out = 0 if has_claimed else self._pause
+        self._pause = PAUSE if has_claimed else min(2 * self._pause + 1, LONGEST_PAUSE)
 
     def last_of(self, end: StepEnd) -> tuple[str, str] | None:
         """Return the task and the session that an end probably ends, as the last one that was written alone did.

@@ -110,6 +110,11 @@ os.register_at_fork(after_in_child=_THREADS.reset)
 def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[T]":
     """Make a blocking call on a thread, in the caller's context; what it returns or raises is the future's.
 
-    A future that is cancelled takes its call back where it has not begun, and otherwise lets it run to its end.
+    A future that is cancelled takes its call back where it has not begun, and otherwise lets it run to its end. An
+    event loop that is not asyncio's makes its calls where its own executor does.
     """
-    return _THREADS.submit(asyncio.get_running_loop(), lambda: function(*args, **kwargs))
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, asyncio.BaseEventLoop):
+        context = copy_context()
+        return loop.run_in_executor(None, lambda: context.run(function, *args, **kwargs))
+    return _THREADS.submit(loop, lambda: function(*args, **kwargs))

@@ -5,10 +5,13 @@ import os
 import threading
 import time
 from contextvars import ContextVar
+from random import Random
 
 import pytest
 
 from soong.shared.core.call_threads import MAX_THREADS, in_thread
+from tests.model.clock import FakeClock
+from tests.simulation.loop import VirtualLoop
 
 _WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
@@ -97,3 +100,16 @@ def test_a_forked_process_makes_calls_on_threads_of_its_own() -> None:
         time.sleep(0.05)
 
     assert (ended, os.waitstatus_to_exitcode(status)) == (child, 7)
+
+
+def test_a_loop_that_is_not_asyncios_makes_the_calls_itself() -> None:
+    def lost(message: str) -> None:
+        raise AssertionError(message)
+
+    async def called() -> tuple[str, int]:
+        _WHO.set("caller")
+        return await in_thread(_WHO.get), await in_thread(threading.get_ident)
+
+    loop = VirtualLoop(FakeClock(), Random(1), lost)  # type: ignore[abstract]  # it has what a call asks of a loop
+
+    assert loop.run(called()) == ("caller", threading.get_ident())

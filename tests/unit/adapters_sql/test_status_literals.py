@@ -26,8 +26,8 @@ UPDATE = re.compile(
     r"\bUPDATE (steps|tasks|runs)( AS \w+)? SET\b(.*?)(?=;|\bUPDATE \w+(?: AS \w+)? SET\b|$)", re.DOTALL
 )
 TAKES = re.compile(r"\bstatus(?: \|\| '')? (?:= '(\w+)'|IN \(((?:'\w+'(?:, )?)+)\))")
-WITHOUT_SOURCE = {"wait again": {"pending"}, "take": {"ready"}}
-"""The statements that move what their caller has locked and read, and from which statuses."""
+WITHOUT_SOURCE = {"wait again": {"pending"}, "take": {"ready"}, "take only": {"ready"}}
+"""The statements that move what has been locked and read before, and from which statuses."""
 IN_ONE = {
     ("ready", "running"): ("claimed",),
     ("pending", "waiting"): ("expanding",),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, assert_never
 
+from soong.orchestrator.approvals.answer_notices import AnswerNotices
 from soong.orchestrator.approvals.decide import by_policy
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
@@ -38,6 +39,9 @@ OTHERS_SETTLE_S = 0.5
 
 FRESH_S = 0.25
 """What was read no longer ago is not read again for our own answer alone; whatever else happens is heard."""
+
+READ_AGAIN_S = 0.001
+"""After how long rows are read again that lacked a question that was being raised."""
 
 FIRST_QUESTIONS = 20
 """Of a session that has had fewer questions it is looked up whether one was closed before we attached."""
@@ -95,7 +99,12 @@ class RemoteResponder:
     _provenance: Provenance = field(default_factory=Provenance)
     _ruling: tuple[Session, Policy] | None = None
     """The session and its policy, where a question may be shown before its owner has looked at it."""
-    _notifying: set[asyncio.Task[None]] = field(default_factory=set)
+    _raised: set[str] = field(default_factory=set)
+    """Questions that were heard of before they were read."""
+    _notices: AnswerNotices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._notices = AnswerNotices(self.notifier, lambda asked: any(asked == one.id for one in self._pending))
 
     async def run(self) -> None:
         """Answer until cancelled, or until the callback can be asked nothing more; questions then stay open.
@@ -120,11 +129,16 @@ class RemoteResponder:
             is_news = True
             while not self._is_over:
                 await (self._poll() if is_news else self._go_on())
+                if self._raised and not self._raised.issubset(request.id for request in self._pending):
+                    await asyncio.sleep(READ_AGAIN_S)  # its commit takes longer than its message did
+                    await self._poll()
+                self._raised.clear()
                 if not self.session_id:
                     attendance.attend(request.identity.session_id for request in self._waiting)
                 is_news = await self._wait(subscription)
         finally:
-            await _cancelled(self._asking, attending, *self._notifying)
+            await _cancelled(self._asking, attending)
+            await self._notices.close()
             await subscription.close()
             left = await self._left() if self._waiting else 0
             if left:
@@ -167,7 +181,10 @@ class RemoteResponder:
                 case "raised" if self._has_grants or self._shown is not None:
                     pass
                 case "raised" | "asked":
-                    is_news |= all(request.id != request_id for request in self._pending)
+                    is_new = all(request.id != request_id for request in self._pending)
+                    is_news |= is_new
+                    if is_new and change == "raised":
+                        self._raised.add(request_id)
                 case None:
                     is_news = True
                 case _:
@@ -322,7 +339,7 @@ class RemoteResponder:
         self._answered.add(request.id)
         self._said.add(request.id)
         try:
-            state = await insert_answer(self.store.consent, answer, when_begun=lambda: self._notify_soon(request))
+            state = await insert_answer(self.store.consent, answer, when_begun=lambda: self._notices.begun(request))
         except Exception as error:  # noqa: BLE001  # asked again it would fail again: the owner ends the question by time
             words = words_of(error).partition("\n")[0]
             log.error("answer_refused", request=request.id, error=words)  # its first line says it
@@ -333,17 +350,7 @@ class RemoteResponder:
         elif answer.choice is not None and answer.choice.is_grant:
             self._has_grants = True
             self._held[_scoped(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
-        # Once more: the owner may have looked before the answer was there, or had not seen the question yet.
-        await self._notify(request)
-
-    def _notify_soon(self, request: PermissionRequest) -> None:
-        """Notify the owner of an answer that is being written: its message takes as long as the transaction."""
-        notifying = asyncio.get_running_loop().create_task(self._notify(request))
-        self._notifying.add(notifying)
-        notifying.add_done_callback(self._notifying.discard)
-
-    async def _notify(self, request: PermissionRequest) -> None:
-        await self.notifier.permission_raised(request.id, request.identity.session_id)
+        await self._notices.written(request)
 
 
 def refusal_reason(session: Session, principal: str) -> str:

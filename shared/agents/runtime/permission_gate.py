@@ -40,6 +40,9 @@ log = get_logger(__name__)
 KEY_ENDED = frozenset({"revoked_key", "retired_key"})
 """What is wrong with a decision whose call may ask again at once: only its key is at fault."""
 
+TELL_AGAIN_S = 0.01
+"""Longer than a callback that is a function takes to have its question decided."""
+
 Note = Callable[[str, JsonObject], Awaitable[None]]
 """Keeps an event of the run back, to be written with the next."""
 
@@ -170,18 +173,20 @@ class RunGate:
         def tell_soon(request_id: str) -> None:
             early.append(asyncio.get_running_loop().create_task(tell_followers(request_id)))
 
-        # Followers are told twice: the message takes longer than the commit. Owners take a second one for an answer.
+        # Followers hear of it before its commit: the message takes longer. Owners take a second one for an answer.
         stored = await self.store.consent.raise_request(
             fresh, before=before, events=(event,), now_us=now_us, before_commit=tell_soon
         )
         await self.notifier.permission_raised(stored, call.identity.session_id)
-        await tell_followers(stored)
+        if not early:
+            await tell_followers(stored)
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
         return replace(fresh, id=stored), stored == fresh.id
 
     async def _until_settled(self, request: PermissionRequest, *, is_new: bool, is_under_way: bool) -> ClosedQuestion:
         """Wait for the end of a question; a run whose call is under way does not park meanwhile."""
+        repeating = asyncio.get_running_loop().create_task(self._tell_again(request)) if is_new else None
         try:
             with nullcontext() if is_under_way else self.waiting(request.id):
                 settled = await self.inbox.settled(request.id, is_new=is_new, is_used=not is_under_way)
@@ -190,9 +195,20 @@ class RunGate:
                 # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
                 await asyncio.shield(self._withdraw(request))
             raise
+        finally:
+            if repeating is not None:
+                repeating.cancel()
         if self.on_settled is not None:
             self.on_settled()
         return settled
+
+    async def _tell_again(self, request: PermissionRequest) -> None:
+        """Notify the followers of a question that is still open: who heard of it before its commit may have missed it.
+
+        Not at once: a message costs its readers as much as half of what they do for the answer meanwhile.
+        """
+        await asyncio.sleep(TELL_AGAIN_S)
+        await self.notifier.notify_session(request.identity.session_id, question_news("raised", request.id))
 
     async def _withdraw(self, request: PermissionRequest) -> None:
         try:

@@ -3,10 +3,11 @@
 A caller is not held up by Redis: hints gather while one round trip runs, equal ones count once, and while Redis is away
 they wait, up to a limit, for its return. What is dropped is counted; the sweep makes it good.
 
-Every call of every agent notifies those who follow its run, who are people. The first such hint is sent at once; for
-``FOLLOWERS_S`` after a round trip those that come gather for the next, which any other hint begins at once. Redis
-answers how many heard it. After nobody did, those of the same run are left out for ``UNFOLLOWED_S``: a reader that
-begins to follow the run then looks at its rows, and again within a second.
+Every call of every agent notifies those who follow its run, who are people. Such a hint waits for ``FIRST_S``, and
+until ``FOLLOWERS_S`` after the last round trip, for any other hint, which begins the next one at once. Sent alone it
+would hold up a question that is raised a moment later, until Redis has answered. Redis answers how many heard it. After
+nobody did, those of the same run are left out for ``UNFOLLOWED_S``: a reader that begins to follow the run then looks
+at its rows, and again within a second.
 """
 
 import asyncio
@@ -45,6 +46,7 @@ MAX_EXPIRIES = 1_000
 """Streams of which we remember when it was said."""
 CLOSE_LIMIT_S = 2.0
 FOLLOWERS_S = 0.02
+FIRST_S = 0.003
 UNFOLLOWED_S = 0.5
 MAX_UNFOLLOWED = 10_000
 
@@ -148,7 +150,7 @@ class RedisNotifier:
     async def _until_due(self) -> None:
         """Wait while only followers of runs would be notified, and were a moment ago."""
         loop = asyncio.get_running_loop()
-        wait_s = self._sent_s + FOLLOWERS_S - loop.time()
+        wait_s = max(FIRST_S, self._sent_s + FOLLOWERS_S - loop.time())
         if wait_s > 0 and not self._urgent.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):

@@ -28,6 +28,7 @@ from tests.model.clock import START_US
 
 ADD_LIMIT = Statement("add concurrency limit", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, 1)")
 BREAK = Statement("break", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, -1)")
+END_OURS = Statement("end ours", "SELECT pg_terminate_backend(pg_backend_pid())")
 SCOPES = Statement("scopes", "SELECT scope FROM concurrency_limits ORDER BY scope")
 
 
@@ -375,6 +376,27 @@ async def test_a_connection_cut_in_the_middle_of_work_leaves_no_half(postgres_ur
 
         assert len(tries) == 2
         assert await scopes(store._database) == ["a", "b"]
+
+
+async def test_a_connection_that_ends_in_a_transaction_of_its_own_leaves_its_outcome_in_doubt(
+    postgres_url: str,
+) -> None:
+    """It is not done again: for all that the client knows it was committed."""
+    runs: list[int] = []
+
+    def write(tx: Transaction) -> None:
+        runs.append(len(runs))
+        with tx.alone():
+            tx.send(ADD_LIMIT, scope="pool:lost")
+            tx.send(END_OURS)
+
+    async with opened(postgres_url) as store:
+        with pytest.raises(UnavailableError, match="did not confirm a commit"):
+            await store._database.write(write)
+        await store._database.write(add("pool:next"))
+
+        assert await scopes(store._database) == ["pool:next"]
+    assert runs == [0]
 
 
 async def test_a_heartbeat_whose_connection_is_cut_continues(postgres_url: str) -> None:

@@ -23,6 +23,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from soong.shared.agents.plain_answers import NotPlainError, stored_form
 from soong.shared.core.errors import SchemaVersionError
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.engine.runs.events import NewNode, Node, NodeKind
@@ -51,9 +52,12 @@ def user_node(text: str) -> NewNode:
 
 def assistant_node(response: ModelResponse) -> NewNode:
     """Return the complete node of a model's answer: provider details too, which some providers want back."""
-    message = ModelMessagesTypeAdapter.dump_python([response], mode="json", exclude_none=True)[0]
-    # Eleven counters, most of them zero: what is left out is read as zero again.
-    message["usage"] = {name: value for name, value in message["usage"].items() if value}
+    try:
+        message = stored_form(response)
+    except NotPlainError:
+        message = ModelMessagesTypeAdapter.dump_python([response], mode="json", exclude_none=True)[0]
+        # Eleven counters, most of them zero: what is left out is read as zero again.
+        message["usage"] = {name: value for name, value in message["usage"].items() if value}
     return NewNode(NodeKind.ASSISTANT, {"v": VERSION, "message": message})
 
 

@@ -8,7 +8,7 @@ answer if it fits; failed, it fails; in every other case somebody else takes the
 from dataclasses import field
 from typing import Final
 
-from soong.shared.agents.runtime.transcript import clean_end
+from soong.shared.agents.runtime.without_secrets import clean_end
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger

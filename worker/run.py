@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Protocol, assert_never
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.agents.runtime.transcript import clean_end
+from soong.shared.agents.runtime.without_secrets import clean_end
 from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
 from soong.shared.core.foreign import contained, place_of
 from soong.shared.core.lazy_dataclass import dataclass

@@ -11,7 +11,7 @@ from typing import Final
 from soong.orchestrator.owner.parts import Ended
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
-from soong.shared.agents.runtime.transcript import clean_end
+from soong.shared.agents.runtime.without_secrets import clean_end
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
     ForgedError,

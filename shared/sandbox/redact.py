@@ -92,8 +92,11 @@ class Redactor:
         marker in all strings at once costs a tenth of one in each.
         """
         text = "\n".join(_texts_of(value))
-        for marker in (*_MARKERS, *self.values):  # noqa: SIM110  # a generator takes longer than the searches
+        for marker in _MARKERS:  # a generator takes longer than the searches
             if marker in text:
+                return True
+        for secret in self.values:  # noqa: SIM110  # as above
+            if secret in text:
                 return True
         return False
 

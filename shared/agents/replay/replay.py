@@ -18,7 +18,7 @@ from soong.shared.agents.replay.lives import Life, RunRecord, lives_of
 from soong.shared.agents.replay.recorded import RecordedCalls, ReplayedLog
 from soong.shared.agents.replay.script import ModelScript, RecordedBudgets, RecordedModel, fallbacks_of
 from soong.shared.agents.runtime.agent_task import ModelRules
-from soong.shared.agents.runtime.transcript import clean_event, clean_node
+from soong.shared.agents.runtime.without_secrets import clean_event, clean_node
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import Redactor

@@ -15,6 +15,7 @@ from dataclasses import field
 from typing import Any, Final
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.without_secrets import clean_event, clean_events
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json, JsonObject
@@ -71,7 +72,10 @@ class RunCallLog:
     async def started(self, started: StartedCall) -> None:
         # Whatever its end is: an error tells the model what a server said, too.
         self._taints = self._taints or reads_untrusted(started.gate_call.definition)
-        event = self._keep(started_event(started, now_us=self.clock.now_us()))
+        event = started_event(started, now_us=self.clock.now_us())
+        if started.verdict.decision_id:  # it is known by its identity below
+            event = clean_event(event, self.redactor)
+        self._keep(event)
         if started.is_write or started.verdict.decision_id:
             events = await self.take()
             row, now_us = self._row(started.call, started.record), self.clock.now_us()
@@ -164,13 +168,13 @@ class RunCallLog:
             raise self._unwritten
 
     def _taken(self) -> tuple[Sequence[NewNode], list[NewEvent]]:
-        """Return what is kept back and forget it."""
+        """Return what is kept back, without secrets, and forget it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         held, self._held = self._held, ()
         kept, self._kept = self._kept, []
-        return held, kept
+        return held, clean_events(kept, self.redactor)
 
     async def _before_others(self, write: Coroutine[Any, Any, object]) -> None:
         """Write an answer that was kept back: the ends of its other calls wait, and fail with it."""
@@ -200,12 +204,10 @@ class RunCallLog:
         if self.notifier is not None:
             await self.notifier.notify_runs([self.run_id])
 
-    def _keep(self, event: NewEvent) -> NewEvent:
-        """Return the event as it is kept back: without secrets."""
-        kept = NewEvent(event.type, self.redactor.mapping(event.data), event.time_us)
-        self._kept.append(kept)
+    def _keep(self, event: NewEvent) -> None:
+        """Keep an event back; its secrets are taken out with those of all that are written with it."""
+        self._kept.append(event)
         self._show_later()
-        return kept
 
     def _show_later(self) -> None:
         is_idle = self._timer is None and self._showing is None and self._unwritten is None

@@ -6,15 +6,16 @@ until the call ends.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.without_secrets import clean_log
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError
+from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.store import CallRow, RunStore
-from soong.shared.engine.tasks.step import MALFORMED, StepEnd
+from soong.shared.engine.tasks.step import MALFORMED
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import CallInputs, ToolCall, effect_id_of
 from soong.shared.tools.value_limits import UnfitError, check_incoming
@@ -52,16 +53,21 @@ class StoredTranscript:
         *,
         may_wait: bool = False,
     ) -> None:
-        clean_nodes, clean_events = _clean(nodes, events, self.redactor)
-        open_rows = [row for call in calls if (row := self._open_row(call)) is not None]
-        if may_wait and not open_rows and self.log.hold(clean_nodes, clean_events):
+        open_rows: Sequence[CallRow] = ()
+        held: list[Json] = [node.payload for node in nodes]
+        held += [event.data for event in events]
+        held += [call.arguments for call in calls]
+        if self.redactor.may_hold_secrets(held):
+            nodes, events = clean_log(nodes, events, self.redactor)
+            open_rows = [row for call in calls if (row := self._open_row(call)) is not None]
+        if may_wait and not open_rows and self.log.hold(nodes, events):
             return
         kept = await self.log.take()
         await self.runs.append(
             self.run_id,
             self.fence,
-            nodes=clean_nodes,
-            events=[*kept, *clean_events],
+            nodes=nodes,
+            events=[*kept, *events],
             calls=open_rows,
             now_us=self.clock.now_us(),
         )
@@ -87,33 +93,3 @@ class StoredTranscript:
             facts={},
             open_input={"arguments": call.arguments},
         )
-
-
-def clean_end(end: StepEnd, redactor: Redactor) -> StepEnd:
-    """Return a step's end without secrets, whatever kind of step it was."""
-    error = end.error
-    clean_error = error if error is None else replace(error, message=redactor.text(error.message))
-    output = redactor.value(end.output)
-    nodes, events = _clean(end.nodes, end.events, redactor)
-    if output is end.output and clean_error is error and nodes is end.nodes and events is end.events:
-        return end
-    return replace(end, output=output, error=clean_error, nodes=tuple(nodes), events=tuple(events))
-
-
-def _clean(
-    nodes: Sequence[NewNode], events: Sequence[NewEvent], redactor: Redactor
-) -> tuple[Sequence[NewNode], Sequence[NewEvent]]:
-    """Return them without secrets; the same sequences where none of them holds anything that looks like one."""
-    if not redactor.may_hold_secrets([*(node.payload for node in nodes), *(event.data for event in events)]):
-        return nodes, events
-    return [clean_node(node, redactor) for node in nodes], [clean_event(event, redactor) for event in events]
-
-
-def clean_node(node: NewNode, redactor: Redactor) -> NewNode:
-    payload = redactor.mapping(node.payload)
-    return node if payload is node.payload else replace(node, payload=payload)
-
-
-def clean_event(event: NewEvent, redactor: Redactor) -> NewEvent:
-    data = redactor.mapping(event.data)
-    return event if data is event.data else replace(event, data=data)

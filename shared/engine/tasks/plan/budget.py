@@ -24,6 +24,8 @@ MAX_LOOKUPS: Final = 1_000_000
 """References that are looked up with one budget: some seconds of CPU time."""
 _NOTED: Final = 1_000
 """Values that are larger are measured once for each budget."""
+_MEASURED: Final = (str, dict, list, Mapping, Sequence)
+"""Made once, the usual types first: looking for an abstract one takes longer."""
 _encoded: Final = json.JSONEncoder().encode
 
 
@@ -94,7 +96,7 @@ class ExpansionBudget:
 
     def _measured(self, value: Json) -> tuple[int, int]:
         """Return size and depth; a text has the depth 0."""
-        if not isinstance(value, str | Mapping | Sequence):
+        if not isinstance(value, _MEASURED):
             return 8, 0
         noted = self._sizes.get(id(value))
         if noted is not None:

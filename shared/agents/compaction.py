@@ -83,8 +83,10 @@ def due(messages: Sequence[ModelMessage], settings: Compaction) -> Cut | None:
     if last is None or settings.strategy is CompactionStrategy.OFF:
         return None
     window = window_of(last, settings)
+    if not window:
+        return None
     used = last.usage.input_tokens + last.usage.output_tokens + tokens_of(messages[-1:])
-    if not window or used < settings.at * window:
+    if used < settings.at * window:
         return None
     cut = cut_of(messages, int(window * KEPT_SHARE))
     return cut if cut and tokens_of(cut.dropped) >= WORTHWHILE_SHARE * window else None

@@ -91,8 +91,9 @@ class EarlyReads:
     async def close(self) -> None:
         """End what has started and no turn has taken over."""
         reads, self._reads, self._is_open, self._part = self._reads, {}, True, None
-        await self._end(reads)
-        self.spend(reads.keys())
+        if reads:
+            await self._end(reads)
+            self.spend(reads.keys())
 
     def _start_when_closed(self, part: ToolCallPart) -> None:
         """Start a call whose arguments are a closed object: nothing can follow it but the next call."""
@@ -125,7 +126,8 @@ class EarlyReads:
             if name in final and _is_same(read.call, final[name]):
                 self._reads[name] = read
                 read.early.keep()
-        await self._end({name: read for name, read in reads.items() if name not in self._reads})
+        if discarded := {name: read for name, read in reads.items() if name not in self._reads}:
+            await self._end(discarded)
         self._is_open, self._part = True, None
 
     async def _end(self, reads: Mapping[str, _EarlyRead]) -> None:

@@ -13,6 +13,7 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
+from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.core.lazy_dataclass import dataclass
 
 _STREAMED: Final = frozenset({"anthropic"})
@@ -88,8 +89,12 @@ class AnswerSource:
     is_streamed: bool = False
     _unmarked: int = 0
     """How many streams in a row ended without a mark."""
+    _script: ScriptedModel | None = None
+    """A model without a wire: its answers are complete, and the library has nothing to do around them."""
 
     def __post_init__(self) -> None:
+        if type(self.model) is ScriptedModel:
+            self._script, self.is_streamed = self.model, False
         self.is_streamed = self.is_streamed and _key(self.model) not in _UNMARKED and can_stream(self.model)
 
     async def next(
@@ -100,6 +105,8 @@ class AnswerSource:
         follower: AnswerFollower = NO_FOLLOWER,
     ) -> ModelResponse:
         """Return a complete answer. Raises: AgentRunError, UserError; what was streamed has been discarded."""
+        if self._script is not None:
+            return await self._script.answer(messages, parameters)
         if not self.is_streamed:
             return _checked(await self.model.request(messages, settings, parameters), is_streamed=False)
         if self._unmarked >= UNMARKED_STREAMS:

@@ -6,6 +6,7 @@ and stays the provider's to refuse. Our schemas are of a subset that every provi
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from pydantic_ai.exceptions import AgentRunError, UserError
@@ -80,6 +81,8 @@ UNKNOWN: Final = ProviderLimits("the narrowest names of those above: Ollama and 
 def limits_of(model: Model[Any]) -> ProviderLimits:
     """Return the limits of a model's provider; of a fallback model those that fit every member."""
     found = [LIMITS.get(each.canonical_system, UNKNOWN) for each in _members(model)]
+    if len(found) == 1:
+        return found[0]
     counts = [limits.max_tools for limits in found if limits.max_tools is not None]
     patterns = dict.fromkeys(limits.name_pattern for limits in found)
     *others, last = patterns
@@ -99,9 +102,15 @@ def names_for(model: Model[Any], tools: Sequence[ToolDefinition], *, has_fallbac
     """
     limits = UNKNOWN if has_fallbacks else limits_of(model)
     try:
-        return NameTable((tool.name for tool in tools), pattern=limits.name_pattern, max_length=limits.name_max_chars)
+        return _names_of(tuple([tool.name for tool in tools]), limits.name_pattern, limits.name_max_chars)
     except InvalidToolError as error:
         raise SchemaUnsupportedError(model.model_name, error.problem, tool=error.tool) from error
+
+
+@lru_cache(maxsize=256)
+def _names_of(tools: tuple[str, ...], pattern: str, max_length: int) -> NameTable:
+    """Return a table that no run changes: those of one plan have the same tools. Raises: InvalidToolError."""
+    return NameTable(tools, pattern=pattern, max_length=max_length)
 
 
 def check_offer(model: Model[Any], parameters: ModelRequestParameters, names: NameTable) -> None:

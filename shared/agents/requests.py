@@ -66,13 +66,15 @@ class ModelRequests:
     @property
     def usage(self) -> Usage:
         """Return what all requests have used, those of former lives too."""
-        parts = {name: used for name, used in self._used.items() if name}
         total = self._used.get("", NOTHING_USED)
-        return total if parts.keys() <= {self._own.name} else replace(total, by_model=parts)
+        if all(name in ("", self._own.name) for name in self._used):
+            return total
+        return replace(total, by_model={name: used for name, used in self._used.items() if name})
 
     @property
     def compaction(self) -> Compaction:
-        return replace(self.task.compaction, window=self.model.window)
+        own = self.task.compaction
+        return own if own.window == self.model.window else replace(own, window=self.model.window)
 
     def count(self, answer: ModelResponse) -> Usage:
         """Add what an answer used; return it."""
@@ -158,7 +160,8 @@ class ModelRequests:
             answer = marked(answer, self.model.name)
         before = self.usage
         self.last = self.count(answer)
-        await self._settle(reserved, charge_of(self.last))
+        if reserved is not None:
+            await self._settle(reserved, charge_of(self.last))
         self.note = self.note or warning(before, self.usage, self.task.limits)
         return answer
 

@@ -74,12 +74,16 @@ class ScriptedModel(Model[None]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
+        """Answer as :meth:`answer` does; a function has no temperature."""
+        del model_settings
+        return await self.answer(messages, model_request_parameters)
+
+    async def answer(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> ModelResponse:
         """Answer with the calls of the function's next turn, or with its output.
 
         Raises:
             ScriptFailedError: the function raised, or does not make the recorded calls.
         """
-        del model_settings  # a function has no temperature
         if self._turns is None and callable(self._script.is_cheap):
             self._is_cheap = self._script.is_cheap(_facts(messages)[0])
         if self._is_cheap:
@@ -87,7 +91,7 @@ class ScriptedModel(Model[None]):
         else:
             await asyncio.get_running_loop().run_in_executor(_THREADS, self._advance, messages)
         if self._wanted is None:
-            return self._final(model_request_parameters)
+            return self._final(parameters)
         parts = [
             ToolCallPart(_provider_name(call.tool), dict(call.arguments), f"t{self._answers}c{index}")
             for index, call in enumerate(self._wanted, 1)

@@ -34,6 +34,8 @@ def limit_reached(used: Usage, limits: AgentLimits, model: str) -> tuple[EndReas
 
 def warning(before: Usage, used: Usage, limits: AgentLimits) -> str:
     """Return the note for an agent whose answer took it past 80 % of a limit; empty otherwise."""
+    if limits.tokens is None and limits.cost_usd is None:
+        return ""
     if _share(before, limits) < WARN_AT <= _share(used, limits):
         return f"You have used {WARN_AT:.0%} of what this run may use. Finish soon: report what you have."
     return ""

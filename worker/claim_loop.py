@@ -228,6 +228,8 @@ class ClaimLoop:
         if advance.ready_left and advance.claims and self.free_slots() > 0:
             # If the batch was the limit, there is more of this worker's share; if not, others get a moment for theirs.
             self._fill_again(0.0 if len(advance.claims) == BATCH else FILL_AGAIN_S)
+        if advance.look_again:
+            self.fill()
         await self._tell_of_tasks(advance)
         await self._tell_followers(turns, advance)
 

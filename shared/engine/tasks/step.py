@@ -327,7 +327,8 @@ class Advance:
     whose owner has something to do (a map to expand, a failure to settle, a task that may be finished).
     ``closed_sessions`` are those that no owner had adopted and that have ended with their task, which these ends ended.
     ``ready_left`` says that claimable work is left for others; it may be true of work that only a concurrency limit
-    holds back, never missed.
+    holds back, never missed. ``look_again`` says that others may have ended the rest of a task at the same moment, so
+    that neither end saw the other: the next ``advance``, with or without ends, sees that task as it is then.
     """
 
     claims: tuple[Claim, ...] = ()
@@ -335,6 +336,7 @@ class Advance:
     owner_sessions: frozenset[str] = frozenset()
     closed_sessions: frozenset[str] = frozenset()
     ready_left: bool = False
+    look_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from soong.shared.storage.sql.claims.completions import (
     CompletionResult,
     EndedTasks,
     ended_tasks,
+    look_at_task,
     write_ends,
 )
 from soong.shared.storage.sql.claims.readiness import note_claimed, unlock_after
@@ -54,6 +55,7 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], reques
     end_and_claim = _on_postgres if tx.is_postgres else _on_sqlite
     ended, tasks, claims, is_left = end_and_claim(tx, contexts, run_log, by_key, request)
     run_log.flush(tx)
+    again = _look_at_passed_over(tx, contexts, tasks, claims)
     over = {
         session_id
         for task_id, session_id in tasks.over.items()
@@ -68,7 +70,22 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], reques
         owner_sessions=frozenset(tasks.owner_sessions - over),
         closed_sessions=frozenset(over),
         ready_left=is_left or bool(left),
+        look_again=again,
     )
+
+
+def _look_at_passed_over(tx: Transaction, contexts: Contexts, tasks: EndedTasks, claims: Sequence[Claim]) -> bool:
+    """Look at the tasks that the last transactions have passed over; say whether this one leaves any for the next.
+
+    Writers of SQLite see one another's ends. Of a task of which this worker claims a step, it will write another end.
+    """
+    if not tx.is_postgres:
+        return False
+    left = {key: tasks.passed_over[key] for key in tasks.passed_over.keys() - {c.identity.task_id for c in claims}}
+    for task_id, session_id in sorted(contexts.passed_over.items()):
+        look_at_task(tx, tasks, task_id, session_id)
+    contexts.passed_over = left
+    return bool(left)
 
 
 def _on_postgres(

@@ -108,6 +108,9 @@ class Contexts:
         self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
         self._policies: OrderedDict[str, JsonObject] = OrderedDict()
         self.successors = SuccessorHints()
+        self.passed_over: dict[str, str] = {}
+        """Tasks whose other steps may have ended while an end here was committed, by id, with their sessions. A hint:
+        owners look at all tasks now and then."""
 
     def read(self, tx: Transaction, run_ids: Sequence[str]) -> "ClaimContext":
         """Return what the claims of these runs get."""

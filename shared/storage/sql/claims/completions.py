@@ -168,6 +168,9 @@ class EndedTasks:
     database role may end it."""
     tails: dict[str, Tail] = field(default_factory=dict)
     """By id of the task, what was asked already."""
+    passed_over: dict[str, str] = field(default_factory=dict)
+    """By id, with their sessions, the tasks in which steps wait that this end opens nothing for: others may end these,
+    without seeing this end, before it is committed. Only to be looked at again afterwards."""
 
     def look(
         self, tx: Transaction, task_id: str, session_id: str, is_expanding: bool, is_unsettled: bool, is_waiting: bool
@@ -185,6 +188,8 @@ class EndedTasks:
                 self.owner_sessions.add(session_id)
                 if may_end.rows()[0][0]:
                     self.over[task_id] = session_id
+        else:
+            self.passed_over[task_id] = session_id
 
 
 def send_tail(tx: Transaction, task_id: str) -> tuple[Reply, Reply]:
@@ -198,5 +203,10 @@ def ended_tasks(tx: Transaction, ended: CompletionResult) -> EndedTasks:
     """Look at the tasks that the ends touched."""
     found = EndedTasks()
     for task_id, session_id in sorted(ended.sessions.items()):
-        found.look(tx, task_id, session_id, *tx.rows(OWNER_WORK, task_id=task_id, session_id=session_id)[0])
+        look_at_task(tx, found, task_id, session_id)
     return found
+
+
+def look_at_task(tx: Transaction, found: EndedTasks, task_id: str, session_id: str) -> None:
+    """Look at one task."""
+    found.look(tx, task_id, session_id, *tx.rows(OWNER_WORK, task_id=task_id, session_id=session_id)[0])

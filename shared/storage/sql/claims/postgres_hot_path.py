@@ -297,9 +297,11 @@ def _settled(
     if has_completed_maps:
         # More has opened since that look.
         return ended, ended_tasks(tx, ended), scan(tx, request)
-    for task_id, *flags in (fields for kind, fields in seen if kind == "task"):
+    for task_id, *flags in sorted(fields for kind, fields in seen if kind == "task"):  # locks, in one order
         if task_id in ended.sessions:
             tasks.look(tx, task_id, ended.sessions[task_id], *flags)
+    for _, task_id, *_ in opened:  # what waits for an end cannot overtake it
+        tasks.passed_over.pop(task_id, None)
     return ended, tasks, _scan(seen)
 
 

@@ -26,7 +26,7 @@ UPDATE = re.compile(
     r"\bUPDATE (steps|tasks|runs)( AS \w+)? SET\b(.*?)(?=;|\bUPDATE \w+(?: AS \w+)? SET\b|$)", re.DOTALL
 )
 TAKES = re.compile(r"\bstatus(?: \|\| '')? (?:= '(\w+)'|IN \(((?:'\w+'(?:, )?)+)\))")
-WITHOUT_SOURCE = {"wait again": {"pending"}, "take": {"ready"}}
+WITHOUT_SOURCE = {"wait again": {"pending"}, "take": {"ready"}, "take only": {"ready"}}
 """The statements that move what has been locked and read before, and from which statuses."""
 IN_ONE = {
     ("ready", "running"): ("claimed",),

@@ -116,6 +116,11 @@ class Contexts:
         """Return what the claims of these runs get."""
         return self.told(tx, tx.rows(CLAIM_CONTEXT, run_ids=list(run_ids)))
 
+    def know_task(self, task_id: str, inputs: str, title: str) -> None:
+        """Keep what a task was given, read with a claim."""
+        if task_id not in self._tasks:
+            self._tasks[task_id] = (unpack(inputs), title)
+
     def told(self, tx: Transaction, rows: Sequence[Row]) -> "ClaimContext":
         """Return what claims get, given the rows of runs and sessions."""
         runs = {row.id: row for row in map(ClaimedRun._make, rows)}

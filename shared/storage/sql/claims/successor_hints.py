@@ -1,4 +1,6 @@
-"""Hints on which ends are worth a try to claim their successor with them (:mod:`successor`). Rows decide."""
+"""Hints on which ends are worth a try to claim their successor with them (:mod:`successor`), and when a claim is one to
+claim the only step (:mod:`postgres_only_step`). Rows decide.
+"""
 
 from typing import Final
 
@@ -25,6 +27,12 @@ class SuccessorHints:
         """By id of a run that is held, its session."""
         self.has_ended_task = False
         """The last end that was written alone has ended its task, too."""
+        self.is_only_step_likely = False
+        """The last claim that had nothing to end found one step, and no other that was ready."""
+
+    def note_only(self, *, is_only: bool) -> None:
+        """Note what a claim that had nothing to end has found."""
+        self.is_only_step_likely = is_only
 
     def note(self, run_id: str, session_id: str, *, is_followed: bool) -> None:
         """Note a claim."""

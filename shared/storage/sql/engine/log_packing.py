@@ -1,6 +1,7 @@
 """Which events and which nodes of one write share a row: each row holds those before its own in ``preceding``."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from soong.shared.core.jsontext import JsonObject
@@ -12,6 +13,12 @@ from soong.shared.storage.sql.engine.transaction import Row
 ROW_ENTRIES: Final = 64
 ROW_CHARS: Final = 64 * 1024
 """Most events or nodes in one row, and about how long they may be: a page of a log reads full rows."""
+
+
+@lru_cache(maxsize=256)
+def _word(text: str) -> str:
+    """Return a type of events or a kind of nodes as JSON has it: there are few."""
+    return pack(text)
 
 
 def event_text(type_: str, data: JsonObject) -> str:
@@ -40,7 +47,7 @@ def rows_of_events(events: Sequence[Row], now_us: int) -> list[Row]:
         time_us = now_us if given_us is None else given_us
         left -= 1
         if left and len(texts) + 1 < ROW_ENTRIES and size + len(data) <= ROW_CHARS:
-            texts.append(f"[{pack(type_)},{time_us},{data}]")
+            texts.append(f"[{_word(type_)},{time_us},{data}]")
             size += len(data)
             continue
         rows.append((left, type_, time_us, data, _list_of(texts)))
@@ -60,7 +67,7 @@ def rows_of_nodes(nodes: Sequence[Row], followers: int) -> list[Row]:
     for parent, kind, payload in nodes:
         left -= 1
         if left and len(texts) + 1 < ROW_ENTRIES and size + len(payload) <= ROW_CHARS and kind != NodeKind.RESULT:
-            texts.append(f"[{pack(parent)},{pack(kind)},{payload}]")
+            texts.append(f"[{'null' if parent is None else pack(parent)},{_word(kind)},{payload}]")
             size += len(payload)
             continue
         rows.append((left + followers, parent, kind, payload, _list_of(texts)))

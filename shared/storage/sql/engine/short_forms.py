@@ -7,7 +7,7 @@ a form with another number, and rows of each number stay readable.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from soong.shared.core.jsontext import Json
 from soong.shared.storage.sql.engine.known_texts import INSTRUCTIONS
@@ -151,8 +151,8 @@ def shortened(value: Mapping[str, Json], form: Mapping[str, Any] | None) -> Mapp
     """Return an object as its row holds it: as it is, unless it has each field of the form."""
     if form is None or MARK in value:
         return value
-    left = _without(value, form)
-    return value if left is None else {MARK: FIRST, **left}
+    left: dict[str, Json] = {MARK: FIRST, **value}
+    return left if _leave_out(left, _fields_of(form)) else value
 
 
 def entire(value: Mapping[str, Json], form: Mapping[str, Any] | None) -> Mapping[str, Json]:
@@ -165,30 +165,63 @@ def entire(value: Mapping[str, Json], form: Mapping[str, Any] | None) -> Mapping
     return _with(value, form)
 
 
-def _without(value: Mapping[str, Json], form: Mapping[str, Any]) -> dict[str, Json] | None:
-    """Return the fields that are not the usual ones; None when it has not all fields of the form."""
-    left = dict(value)
-    for name, usual in form.items():
-        if usual is _HERE:
-            continue
-        if name not in left:
-            return None
-        given = left[name]
-        if isinstance(usual, KnownTexts):
-            if given not in usual:
-                return None
-            left[name] = usual.index(str(given))
-        elif isinstance(usual, dict) and usual:
-            inner = _without(given, usual) if isinstance(given, dict) else None
-            if inner is None:
-                return None
+class _Field(NamedTuple):
+    """A field that a form leaves out, in one of three ways."""
+
+    name: str
+    usual: Any
+    numbers: Mapping[str, int] | None = None
+    """Of known texts."""
+    parts: "tuple[_Field, ...] | None" = None
+    """Of an object that leaves out some of its own."""
+
+
+_READ_FORMS: Final[dict[int, tuple[Mapping[str, Any], tuple[_Field, ...]]]] = {}
+"""By the identity of the form, which its entry holds: each is taken apart once, and used for every write."""
+
+
+def _fields_of(form: Mapping[str, Any]) -> tuple[_Field, ...]:
+    known = _READ_FORMS.get(id(form))
+    if known is None:
+        known = _READ_FORMS[id(form)] = (
+            form,
+            tuple(_field_of(name, usual) for name, usual in form.items() if usual is not _HERE),
+        )
+    return known[1]
+
+
+def _field_of(name: str, usual: Any) -> _Field:
+    if isinstance(usual, KnownTexts):
+        return _Field(name, usual, numbers={text: number for number, text in enumerate(usual)})
+    if isinstance(usual, dict) and usual:
+        return _Field(name, usual, parts=_fields_of(usual))
+    return _Field(name, usual)
+
+
+_MISSING: Final[Any] = object()
+
+
+def _leave_out(left: dict[str, Json], fields: tuple[_Field, ...]) -> bool:
+    """Take the usual values out of an object; False, with some of them out, when it has not all fields of the form."""
+    for name, usual, numbers, parts in fields:
+        given = left.get(name, _MISSING)
+        if parts is not None:
+            if not isinstance(given, dict) or not _leave_out(inner := dict(given), parts):
+                return False
             if inner:
                 left[name] = inner
             else:
                 del left[name]
-        elif _is_usual(given, usual):
+        elif given is usual or _is_usual(given, usual):  # the same object, most often
             del left[name]
-    return left
+        elif given is _MISSING:
+            return False
+        elif numbers is not None:
+            number = numbers.get(given) if isinstance(given, str) else None
+            if number is None:
+                return False
+            left[name] = number
+    return True
 
 
 def _is_usual(given: Json, usual: Any) -> bool:

@@ -101,6 +101,8 @@ async def run_agent(
         return await loop.run(transcript)
     finally:
         await loop.early.close()
+        # It calls back into the loop: as a cycle, all that the run had would wait for the garbage collector.
+        del loop.early
         if isinstance(model, ScriptedModel):
             model.close()
 

@@ -5,6 +5,7 @@ time limits of its own: half of the CPU time that a hint costs its sender. Its `
 read.
 """
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -34,8 +35,10 @@ class DirectConnection:
             RedisError, OSError, TimeoutError: Redis is away, or it refused one; those after that have been executed.
         """
         connection = await self._ready()
-        await connection.send_packed_command(connection.pack_commands(commands))
-        answers = [await _answer(connection) for _ in commands]
+        await connection.send_packed_command([_packed(command) for command in commands])
+        # One limit for all: the connection's own is set again for each answer, which takes longer than to read it.
+        async with asyncio.timeout(connection.socket_timeout):
+            answers = [await _answer(connection) for _ in commands]
         for answer in answers:
             if isinstance(answer, ResponseError):
                 raise answer
@@ -76,8 +79,14 @@ class DirectConnection:
         return self._connection
 
 
+def _packed(command: Command) -> bytes:
+    """Return a command as the server reads it."""
+    words = [str(word).encode(errors="replace") for word in command]
+    return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
+
+
 async def _answer(connection: AbstractConnection) -> Any:
     try:
-        return await connection.read_response()
+        return await connection.read_response(timeout=math.inf)
     except ResponseError as refused:  # the answers to the commands after it are still to be read
         return refused

@@ -14,7 +14,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -177,7 +177,7 @@ class RedisNotifier:
             elif where != OWNERS_CHANNEL:
                 if where == run_channel(subject):
                     followed[len(commands)] = subject
-                commands.append(("PUBLISH", where, _payload(question=beside) if beside else _payload()))
+                commands.append(("PUBLISH", where, _payload(question=beside) if beside else _CHANGED))
             elif not subject:
                 commands.append(("PUBLISH", where, _payload(sessions=[])))
         if sessions:  # after the calls of workers for them
@@ -222,3 +222,6 @@ def _owners_payload(sessions: Sequence[str], marks: Mapping[str, str]) -> str:
 
 def _payload(**fields: object) -> str:
     return json.dumps({"v": 1, **fields}, separators=(",", ":"))
+
+
+_CHANGED: Final = _payload()

@@ -52,6 +52,8 @@ class ScriptedModel(Model[None]):
         self._turns: ScriptTurns | CheapTurns | None = None
         self._wanted: Sequence[WantedCall] | None = ()
         self._is_cheap = self._script.is_cheap is True
+        self._facts: tuple[dict[str, Any], JsonObject] | None = None
+        """What a function is begun with that has been read already. It is given to one only, which may change it."""
         self._answers = 0
         """How many answers the function has given."""
 
@@ -85,7 +87,8 @@ class ScriptedModel(Model[None]):
             ScriptFailedError: the function raised, or does not make the recorded calls.
         """
         if self._turns is None and callable(self._script.is_cheap):
-            self._is_cheap = self._script.is_cheap(_facts(messages)[0])
+            self._facts = _facts(messages)
+            self._is_cheap = self._script.is_cheap(self._facts[0])
         if self._is_cheap:
             self._advance(messages)
         else:
@@ -125,7 +128,8 @@ class ScriptedModel(Model[None]):
         if self._turns is not None:
             self._turns.close()
         turns = CheapTurns if self._is_cheap else ScriptTurns
-        self._turns, self._wanted, self._answers = turns(self._script, *_facts(messages)), (), 0
+        facts, self._facts = self._facts or _facts(messages), None
+        self._turns, self._wanted, self._answers = turns(self._script, *facts), (), 0
 
     def _final(self, parameters: ModelRequestParameters) -> ModelResponse:
         output = None if self._turns is None else self._turns.output

@@ -356,9 +356,8 @@ def _own_folders(project: str, cwd: str, user_home: str) -> tuple[Path, Path, tu
 
 def step_end(claim: Claim, end: AgentEnd, kept: Sequence[NewEvent]) -> StepEnd:
     """Return the end of a claim whose agent ended; ``kept`` are events of its calls that are not written yet."""
-    error = end.error
+    error, events = end.error, (*kept, *end.events)
     if error is None:
-        ended = claim.completed(end.output, outcome=end.outcome)
-    else:
-        ended = claim.failed(error.type, error.message, retryable=error.retryable, reason=end.end_reason)
-    return replace(ended, usage=end.usage, nodes=end.nodes, events=(*kept, *end.events))
+        return claim.completed(end.output, outcome=end.outcome, usage=end.usage, nodes=end.nodes, events=events)
+    failed = claim.failed(error.type, error.message, retryable=error.retryable, reason=end.end_reason)
+    return replace(failed, usage=end.usage, nodes=end.nodes, events=events)

@@ -23,7 +23,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, result_nodes, started_event
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
-from soong.shared.engine.runs.store import CallRow, RunStore
+from soong.shared.engine.runs.store import CallRow, CallStatus, RunStore
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.taint import brings_untrusted, reads_untrusted
 from soong.shared.sandbox.redact import Redactor
@@ -123,7 +123,7 @@ class RunCallLog:
             events=events,
             now_us=self.clock.now_us(),
             taints=self._taints,
-            call=None if record is None else self._row(call, record),
+            call=None if record is None else self._row(call, record, CallStatus.ENDED),
         )
         await (self._before_others(end) if held else end)
         await self.notify()
@@ -240,7 +240,7 @@ class RunCallLog:
             self._showing = None
             self._show_later()
 
-    def _row(self, call: ToolCall, record: CallRecord) -> CallRow:
+    def _row(self, call: ToolCall, record: CallRecord, status: CallStatus = CallStatus.STARTED) -> CallRow:
         facts: dict[str, Json] = {
             "facts": record.facts,
             "decision": record.decision,
@@ -256,4 +256,5 @@ class RunCallLog:
             inputs=record.inputs.as_json(),
             facts=facts,
             decision_id=record.decision_id,
+            status=status,
         )

@@ -294,7 +294,15 @@ class Claim:
     def lease(self) -> Lease:
         return Lease(self.step_key, self.identity.run_id, self.fence)
 
-    def completed(self, output: Json, *, outcome: Outcome = Outcome.CLEAN, nodes: tuple[NewNode, ...] = ()) -> StepEnd:
+    def completed(
+        self,
+        output: Json,
+        *,
+        outcome: Outcome = Outcome.CLEAN,
+        usage: Usage | None = None,
+        nodes: tuple[NewNode, ...] = (),
+        events: tuple[NewEvent, ...] = (),
+    ) -> StepEnd:
         """Return the end of a step that gave ``output``."""
         return StepEnd(
             self.step_key,
@@ -304,7 +312,9 @@ class Claim:
             EndReason.COMPLETED,
             outcome,
             output,
+            usage=usage or Usage(),
             nodes=nodes,
+            events=events,
         )
 
     def failed(

@@ -220,6 +220,8 @@ class SqlRuns:
         call: CallRow | None = None,
     ) -> None:
         def ended(row: CallRow) -> CallRow:
+            if row.status is CallStatus.ENDED and row.result is result and row.open_input is None:
+                return row
             return replace(row, status=CallStatus.ENDED, result=result, open_input=None)
 
         def write_end(tx: Transaction) -> None:

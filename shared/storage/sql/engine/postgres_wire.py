@@ -151,21 +151,13 @@ class PostgresWire:
         if self._is_open:
             yield
             return
-        self._begin_batch()
-        try:
+        with self._opened():
             yield
             is_read = self._awaited is None or self._awaited.is_answered
             if is_read and 0 < len(self._expected) < MAX_POSTED:
                 self._is_posted = True
             elif self._awaited is not None or self._expected:
                 self._end_batch()
-        except BaseException:
-            # The caller gets the error of its batch. If the connection is lost, its next use raises that.
-            with suppress(psycopg.Error):
-                self._drain()
-            raise
-        finally:
-            self._is_open = False
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -176,17 +168,10 @@ class PostgresWire:
             psycopg.Error: the first statement that failed; nothing was written if the server says so.
         """
         self.settle()
-        self._begin_batch()
-        self._is_begun = True  # by its first statement; the end of the batch commits it
-        try:
+        with self._opened():
+            self._is_begun = True  # by its first statement; the end of the batch commits it
             yield
             self._end_batch()
-        except BaseException:
-            with suppress(psycopg.Error):
-                self._drain()
-            raise
-        finally:
-            self._is_open = False
 
     def commit(self, *, is_awaited: bool) -> None:
         """Commit, if a transaction has begun. Without waiting, an error is raised by what is done next.
@@ -243,6 +228,20 @@ class PostgresWire:
     def _commit(self) -> None:
         with self.batch():
             self._awaited = self._put(b"COMMIT")
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Begin a batch. If an error ends it, what is still to be answered is passed over."""
+        self._begin_batch()
+        try:
+            yield
+        except BaseException:
+            # The caller gets the error of its batch. If the connection is lost, its next use raises that.
+            with suppress(psycopg.Error):
+                self._drain()
+            raise
+        finally:
+            self._is_open = False
 
     def _begin_batch(self) -> None:
         self._awaited = None

@@ -57,7 +57,7 @@ from soong.shared.tools.naming import NameTable, unmangle
 from soong.shared.tools.ports import CallLog, ToolCall
 from soong.shared.tools.result import ErrorType, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
-from soong.shared.tools.schedule import Executor, only_reads, run_turn
+from soong.shared.tools.schedule import Executor, may_wait, run_turn
 
 MAX_SHOWN_CHARS: Final = 1000
 STEP_REPORT: Final = "agent.task_update_step"
@@ -307,8 +307,8 @@ class _Loop:
     async def _run_calls(self, parts: Sequence[ToolCallPart], names: NameTable) -> list[ToolResult]:
         done = {result.tool_call_id for result in self.talk.answered}
         calls = [self._call(part, names) for part in parts if part.tool_call_id not in done]
-        # From here on things happen outside: what led to them is written first, and for reads with the first end.
-        await self.talk.flush(calls, may_wait=not self.early.has_started and only_reads(calls, self.executor.resolve))
+        # From here on things happen outside: what led to them is written before, or with the first that is written.
+        await self.talk.flush(calls, may_wait=not self.early.has_started and may_wait(calls, self.executor.resolve))
         await self.early.keep(calls)
         executor = StopAfterHook(self.early, self.stop)
         limit = self.task.limits.parallel_reads

@@ -66,8 +66,8 @@ class RunTranscript(Protocol):
         """Append in one transaction, after whatever the call log has kept back, without secrets.
 
         ``calls`` are about to be made; arguments that the nodes do not hold in full are kept apart until they
-        end (EVT-05), and comes back as ``open_input`` of :meth:`calls`. Where they only read, it ``may_wait``: it is
-        then written in the transaction of the first end among them. Raises: LeaseLostError.
+        end (EVT-05), and comes back as ``open_input`` of :meth:`calls`. Where it ``may_wait``, it is written in the
+        transaction of the first start of a write, question or end among them. Raises: LeaseLostError.
         """
         ...
 

@@ -5,7 +5,7 @@ from dataclasses import field
 from typing import Protocol, TypeAlias
 
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.sessions.session import Ownership, Responder, Session
 from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
@@ -92,13 +92,14 @@ class ConsentStore(Protocol):
         *,
         events: Sequence[NewEvent],
         now_us: int,
+        nodes: Sequence[NewNode] = (),
         before: Sequence[NewEvent] = (),
         before_commit: Callable[[str], object] | None = None,
     ) -> str:
         """Insert a pending request under its run's fence, with its events; one open request a tool call.
 
         Return its id. Raised again for the same run and call (a resumed run), that of the open or decided one is
-        returned, and none of ``events`` is written. ``before`` are events of the run that are written in any case.
+        returned, and none of ``events`` is written. ``nodes`` and the events ``before`` are written in any case.
         ``before_commit`` is called, perhaps more than once, with the id of a new one where nothing else is committed
         with it: the row is there in a moment.
 

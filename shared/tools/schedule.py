@@ -68,9 +68,12 @@ def plan_groups(calls: Sequence[ToolCall], lookup: Lookup) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def only_reads(calls: Sequence[ToolCall], lookup: Lookup) -> bool:
-    """Say whether none of these calls changes anything: each can be made again."""
-    return all(_kind_of(call, lookup(call.tool)) in (GroupKind.READS, GroupKind.READ) for call in calls)
+def may_wait(calls: Sequence[ToolCall], lookup: Lookup) -> bool:
+    """Say whether the answer that makes these calls can be written with what is first written of them.
+
+    A read has no effect, and a write is recorded before it has one. Calls of agents leave theirs in other rows.
+    """
+    return all(_kind_of(call, lookup(call.tool)) is not GroupKind.AGENTS for call in calls)
 
 
 async def run_turn(

@@ -261,7 +261,7 @@ class AgentRuntime:
             log.interruption,
             env=(*DEFAULT_NAMES, *self.config.commands.env),
             note=log.note,
-            noted=log.take,
+            write_kept=log.write_kept,
             on_asked=partial(self.observer.approval_waiting, claim.identity),
             on_settled=partial(self.observer.approval_settled, claim.identity),
             waiting=waiting,

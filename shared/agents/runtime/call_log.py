@@ -5,14 +5,14 @@ transaction, and its end in another: two by design. A read can be run again, so 
 written with its end: one transaction per call, its ledger row among it (PER-19, EXE-02).
 
 Events that are kept back are written after ``SHOW_AFTER_S`` at the latest, so that a watcher sees a long call
-while it runs (EXE-09, EXE-11); a short one costs nothing for that. An answer whose calls only read is kept back, too,
-for ``HOLD_S`` at most, and written with the first end among its calls.
+while it runs (EXE-09, EXE-11); a short one costs nothing for that. An answer is kept back, too, for ``HOLD_S`` at
+most: it is written with the first start of a write, question or end among its calls.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.without_secrets import clean_event, clean_events
@@ -32,6 +32,11 @@ from soong.shared.tools.ports import ArtifactStore, CallRecord, StartedCall, Too
 from soong.shared.tools.result import ErrorType, ToolResult
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
+
+KeptWrite: TypeAlias = Callable[[Sequence[NewNode], Sequence[NewEvent]], Coroutine[Any, Any, T]]
+"""Writes what was kept back, in one transaction with something of its own."""
 
 SHOW_AFTER_S: Final = 1.0
 HOLD_S: Final = 0.25
@@ -63,7 +68,7 @@ class RunCallLog:
     _timer: asyncio.TimerHandle | None = None
     _showing: asyncio.Task[None] | None = None
     _held: Sequence[NewNode] = ()
-    """The nodes of an answer whose calls only read, until they are written."""
+    """The nodes of an answer, until they are written."""
     _unwritten: Exception | None = None
     """Why they could not be: nothing that comes after them is written by this life of the run."""
     _taints: bool = False
@@ -76,18 +81,26 @@ class RunCallLog:
         if started.verdict.decision_id:  # it is known by its identity below
             event = clean_event(event, self.redactor)
         self._keep(event)
-        if started.is_write or started.verdict.decision_id:
-            events = await self.take()
+        if started.verdict.decision_id:
+            await self._start_permitted(started, event)
+        elif started.is_write:
             row, now_us = self._row(started.call, started.record), self.clock.now_us()
-            try:
-                await self.runs.start_call(
-                    row, self.fence, events=events, now_us=now_us, notified=started.verdict.notified
-                )
-            except UnconfirmedDecisionError:
-                self._kept = [one for one in events if one is not event] + self._kept
-                self._show_later()
-                raise
+            await self.write_kept(
+                lambda nodes, events: self.runs.start_call(row, self.fence, nodes=nodes, events=events, now_us=now_us)
+            )
             await self.notify()
+
+    async def _start_permitted(self, started: StartedCall, event: NewEvent) -> None:
+        """Write the start of a call by its decision; its question has written the answer that makes it."""
+        events = await self.take()
+        row, now_us = self._row(started.call, started.record), self.clock.now_us()
+        try:
+            await self.runs.start_call(row, self.fence, events=events, now_us=now_us, notified=started.verdict.notified)
+        except UnconfirmedDecisionError:
+            self._kept = [one for one in events if one is not event] + self._kept
+            self._show_later()
+            raise
+        await self.notify()
 
     async def finished(
         self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
@@ -129,7 +142,7 @@ class RunCallLog:
         await self.notify()
 
     def hold(self, nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> bool:
-        """Keep an answer back whose calls only read; False, and nothing is kept, for a run that is interrupted."""
+        """Keep an answer back that makes calls; False, and nothing is kept, for a run that is interrupted."""
         if self.interruption.is_set or self._held or self._showing is not None:
             return False
         self._held = nodes
@@ -160,6 +173,16 @@ class RunCallLog:
             await self.notify()
         return self._taken()[1]
 
+    async def write_kept(self, write: KeptWrite[T]) -> T:
+        """Write what is kept back, an answer among it, in the transaction of ``write``; return what that returns.
+
+        Raises: LeaseLostError, UnavailableError.
+        """
+        await self._settled()
+        held, events = self._taken()
+        writing = write(held, events)
+        return await (self._before_others(writing) if held else writing)
+
     async def _settled(self) -> None:
         """Wait for what is being written that others come after."""
         while self._showing is not None:
@@ -176,16 +199,18 @@ class RunCallLog:
         kept, self._kept = self._kept, []
         return held, clean_events(kept, self.redactor)
 
-    async def _before_others(self, write: Coroutine[Any, Any, object]) -> None:
-        """Write an answer that was kept back: the ends of its other calls wait, and fail with it."""
-        self._showing = asyncio.get_running_loop().create_task(self._written_first(write))
+    async def _before_others(self, write: Coroutine[Any, Any, T]) -> T:
+        """Write an answer that was kept back: what else its calls write waits, and fails with it."""
+        results: list[T] = []
+        self._showing = asyncio.get_running_loop().create_task(self._written_first(write, results))
         await asyncio.shield(self._showing)
         if self._unwritten is not None:
             raise self._unwritten
+        return results[0]
 
-    async def _written_first(self, write: Coroutine[Any, Any, object]) -> None:
+    async def _written_first(self, write: Coroutine[Any, Any, T], results: list[T]) -> None:
         try:
-            await write
+            results.append(await write)
         except Exception as error:  # noqa: BLE001  # raised by every write that would come after it
             self._unwritten = error
         finally:

@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Protocol
 
+from soong.shared.agents.runtime.call_log import KeptWrite
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
@@ -47,6 +48,16 @@ Note = Callable[[str, JsonObject], Awaitable[None]]
 """Keeps an event of the run back, to be written with the next."""
 
 
+class WriteKept(Protocol):
+    """Writes what the run has kept back with a question, and before it."""
+
+    def __call__(self, write: KeptWrite[str], /) -> Awaitable[str]: ...
+
+
+def _nothing_kept(write: KeptWrite[str]) -> Awaitable[str]:
+    return write((), ())
+
+
 class GateStore(Protocol):
     """What a gate needs of the store: questions and decisions, and the run's log for security events."""
 
@@ -78,8 +89,8 @@ class RunGate:
     interruption: StopSignal = field(default_factory=StopSignal)
     env: tuple[str, ...] = ()
     note: Note | None = None
-    noted: Callable[[], Awaitable[Sequence[NewEvent]]] | None = None
-    """Hands over what was noted and is not written yet: written with the question, and before it."""
+    write_kept: WriteKept = _nothing_kept
+    """Hands over what is kept back, the answer that makes the call among it: written with the question."""
     on_asked: Callable[[str], object] | None = None
     """Gets the tool of each call that waits for consent."""
     on_settled: Callable[[], object] | None = None
@@ -163,7 +174,6 @@ class RunGate:
             env=self.env,
             unknown_effects=self.unknown,
         )
-        before = () if self.noted is None else await self.noted()
         event = call_facts.asked(fresh, verdict, call, self.redactor)
         early: list[asyncio.Task[None]] = []
 
@@ -174,8 +184,10 @@ class RunGate:
             early.append(asyncio.get_running_loop().create_task(tell_followers(request_id)))
 
         # Followers hear of it before its commit: the message takes longer. Owners take a second one for an answer.
-        stored = await self.store.consent.raise_request(
-            fresh, before=before, events=(event,), now_us=now_us, before_commit=tell_soon
+        stored = await self.write_kept(
+            lambda nodes, before: self.store.consent.raise_request(
+                fresh, nodes=nodes, before=before, events=(event,), now_us=now_us, before_commit=tell_soon
+            )
         )
         await self.notifier.permission_raised(stored, call.identity.session_id)
         if not early:

@@ -120,9 +120,16 @@ class RunStore(Protocol):
         ...
 
     async def start_call(
-        self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int, notified: str = ""
+        self,
+        call: CallRow,
+        fence: int,
+        *,
+        events: Sequence[NewEvent],
+        now_us: int,
+        nodes: Sequence[NewNode] = (),
+        notified: str = "",
     ) -> None:
-        """Write the ledger row, consume the decision and append the events in one transaction.
+        """Write the ledger row, consume the decision and append nodes and events in one transaction.
 
         A decision that has been used starts nothing; a security event in the run's log says who tried. ``notified`` is
         the text of a decision whose row nobody has read yet: it is consumed if the row states the same, of this call,

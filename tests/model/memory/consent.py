@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
-from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.audit_log.notes import (
     of_answer,
@@ -29,7 +29,7 @@ from soong.shared.permissions.store import (
 from soong.shared.tools.ports import ASK_MARK
 from tests.model.memory.auditing import add_notes, add_reports
 from tests.model.memory.keys import check_signs
-from tests.model.memory.logs import held_run, note_run, write_events
+from tests.model.memory.logs import held_run, note_run, write_events, write_nodes
 from tests.model.memory.parking import unpark, withdraw
 from tests.model.memory.rows import Rows, transaction
 
@@ -49,11 +49,13 @@ class MemoryConsent:
         *,
         events: Sequence[NewEvent],
         now_us: int,
+        nodes: Sequence[NewNode] = (),
         before: Sequence[NewEvent] = (),
         before_commit: Callable[[str], object] | None = None,
     ) -> str:
         del before_commit  # nothing here takes time
         run = held_run(self.rows, request.identity.run_id, request.fence)
+        write_nodes(self.rows, run.id, nodes, now_us)
         write_events(self.rows, run.id, before, now_us)
         for standing in self.rows.requests.values():
             same = standing.identity.run_id == run.id and standing.tool_call_id == request.tool_call_id

@@ -90,17 +90,30 @@ class MemoryRuns:
         return last_runs_of(self.rows, task_id)
 
     async def start_call(
-        self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int, notified: str = ""
+        self,
+        call: CallRow,
+        fence: int,
+        *,
+        events: Sequence[NewEvent],
+        now_us: int,
+        nodes: Sequence[NewNode] = (),
+        notified: str = "",
     ) -> None:
         try:
-            await self._start_call(call, fence, events, now_us, notified)
+            await self._start_call(call, fence, nodes, events, now_us, notified)
         except AlreadyConsumedError:
             await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
             raise
 
     @transaction
     def _start_call(
-        self, call: CallRow, fence: int, events: Sequence[NewEvent], now_us: int, notified: str = ""
+        self,
+        call: CallRow,
+        fence: int,
+        nodes: Sequence[NewNode],
+        events: Sequence[NewEvent],
+        now_us: int,
+        notified: str,
     ) -> None:
         held_run(self.rows, call.run_id, fence)
         if call.decision_id:
@@ -110,6 +123,7 @@ class MemoryRuns:
                 raise UnconfirmedDecisionError(call.decision_id)
             self.rows.consumed[call.decision_id] = (call.run_id, call.tool_call_id, now_us)
         self.rows.calls[call.run_id, call.tool_call_id] = call
+        write_nodes(self.rows, call.run_id, nodes, now_us)
         write_events(self.rows, call.run_id, events, now_us)
 
     def _confirms(self, notified: str, call: CallRow) -> bool:

@@ -1,7 +1,7 @@
 """The ledger of a run: one transaction a read, two a write, and what is shown while a call takes its time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
-from soong.shared.core.errors import LeaseLostError
+from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.store import CallStatus
@@ -390,6 +390,40 @@ async def test_an_answer_that_only_reads_is_written_with_the_first_end_of_its_ca
     assert (await bench.types())[0] == "model_responded"
 
 
+@pytest.mark.spec("EXE-06.a", "EVT-01.b", "DAG-09.a")
+async def test_an_answer_that_writes_is_written_with_the_start_of_its_call() -> None:
+    seen: list[tuple[list[NodeKind], list[str]]] = []
+
+    async def look(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        seen.append((await _kinds(bench), await bench.types()))
+        return None
+
+    bench = await make_bench(make_tool(permission=Permission.WRITE, handler=look))
+    call = ToolCall("c1", "test.echo", {})
+
+    await _answer(bench, call)
+    await bench.pipeline.execute(call)
+
+    assert seen == [([NodeKind.ASSISTANT], ["model_responded", "tool_started"])]
+    assert bench.store.writes == 2
+    assert await _kinds(bench) == [NodeKind.ASSISTANT, NodeKind.TOOL_RESULT]
+
+
+async def test_an_answer_is_written_in_the_transaction_of_its_question() -> None:
+    bench, told = await make_bench(), list[tuple[list[NodeKind], list[str]]]()
+
+    async def question(nodes: Sequence[NewNode], events: Sequence[NewEvent]) -> str:
+        told.append(([node.kind for node in nodes], [str(event.type) for event in events]))
+        return "req_1"
+
+    await _answer(bench, ToolCall("c1", "test.echo", {}))
+    raised = await bench.log.write_kept(question)
+    await bench.log.flush()
+
+    assert (raised, told) == ("req_1", [([NodeKind.ASSISTANT], ["model_responded"])])
+    assert bench.store.writes == 0
+
+
 @pytest.mark.spec("EXE-11")
 async def test_an_answer_is_written_while_a_long_read_runs() -> None:
     bench = await make_bench(make_tool(handler=holding(lambda: bench)), show_after_s=0)
@@ -432,6 +466,21 @@ async def test_nothing_comes_after_an_answer_that_could_not_be_written() -> None
 
     with pytest.raises(LeaseLostError):
         await bench.pipeline.execute(calls[1])
+    assert await _kinds(bench) == []
+
+
+async def test_nothing_comes_after_an_answer_that_could_not_be_written_with_its_question() -> None:
+    bench = await make_bench()
+
+    async def question(_nodes: Sequence[NewNode], _events: Sequence[NewEvent]) -> str:
+        raise UnavailableError("the database did not confirm a commit")
+
+    await _answer(bench, ToolCall("c1", "test.echo", {}))
+    with pytest.raises(UnavailableError):
+        await bench.log.write_kept(question)
+
+    with pytest.raises(UnavailableError):
+        await bench.log.flush()
     assert await _kinds(bench) == []
 
 

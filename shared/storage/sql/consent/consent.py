@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import select
 
 from soong.shared.core.errors import AlreadyDecidedError, NotOwnerError
-from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.audit_log.notes import (
     of_dropped_questions,
@@ -110,10 +110,11 @@ class SqlConsent:
         *,
         events: Sequence[NewEvent],
         now_us: int,
+        nodes: Sequence[NewNode] = (),
         before: Sequence[NewEvent] = (),
         before_commit: Callable[[str], object] | None = None,
     ) -> str:
-        raised = RaisedQuestion(request, before, events, now_us)
+        raised = RaisedQuestion(request, nodes, before, events, now_us)
         if self._database.is_postgres:  # elsewhere nobody reads what is not committed, and a statement costs no trip
             with suppress(StandingQuestionError):
                 return await self._database.write_together(raise_new, raised, before_commit=before_commit)

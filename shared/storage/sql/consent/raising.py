@@ -9,7 +9,7 @@ from typing import Final
 
 from soong.shared.core.errors import ConflictError, LeaseLostError
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.rows import request_body
@@ -45,9 +45,13 @@ class StandingQuestionError(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class RaisedQuestion:
-    """What a run asks, with its ``events``, which are written with a new question only, and those ``before`` them."""
+    """What a run asks, with its ``events``, which are written with a new question only.
+
+    Its ``nodes``, and the events ``before`` them, are written in any case.
+    """
 
     request: PermissionRequest
+    nodes: Sequence[NewNode]
     before: Sequence[NewEvent]
     events: Sequence[NewEvent]
     now_us: int
@@ -89,7 +93,7 @@ def raise_question(tx: Transaction, raised: RaisedQuestion) -> str:
 
 
 def _run_write(raised: RaisedQuestion, events: Sequence[NewEvent]) -> RunWrite:
-    return RunWrite(raised.request.identity.run_id, raised.request.fence, raised.now_us, events=events)
+    return RunWrite(raised.request.identity.run_id, raised.request.fence, raised.now_us, raised.nodes, events)
 
 
 def _check_raised(request_id: str, reply: Reply) -> None:

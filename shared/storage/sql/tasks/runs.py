@@ -194,9 +194,16 @@ class SqlRuns:
         return await self._database.read(lambda tx: last_runs_of(tx, task_id))
 
     async def start_call(
-        self, call: CallRow, fence: int, *, events: Sequence[NewEvent], now_us: int, notified: str = ""
+        self,
+        call: CallRow,
+        fence: int,
+        *,
+        events: Sequence[NewEvent],
+        now_us: int,
+        nodes: Sequence[NewNode] = (),
+        notified: str = "",
     ) -> None:
-        write = RunWrite(call.run_id, fence, now_us, events=events, calls=(call,))
+        write = RunWrite(call.run_id, fence, now_us, nodes, events, calls=(call,))
         if not call.decision_id:
             await self._database.write_together(write_runs, write)
             return

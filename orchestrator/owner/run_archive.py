@@ -52,8 +52,11 @@ BATCH_RUNS: Final = 100
 BATCH_EVENTS: Final = 5000
 FEW_RUNS: Final = 8
 """Their files are flushed one by one; those of more by one call, which waits for all of the file system."""
+PORTION_BYTES: Final = 4 * 1024 * 1024
+"""Deliverables are held and written so many at a time."""
 MAX_NAME_BYTES: Final = 200
-FOLDERS: Final = ("logs", "workspace", "deliverables", "archive")
+DELIVERABLES: Final = "deliverables"
+FOLDERS: Final = ("logs", "workspace", DELIVERABLES, "archive")
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 """Waits between attempts while the database is away; then the next full sweep starts again."""
 
@@ -174,32 +177,61 @@ class RunArchive:
         async with self._batch:
             problems = await asyncio.to_thread(_write_logs, self.folder, wanted)
         for run_id, problem in problems.items():
-            if isinstance(problem, ForeignEntryError):
-                await self._tell(batch[run_id], "foreign_entry", str(problem))
-            else:
-                log.error("run_folder_failed", task=task_id, run=run_id, error=str(problem))
-        is_whole = not problems
-        for run_id in logs.keys() - problems.keys():
-            is_whole = await self._write_deliverables(task_id, batch[run_id], logs[run_id]) and is_whole
-        return is_whole
+            await self._tell_failed(task_id, batch[run_id], problem)
+        delivered = {run_id: logs[run_id] for run_id in batch if run_id in logs and run_id not in problems}
+        return await self._write_deliverables(task_id, batch, delivered) and not problems
 
-    async def _write_deliverables(self, task_id: str, run: Run, events: Sequence[Event]) -> bool:
-        names = deliverable_names(events)
-        if not names:
-            return True
+    async def _write_deliverables(
+        self, task_id: str, batch: Mapping[str, Run], logs: Mapping[str, Sequence[Event]]
+    ) -> bool:
+        """Write what these runs deliver; return whether all of it could be written."""
+        failed: set[str] = set()
+        portion: dict[str, dict[str, bytes]] = {}
+        size = 0
+        for run_id, events in logs.items():
+            names = deliverable_names(events)
+            for event in events if names else ():
+                data = await self._delivered(task_id, batch[run_id], event, names, failed)
+                portion.setdefault(run_id, {}).update(data)
+                size += sum(map(len, data.values()))
+                if size > PORTION_BYTES:
+                    failed |= await self._write_portion(task_id, batch, portion)
+                    portion, size = {}, 0
+        failed |= await self._write_portion(task_id, batch, portion)
+        return not failed
+
+    async def _delivered(
+        self, task_id: str, run: Run, event: Event, names: Mapping[str, str], failed: set[str]
+    ) -> Mapping[str, bytes]:
+        """Return the file that an event delivers, by its name; a run whose file cannot be read has ``failed``."""
         try:
-            for event in events:
-                try:
-                    await write_deliverable(self.folder / run.id, event, self.artifacts, names)
-                except ForgedError as error:
-                    await self._tell(run, error.what, str(error))
-        except ForeignEntryError as error:
-            await self._tell(run, "foreign_entry", str(error))
-        except OSError as error:
-            log.error("run_folder_failed", task=task_id, run=run.id, error=str(error))
+            return await delivered_file(event, self.artifacts, names) if run.id not in failed else {}
+        except ForgedError as error:
+            await self._tell(run, error.what, str(error))
+        except (ForeignEntryError, OSError) as error:
+            failed.add(run.id)
+            await self._tell_failed(task_id, run, error)
+        return {}
+
+    async def _write_portion(
+        self, task_id: str, batch: Mapping[str, Run], portion: Mapping[str, Mapping[str, bytes]]
+    ) -> frozenset[str]:
+        """Write files of runs in one thread; return the runs whose files could not be written."""
+        wanted = {run_id: files for run_id, files in portion.items() if files}
+        if not wanted:
+            return frozenset()
+        async with self._batch:
+            problems = await asyncio.to_thread(_write_delivered, self.folder, wanted)
+        for run_id, problem in problems.items():
+            await self._tell_failed(task_id, batch[run_id], problem)
+        return frozenset(problems)
+
+    async def _tell_failed(self, task_id: str, run: Run, problem: ForeignEntryError | OSError) -> None:
+        """Tell of a folder that could not be written."""
+        if isinstance(problem, ForeignEntryError):
+            await self._tell(run, "foreign_entry", str(problem))
         else:
-            return True
-        return False
+            log.error("run_folder_failed", task=task_id, run=run.id, error=str(problem))
 
     async def _tell(self, run: Run, what: str, problem: str) -> None:
         """Tell the audit log of something that a worker must have left."""
@@ -278,9 +310,7 @@ def _mark(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
 
 
-async def write_deliverable(
-    folder: RootedFolder, event: Event, artifacts: StoredArtifacts, names: Mapping[str, str] | None = None
-) -> None:
+async def write_deliverable(folder: RootedFolder, event: Event, artifacts: StoredArtifacts) -> None:
     """Write the deliverable that an event speaks of, if it does, into the run's folder.
 
     Raises:
@@ -288,18 +318,27 @@ async def write_deliverable(
         ForeignEntryError: a link or the like is in the way.
         OSError: the folder cannot be written.
     """
+    for name, data in (await delivered_file(event, artifacts, {})).items():
+        await asyncio.to_thread(folder.write, name, data)
+
+
+async def delivered_file(event: Event, artifacts: StoredArtifacts, names: Mapping[str, str]) -> Mapping[str, bytes]:
+    """Return the file that an event delivers, by its place in the run's folder; nothing where it delivers none.
+
+    Raises:
+        ForgedError: other bytes lie in the artifact's place.
+        ForeignEntryError: no regular file lies there.
+        OSError: it cannot be read.
+    """
     delivered = _delivered(event)
-    if delivered is None:
-        return
-    name = (names or {}).get(delivered.path) or delivered.file_name
-    if not name:
-        return
+    name = "" if delivered is None else names.get(delivered.path) or delivered.file_name
+    if delivered is None or not name:
+        return {}
     try:
-        data = await artifacts.get(delivered.digest)
+        return {f"{DELIVERABLES}/{name}": await artifacts.get(delivered.digest)}
     except NotFoundError:
         log.warning("deliverable_missing", run=event.run_id, name=name)
-        return
-    await asyncio.to_thread(folder.write, f"deliverables/{name}", data)
+        return {}
 
 
 def make_folders(folder: RootedFolder) -> None:
@@ -327,6 +366,22 @@ def _write_logs(folder: RootedFolder, logs: Mapping[str, Sequence[Event]]) -> di
         files = {name: _text_of(lines) for name, lines in lines_of(events).items()}
         try:
             (folder / run_id).fill(FOLDERS, files, is_flushed=are_few)
+        except (ForeignEntryError, OSError) as error:
+            problems[run_id] = error
+    if not are_few:
+        folder.flush()
+    return problems
+
+
+def _write_delivered(
+    folder: RootedFolder, files: Mapping[str, Mapping[str, bytes]]
+) -> dict[str, ForeignEntryError | OSError]:
+    """Write the delivered files of runs; return by run what kept one from being written."""
+    problems: dict[str, ForeignEntryError | OSError] = {}
+    are_few = len(files) <= FEW_RUNS
+    for run_id, delivered in files.items():
+        try:
+            (folder / run_id).fill((DELIVERABLES,), delivered, is_flushed=are_few)
         except (ForeignEntryError, OSError) as error:
             problems[run_id] = error
     if not are_few:

@@ -3,7 +3,6 @@
 Every worker writes the folder, so a name proves nothing: the bytes are held to it at each read.
 """
 
-import asyncio
 import hashlib
 import os
 import re
@@ -13,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core.call_threads import in_thread
 from soong.shared.core.errors import ForeignEntryError, ForgedError, NotFoundError, UsageError
 from soong.shared.engine.tasks.retention import StoredArtifact
 from soong.shared.sandbox.rooted import RootedFolder
@@ -34,7 +34,7 @@ class FolderArtifacts:
         if len(data) > MAX_ARTIFACT_BYTES:
             raise UsageError(f"an artifact of {len(data)} bytes is too large, expected at most {MAX_ARTIFACT_BYTES}")
         digest = hashlib.sha256(data).hexdigest()
-        await asyncio.to_thread(self._write, digest, data)
+        await in_thread(self._write, digest, data)
         return ArtifactRef(digest=digest, size_bytes=len(data), media_type=media_type, name=name)
 
     async def get(self, digest: str) -> bytes:
@@ -45,7 +45,7 @@ class FolderArtifacts:
             ForgedError: other bytes lie in their place.
             ForeignEntryError: no regular file lies in their place.
         """
-        return await asyncio.to_thread(self._read, digest)
+        return await in_thread(self._read, digest)
 
     def probe(self) -> None:
         """Nothing to ask: the folder is made with the first artifact."""

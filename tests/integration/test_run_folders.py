@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from soong.orchestrator.owner import run_archive
 from soong.orchestrator.owner.run_archive import RunArchive
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
@@ -129,6 +130,29 @@ async def test_two_deliverables_of_one_name_are_both_kept(tmp_path: Path) -> Non
     kept = sorted((tmp_path / "runs" / run_id / "deliverables").iterdir())
     assert {path.read_bytes() for path in kept} == {b"a", b"b"}
     assert all(path.name.endswith("report.md") for path in kept)
+
+
+@pytest.mark.spec("EVT-03")
+@pytest.mark.parametrize("portion", [1, 4, 1_000_000], ids=["each", "some", "all"])
+async def test_what_a_run_delivers_is_written_in_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portion: int
+) -> None:
+    monkeypatch.setattr(run_archive, "PORTION_BYTES", portion)
+    store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
+    wanted = {f"file{number}": b"%d\n" % number for number in range(12)}
+    events = []
+    for name, data in wanted.items():
+        ref = await artifacts.put(data, name=name)
+        delivered: dict[str, Json] = {"name": name, "path": f"/p/{name}", "digest": ref.digest}
+        events.append(NewEvent(EventType.TOOL_COMPLETED, {"deliverable": delivered}, START_US))
+    ended, run_id = await ended_run(store, *events)
+    folders = RunArchive(store, artifacts, RootedFolder(tmp_path, "runs"))
+
+    await folders.write(ended.task_id)
+    await folders.close()
+
+    kept = (tmp_path / "runs" / run_id / "deliverables").iterdir()
+    assert {path.name: path.read_bytes() for path in kept} == wanted
 
 
 @pytest.mark.spec("EVT-03")

@@ -101,6 +101,8 @@ class RemoteResponder:
     """The session and its policy, where a question may be shown before its owner has looked at it."""
     _raised: set[str] = field(default_factory=set)
     """Questions that were heard of before they were read."""
+    _is_behind: bool = False
+    """Questions were raised while another one was shown, and have not been read."""
     _notices: AnswerNotices = field(init=False)
 
     def __post_init__(self) -> None:
@@ -161,7 +163,8 @@ class RemoteResponder:
                 {hearing, *([self._asking] if self._asking else [])}, return_when=asyncio.FIRST_COMPLETED
             )
             is_news = hearing.done() and self._is_news(hearing.result())
-            return is_news or loop.time() - self._read_s > FRESH_S
+            is_free = self._asking is None or self._asking.done()
+            return is_news or (self._is_behind and is_free) or loop.time() - self._read_s > FRESH_S
         finally:
             await _cancelled(hearing)
 
@@ -175,13 +178,17 @@ class RemoteResponder:
             change, request_id = split_question_news(text)
             match change:
                 case "closed" if request_id in self._said:
+                    self._notices.decided(request_id)
                     self._pending = [request for request in self._pending if request.id != request_id]
                 case "closed":
                     is_news = self._has_grants = True  # somebody else has decided it, perhaps for the session
-                case "raised" if self._has_grants or self._shown is not None:
+                case "raised" if self._has_grants:
                     pass
                 case "raised" | "asked":
                     is_new = all(request.id != request_id for request in self._pending)
+                    if change == "raised" and self._shown is not None:
+                        self._is_behind |= is_new
+                        continue
                     is_news |= is_new
                     if is_new and change == "raised":
                         self._raised.add(request_id)
@@ -211,7 +218,7 @@ class RemoteResponder:
             self._show_next(self._pending)
 
     async def _poll(self) -> None:
-        begun_s = asyncio.get_running_loop().time()
+        begun_s, self._is_behind = asyncio.get_running_loop().time(), False
         try:
             questions = await self._questions()
         except UnavailableError as error:

@@ -19,6 +19,7 @@ from soong.orchestrator.approvals.presence import Presence
 from soong.orchestrator.approvals.question_limits import MAX_READ, QuestionLimiter
 from soong.orchestrator.approvals.question_notices import QuestionNotices
 from soong.orchestrator.approvals.responders import Lane, lane_of
+from soong.orchestrator.approvals.session_policy import SessionPolicy
 from soong.orchestrator.approvals.unheld_runs import UnheldRuns
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
@@ -40,7 +41,6 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, question_news
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant, GrantBook
-from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import AnsweredQuestion, Decided, DecisionReceipt, Ruling
@@ -94,6 +94,7 @@ class SessionApprovals:
     is_attended: bool = False
     away_since_s: float = 0.0
     _telling: set[asyncio.Task[None]] = field(default_factory=set)
+    policy: SessionPolicy = field(default_factory=SessionPolicy)
     looks: int = 0
     """Looks that have ended, well or badly."""
 
@@ -214,7 +215,7 @@ class SessionApprovals:
         if not check_proof(asked.token, request):
             return None
         try:
-            policy = policy_for(Policy.from_json(session.policy), request.identity)
+            policy = self.policy.of(session, request.identity)
         except InvalidConfigError as error:
             return decide.failed(f"the session's policy cannot be read: {error}")
         by_policy = decide.by_policy(session, policy, request)
@@ -289,7 +290,7 @@ class SessionApprovals:
                 return decide.forged()
             entry.is_proven = True
         try:
-            policy = policy_for(Policy.from_json(session.policy), request.identity)
+            policy = self.policy.of(session, request.identity)
         except InvalidConfigError as error:
             return decide.failed(f"the session's policy cannot be read: {error}")
         may_grant = decide.offers_session(policy, request, self.tools.home)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from soong.orchestrator.approvals import question_notices, remote_responder
 from soong.orchestrator.approvals.full_input import EXACT, REDACTED, read_full_input
+from soong.shared.agents.runtime import permission_gate
 from soong.shared.core.errors import AlreadyConsumedError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject, digest
@@ -387,6 +389,50 @@ async def test_a_question_is_news_when_it_is_raised_where_no_grant_may_answer_it
         responder._has_grants, responder._pending = False, callback.shown[:1]
         again = question_news("raised", callback.shown[0].id)
         assert not responder._is_news([f"{bench.session_id}\n{again}"])
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_client_reads_what_was_raised_while_it_showed_another_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else has it look: no time, no owner, no second message."""
+    monkeypatch.setattr(permission_gate, "TELL_AGAIN_S", 3600.0)
+    for module in (remote_responder, question_notices):
+        monkeypatch.setattr(module, "POLL_EVERY_S", 3600.0)
+    monkeypatch.setattr(remote_responder, "FRESH_S", 3600.0)
+    monkeypatch.setattr(question_notices, "LOOK_AFTER_S", 3600.0)
+    callback = Callback(gate=asyncio.Event())
+    async with open_consent(callback) as bench:
+        (responder,) = bench.responders
+        await until(lambda: not responder._has_grants)
+        first, second = await bench.claim(2)
+        asking = [asyncio.ensure_future(bench.gate(*first).decide(make_call(first[0])))]
+        await until(lambda: callback.at_once == 1)
+        asking.append(asyncio.ensure_future(bench.gate(*second).decide(make_call(second[0], folder="/work/two"))))
+        await until(lambda: responder._is_behind)
+        assert callback.gate is not None
+        callback.gate.set()
+
+        assert all(verdict.is_allowed for verdict in await verdicts(*asking))
+
+
+@pytest.mark.spec("PER-13")
+async def test_a_question_that_nobody_heard_of_before_its_commit_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(permission_gate, "TELL_AGAIN_S", 0.0)
+    callback, told = Callback(), list[str]()
+    async with open_consent(callback) as bench:
+        ((claim, worker),) = await bench.claim(1)
+        gate, notify = bench.gate(claim, worker), bench.notifier.notify_session
+
+        async def counted(session_id: str, question: str = "") -> None:
+            told.append(question.partition(" ")[0])
+            await notify(session_id, question)
+
+        monkeypatch.setattr(bench.notifier, "notify_session", counted)
+        (verdict,) = await verdicts(gate.decide(make_call(claim)))
+
+        assert verdict.is_allowed
+        assert told.count("raised") == 1
 
 
 @pytest.mark.spec("PER-12")

@@ -69,6 +69,15 @@ class GateStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Raised:
+    """A question as its call asks it now. ``is_told_early``: its followers heard of it before its commit."""
+
+    request: PermissionRequest
+    is_new: bool
+    is_told_early: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RunGate:
     """The gate of one claimed run; implements ``soong.shared.tools.ports.Gate``. ``token`` proves its questions.
 
@@ -118,10 +127,10 @@ class RunGate:
 
     async def _asked(self, call: GateCall, verdict: PolicyVerdict) -> Verdict | None:
         """Ask and return the verdict on the call; None when the answer is too old and must be asked again."""
-        request, is_new = await self._raise(call, verdict)
-        decision = None
+        raised = await self._raise(call, verdict)
+        request, decision = raised.request, None
         try:
-            settled = await self._until_settled(request, is_new=is_new, is_under_way=call.is_under_way)
+            settled = await self._until_settled(raised, is_under_way=call.is_under_way)
             decision = settled.decision
             if decision is None:
                 return withdrawn("the question was withdrawn before anybody answered it; call again for a new question")
@@ -157,11 +166,8 @@ class RunGate:
             return facts
         return replace(facts, is_tainted=await self.store.runs.is_tainted(call.identity.run_id))
 
-    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> tuple[PermissionRequest, bool]:
-        """Ask, or take up what a former life of this run asked.
-
-        Return the question as this call asks it now, and whether it is a new one.
-        """
+    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> _Raised:
+        """Ask, or take up what a former life of this run asked."""
         now_us = self.clock.now_us()
         fresh = request_of(
             call,
@@ -194,14 +200,15 @@ class RunGate:
             await tell_followers(stored)
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
-        return replace(fresh, id=stored), stored == fresh.id
+        return _Raised(replace(fresh, id=stored), is_new=stored == fresh.id, is_told_early=bool(early))
 
-    async def _until_settled(self, request: PermissionRequest, *, is_new: bool, is_under_way: bool) -> ClosedQuestion:
+    async def _until_settled(self, raised: _Raised, *, is_under_way: bool) -> ClosedQuestion:
         """Wait for the end of a question; a run whose call is under way does not park meanwhile."""
-        repeating = asyncio.get_running_loop().create_task(self._tell_again(request)) if is_new else None
+        request = raised.request
+        repeating = asyncio.get_running_loop().create_task(self._tell_again(request)) if raised.is_told_early else None
         try:
             with nullcontext() if is_under_way else self.waiting(request.id):
-                settled = await self.inbox.settled(request.id, is_new=is_new, is_used=not is_under_way)
+                settled = await self.inbox.settled(request.id, is_new=raised.is_new, is_used=not is_under_way)
         except asyncio.CancelledError:
             if is_under_way or not self.interruption.goes_on_elsewhere:
                 # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).

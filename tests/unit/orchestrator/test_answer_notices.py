@@ -1,5 +1,7 @@
 """An owner hears of an answer while it is written; again only of one that is not decided soon, and nothing is lost."""
 
+from dataclasses import replace
+
 import pytest
 
 from soong.orchestrator.approvals import answer_notices
@@ -37,6 +39,27 @@ async def test_an_answer_that_was_heard_of_early_is_told_of_again_while_its_ques
     second = await is_heard(owner)
 
     assert (first, second) == (True, is_open)
+
+
+@pytest.mark.spec("PER-13")
+async def test_an_owner_that_takes_its_time_is_told_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_notices, "AGAIN_AFTER_S", 3600.0)
+    monkeypatch.setattr(answer_notices, "USUAL_TIMES", 1e9)
+    monkeypatch.setattr(answer_notices, "LATEST_AGAIN_S", 3600.0)
+    bus, other = MemoryBus(), replace(REQUEST, id="req_other")
+    owner = await bus.subscribe_permissions()
+    notices = AnswerNotices(bus, lambda _: True)
+    notices.begun(other)
+    await notices.written(other)
+    assert await is_heard(owner)
+    notices.decided(other.id)
+    monkeypatch.setattr(answer_notices, "AGAIN_AFTER_S", 0.0)
+
+    notices.begun(REQUEST)
+    await notices.written(REQUEST)
+    first, second = await is_heard(owner), await is_heard(owner)
+
+    assert (first, second) == (True, False)
 
 
 @pytest.mark.spec("PER-13")

@@ -9,8 +9,11 @@ STARTING_OBJECTS: Final = 400_000
 YOUNG_OBJECTS: Final = (50_000, 20, 20)
 """As ``SETTLED``, of a process that has made more than that; Python's own 700 suit a program without modules."""
 
-SETTLED: Final = (2_000, 5, 5)
-"""New objects, and searches of the young and of the middle-aged, before those that are older are searched."""
+SETTLED: Final = (10_000, 1, 4)
+"""New objects, and searches of the young and of the middle-aged, before those that are older are searched.
+
+The runs under way have some thousand objects, which are freed when they end: a search before that finds nothing.
+"""
 
 
 def tune_gc() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotFoundError, NotOwnerError
 from soong.shared.core.identity import Role
-from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
+from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.keys import SigningKey
@@ -23,7 +23,7 @@ from soong.shared.permissions.store import (
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness
-from tests.model.builders import make_answer, make_call, make_decision, make_request, make_responder
+from tests.model.builders import make_answer, make_decision, make_request, make_responder
 
 ASKED = NewEvent("permission_requested")
 
@@ -192,33 +192,6 @@ async def test_what_happened_before_a_question_is_stored_before_it_once(scene: C
     assert first == again == request.id
     told = await scene.event_types(claim.identity.run_id)
     assert told[-3:] == ["tool_queued", "permission_requested", "tool_queued"]
-
-
-@pytest.mark.spec("EVT-01.b")
-async def test_answer_that_asks_is_stored_with_its_question(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    run_id, answer = claim.identity.run_id, NewNode(NodeKind.ASSISTANT, {"v": 1, "message": {}})
-
-    await scene.store.consent.raise_request(
-        make_request(claim), nodes=[answer], before=[NewEvent("model_responded")], events=[ASKED], now_us=scene.now_us
-    )
-
-    assert [node.kind for node in await scene.store.runs.nodes(run_id)][-1:] == [NodeKind.ASSISTANT]
-    assert (await scene.event_types(run_id))[-2:] == ["model_responded", "permission_requested"]
-
-
-@pytest.mark.spec("EVT-01.b", "EXE-06.a")
-async def test_answer_that_writes_is_stored_with_the_start_of_its_call(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    run_id, answer = claim.identity.run_id, NewNode(NodeKind.ASSISTANT, {"v": 1, "message": {}})
-    call = make_call(claim)
-
-    await scene.store.runs.start_call(
-        call, claim.fence, nodes=[answer], events=[NewEvent("tool_started")], now_us=scene.now_us
-    )
-
-    assert [node.kind for node in await scene.store.runs.nodes(run_id)][-1:] == [NodeKind.ASSISTANT]
-    assert [row.tool_call_id for row in await scene.store.runs.calls(run_id)] == [call.tool_call_id]
 
 
 # -- answering

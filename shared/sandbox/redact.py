@@ -92,13 +92,8 @@ class Redactor:
         marker in all strings at once costs a tenth of one in each.
         """
         text = "\n".join(_texts_of(value))
-        for marker in _MARKERS:  # a generator takes longer than the searches
-            if marker in text:
-                return True
-        for secret in self.values:  # noqa: SIM110  # as above
-            if secret in text:
-                return True
-        return False
+        is_in_text = text.__contains__  # mapped: a generator takes longer than the searches
+        return any(map(is_in_text, _MARKERS)) or any(map(is_in_text, self.values))
 
     def _redacted(self, value: Json) -> Json:
         if isinstance(value, str):

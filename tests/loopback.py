@@ -18,28 +18,28 @@ ACCEPTING_TURNS = 10
 @asynccontextmanager
 async def listening(serve: Serve, ssl: SSLContext | None = None) -> AsyncIterator[int]:
     """Serve each connection in a task of its own, on a free port, which is yielded; end them all with the block."""
-    handlers: set[asyncio.Task[None]] = set()
+    served: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        handlers.add(task)
         try:
             await serve(reader, writer)
-        except asyncio.CancelledError:
-            writer.transport.abort()
-            raise
         finally:
-            handlers.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=ssl)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of ours: of one that it starts itself, Python 3.11 reports the cancellation as a failure.
+        task = asyncio.create_task(handle(reader, writer))
+        served[task] = writer
+        task.add_done_callback(served.pop)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=ssl)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
         for _ in range(ACCEPTING_TURNS):
             await asyncio.sleep(0)
-        for task in handlers:
+        for task, writer in served.items():
+            writer.transport.abort()
             task.cancel()
-        await asyncio.gather(*handlers, return_exceptions=True)
+        await asyncio.gather(*served, return_exceptions=True)

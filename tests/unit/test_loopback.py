@@ -26,6 +26,24 @@ async def test_what_is_being_served_or_accepted_at_the_end_is_ended() -> None:
     gc.collect()
 
 
+async def test_the_end_of_what_is_served_is_no_failure() -> None:
+    reports: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, report: reports.append(report))
+    served = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.set()
+        await asyncio.Event().wait()
+
+    async with listening(serve) as port:
+        _, near = await asyncio.open_connection("127.0.0.1", port)
+        await served.wait()
+    near.close()
+    await asyncio.sleep(0)
+
+    assert reports == []
+
+
 async def _end(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.read()

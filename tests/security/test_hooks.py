@@ -13,6 +13,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Target, ToolContext
 from soong.shared.tools.result import ErrorType, TextBlock
+from tests.unit.sandbox.families import is_alive
 from tests.unit.tools.hook_programs import Programs, hook_runs, until
 from tests.unit.tools.parts import PipelineHarness, make_tool
 
@@ -31,13 +32,6 @@ async def denied(bench: PipelineHarness) -> str:
     assert "the hook 'check'" in result.error.message
     assert (bench.gate.asked, bench.log.starts) == ([], [])
     return result.error.message
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def progress_of(bench: PipelineHarness) -> list[str]:

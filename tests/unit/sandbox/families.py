@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -52,9 +53,17 @@ def pids(folder: Path) -> dict[str, int]:
 
 def is_alive(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
+
+
+def until_ended(pid: int, limit_s: float = 20) -> None:
+    """Wait for the end of a process that nobody here waits for: its files are closed a moment before it has ended."""
+    deadline = time.monotonic() + limit_s
+    while is_alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is alive after {limit_s:g} s"
+        time.sleep(0.01)
 
 
 async def until(condition: Callable[[], object], limit_s: float = 15) -> None:

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from soong.shared.sandbox import subreaper
-from tests.unit.sandbox.families import STAYING, is_alive, pids
+from tests.unit.sandbox.families import STAYING, is_alive, pids, until_ended
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux")
 
@@ -131,7 +130,4 @@ def test_a_killed_subreaper_takes_its_program_with_it(tmp_path: Path) -> None:
         program = int(process.stdout.readline())
         process.kill()
 
-        deadline = time.monotonic() + LIMIT_S
-        while is_alive(program):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until_ended(program)

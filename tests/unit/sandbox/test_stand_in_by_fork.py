@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from soong.shared.sandbox import subreaper
-from tests.unit.sandbox.families import STAYING, is_alive, pids
+from tests.unit.sandbox.families import STAYING, is_alive, pids, until_ended
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the subreaper needs Linux")
 
@@ -89,4 +89,4 @@ def test_the_kernel_ends_the_program_of_a_killed_stand_in() -> None:
         process.wait(LIMIT_S)
 
         assert process.stdout.read() == ""  # the last end of the pipe has gone with the program
-        assert not is_alive(program)
+        until_ended(program)

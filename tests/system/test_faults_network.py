@@ -9,8 +9,9 @@ import psutil
 import pytest
 
 from tests.system.deployment import LEASE_S, Deployment
+from tests.system.faults import threads
 from tests.system.faults.proxy import Proxy
-from tests.system.faults.scene import prove, start_workers, until_begun, waves
+from tests.system.faults.scene import PLUGIN, prove, start_workers, until_begun, waves
 from tests.system.faults.servers import MortalPostgres, MortalRedis
 
 pytestmark = pytest.mark.timeout(120)
@@ -33,6 +34,7 @@ async def network(redis: MortalRedis, postgres: MortalPostgres, tmp_path: Path) 
             service,
             1,
             slots=4,
+            SOONG_FUNCTIONS=f"{PLUGIN},{threads.MODULE}",
             SOONG_REDIS_URL=f"redis://127.0.0.1:{to_redis.port}/0",
             SOONG_DATABASE_URL=postgres.url_at(to_postgres.port),
         )
@@ -42,19 +44,21 @@ async def network(redis: MortalRedis, postgres: MortalPostgres, tmp_path: Path) 
 async def test_resets_of_every_connection_double_nothing_and_leak_nothing(network: Network) -> None:
     service, to_redis, to_postgres = network
     worker = psutil.Process(service.workers[0].pid)
+    before = await threads.listed(service)
     task = await service.submit(waves(4, 12, 0.3))
     await until_begun(service, 4)
-    before = worker.memory_info().rss, worker.num_threads()
+    rss_before = worker.memory_info().rss
 
     cut = 0
     for _ in range(RESETS):
         await asyncio.sleep(0.25)
         cut += to_redis.reset() + to_postgres.reset()
 
-    await prove(service, task)
+    await prove(service, task, before)
     assert cut >= RESETS
-    assert worker.memory_info().rss - before[0] < 20 * MIB
-    assert worker.num_threads() <= before[1] + 4
+    assert worker.memory_info().rss - rss_before < 20 * MIB
+    after = await threads.listed(service)
+    assert await threads.outside_pools(service, after) == await threads.outside_pools(service, before)
 
 
 async def test_a_slow_network_loses_no_lease(network: Network) -> None:

@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from soong.shared.core.jsontext import Json
@@ -15,11 +14,12 @@ from soong.shared.engine.tasks.step import Step
 from tests.servers import RedisServer
 from tests.system.auditor import audit
 from tests.system.deployment import BEAT_S, Deployment, kill
+from tests.system.faults import threads
 from tests.system.faults.provider import Provider
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.spec("DIS-08", "DIS-09")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("DIS-08", "DIS-09")]
 
-LOADED = "tests.system.faults.provider"
+LOADED = f"tests.system.faults.provider,{threads.MODULE}"
 BEHAVIOURS = ("plain", "busy", "down", "refusing", "hanging", "cut", "rubbish", "huge", "confused")
 
 
@@ -41,9 +41,8 @@ def agent_step(behaviour: str, **more: Json) -> dict[str, Json]:
     return {"id": behaviour, "instructions": "Say that you are done.", "model": f"wire:{behaviour}", **more}
 
 
-async def start(service: Deployment, provider: Provider) -> psutil.Process:
+async def start(service: Deployment, provider: Provider) -> None:
     await service.start_workers(1, slots=16, SOONG_FUNCTIONS=LOADED, FAULT_PROVIDER=provider.url)
-    return psutil.Process(service.workers[-1].pid)
 
 
 async def failures(service: Deployment, step: Step) -> int:
@@ -54,10 +53,10 @@ async def failures(service: Deployment, step: Step) -> int:
 
 @pytest.mark.spec("DIS-08.a", "DIS-09.a", "DIS-09.b")
 async def test_each_misfortune_ends_its_step_by_name_and_no_other(service: Deployment, provider: Provider) -> None:
-    worker = await start(service, provider)
+    await start(service, provider)
     first = await service.submit({"title": "t", "steps": [agent_step("plain")]})
     await service.finished(first)
-    threads = worker.num_threads()
+    before = await threads.listed(service)
 
     steps: list[Json] = [agent_step(name, timeout_s=1.5 if name == "hanging" else 20.0) for name in BEHAVIOURS]
     task = await service.submit({"title": "t", "steps": steps})
@@ -88,7 +87,8 @@ async def test_each_misfortune_ends_its_step_by_name_and_no_other(service: Deplo
     answered = [message["tool_call_id"] for message in provider.told["confused"] if message["role"] == "tool"]
     assert len(set(answered)) == len(answered) == 3
     assert {step.lost_leases for step in found.values()} == {0}
-    assert worker.num_threads() <= threads + 8
+    after = await threads.listed(service)
+    assert await threads.outside_pools(service, after) == await threads.outside_pools(service, before)
     assert audit(service.database_url, at_rest=True).broken == []
 
 

@@ -66,6 +66,31 @@ async def test_the_last_runs_of_a_task_tell_their_tools_and_what_became_of_their
 
 
 @pytest.mark.spec("DAG-10")
+async def test_the_last_runs_of_a_task_tell_decisions_where_a_call_failed_and_files_of_all(
+    scene: ContractHarness,
+) -> None:
+    task_id = await scene.task("a", "b", "c")
+    decided = NewEvent(EventType.PERMISSION_DECIDED, {"tool_call_id": "1"})
+    delivered = NewEvent(EventType.TOOL_COMPLETED, {"deliverable": {"name": "x"}})
+    denied = NewEvent(EventType.TOOL_DENIED, {"tool_call_id": "1"})
+    for claim in await scene.claim():
+        # Decided in one write, denied or done in a later one, as a question is.
+        ended = denied if claim.step_key.endswith("/b") else delivered
+        for events in ([decided], [ended], [NewEvent("note")]):
+            await scene.store.runs.append(claim.identity.run_id, claim.fence, events=events, now_us=scene.now_us)
+
+    steps = {step.run_id: step.step_id for step in await scene.store.tasks.steps(task_id)}
+    told = [(steps[event.run_id], event.type) for event in (await scene.store.runs.last_runs(task_id)).events]
+
+    assert told == [
+        ("a", EventType.TOOL_COMPLETED),
+        ("b", EventType.PERMISSION_DECIDED),
+        ("b", EventType.TOOL_DENIED),
+        ("c", EventType.TOOL_COMPLETED),
+    ]
+
+
+@pytest.mark.spec("DAG-10")
 async def test_an_earlier_attempt_is_not_the_last_run(scene: ContractHarness) -> None:
     first = await scene.start(make_step("a", max_attempts=2))
     await scene.store.runs.append(

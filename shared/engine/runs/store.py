@@ -58,16 +58,18 @@ class CallRow:
     open_input: JsonObject | None = field(default=None, repr=False)
 
 
-OUTCOME_EVENTS: Final = (EventType.PERMISSION_DECIDED, EventType.TOOL_DENIED, EventType.TOOL_FAILED)
-"""What a task's result tells of a run, in addition to the events that name a deliverable."""
+FAILED_CALLS: Final = (EventType.TOOL_DENIED, EventType.TOOL_FAILED)
+"""What a task's result tells of a run, in addition to the events that name a deliverable. Of a run that has one of
+these it also tells what was decided: how its calls came to fail.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LastRuns:
     """What the result of a task tells of the last runs of its steps.
 
-    ``granted`` are the tools of agents by run id. ``events`` are those of OUTCOME_EVENTS and those that name a
-    deliverable, run by run in order of creation.
+    ``granted`` are the tools of agents by run id. ``events`` are those of FAILED_CALLS, the decisions of the runs that
+    have one of these, and the events that name a deliverable, run by run in order of creation.
     """
 
     granted: Mapping[str, Sequence[str]]

@@ -8,7 +8,7 @@ from soong.shared.core.errors import AlreadyConsumedError, UnconfirmedDecisionEr
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
+from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.decision_text import notified_decision
@@ -211,16 +211,22 @@ class MemoryRuns:
         return [call for (owner, _), call in self.rows.calls.items() if owner == run_id]
 
 
-def _is_of_outcome(event: Event) -> bool:
-    delivers = event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data
-    return delivers or event.type in OUTCOME_EVENTS
+def _told_of(log: Sequence[Event]) -> list[Event]:
+    """Return what a result tells of a run's log."""
+    has_failed = any(event.type in FAILED_CALLS for event in log)
+    types = (EventType.PERMISSION_DECIDED, *FAILED_CALLS) if has_failed else ()
+    return [
+        event
+        for event in log
+        if event.type in types or (event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data)
+    ]
 
 
 def last_runs_of(rows: Rows, task_id: str) -> LastRuns:
     """See :meth:`soong.shared.engine.runs.store.RunStore.last_runs`."""
     last = {step.run_id: step for step in rows.steps_of(task_id)}
     found = {run_id: run for run_id, run in rows.runs.items() if run_id in last}
-    events = [event for run_id in found for event in rows.events.get(run_id, ()) if _is_of_outcome(event)]
+    events = [event for run_id in found for event in _told_of(rows.events.get(run_id, ()))]
     agents = {run_id: run for run_id, run in found.items() if last[run_id].kind is StepKind.AGENT and run.surface}
     granted = {run_id: Surface.from_json(run.surface).tools for run_id, run in agents.items()}
     return LastRuns(granted, events)

@@ -1,8 +1,8 @@
 """Runs, their logs and the ledger of their calls."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
 from typing import Final
 
 from sqlalchemy import select
@@ -11,7 +11,7 @@ from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongE
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.store import OUTCOME_EVENTS, Appended, CallRow, CallStatus, LastRuns, second_use
+from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.log_rows import MOST_OF_RUN, EventRow, events_of
@@ -40,20 +40,20 @@ LAST_SURFACES: Final = Statement(
 SURFACE_BODIES: Final = Statement(
     "surface bodies: surfaces by digest", "SELECT digest, body FROM surfaces WHERE digest IN @digests"
 )
-_OUTCOME_TYPES: Final = ", ".join(f"'{type_}'" for type_ in OUTCOME_EVENTS)
-_TOLD_BEFORE: Final = " OR ".join(f"e.preceding LIKE '%\"{word}\"%'" for word in ("deliverable", *OUTCOME_EVENTS))
+_FAILED_TYPES: Final = ", ".join(f"'{type_}'" for type_ in FAILED_CALLS)
+_TOLD_BEFORE: Final = " OR ".join(f"e.preceding LIKE '%\"{word}\"%'" for word in ("deliverable", *FAILED_CALLS))
 """What a row has before its last event when one of these events belongs to the result.
 
 The patterns are part of the text: SQLite prepares a statement again for each execution when one is a parameter.
 """
 RESULT_EVENTS: Final = Statement(
     "result events: of the last runs of a task's steps, of any task or of one that has ended, the rows that hold what "
-    "its result tells of; which of their events do, their reader finds out",
+    "its result tells of, without decisions; which of their events do, their reader finds out",
     f"""
     SELECT e.run_id, e.seq, e.type, e.time_us, e.data, e.preceding, s.key
     FROM steps AS s JOIN runs AS r ON r.id = s.run_id JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
     WHERE s.task_id = :task_id AND {_WANTED}
-      AND (e.type IN ({_OUTCOME_TYPES}) OR (e.type = 'tool_completed' AND e.data LIKE '%"deliverable"%')
+      AND (e.type IN ({_FAILED_TYPES}) OR (e.type = 'tool_completed' AND e.data LIKE '%"deliverable"%')
            OR (e.preceding <> '' AND ({_TOLD_BEFORE})))
     ORDER BY r.ordinal, e.seq
     """,  # noqa: S608  # our words
@@ -100,8 +100,8 @@ CALLS: Final = TableRead(
 CALL: Final = TableRead("call: of a run", calls, "WHERE run_id = :run_id AND tool_call_id = :tool_call_id")
 
 
-def _is_of_outcome(event: Event) -> bool:
-    return event.type in OUTCOME_EVENTS or (event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data)
+def _is_told(event: Event) -> bool:
+    return event.type in FAILED_CALLS or (event.type == EventType.TOOL_COMPLETED and "deliverable" in event.data)
 
 
 def last_runs_of(tx: Transaction, task_id: str) -> LastRuns:
@@ -124,9 +124,26 @@ def last_runs_of_rows(tx: Transaction, surfaces: Reply, result_events: Reply) ->
     bodies = tx.rows(SURFACE_BODIES, digests=sorted(set(digests.values()))) if digests else ()
     # A step that is pulled has an empty surface: the run that claims it uses its own.
     tools = {digest: Surface.from_json(stored).tools for digest, body in bodies if (stored := unpack(body))}
-    told = result_events.rows()
     granted = {run_id: tools[digest] for run_id, digest in digests.items() if digest in tools}
-    return LastRuns(granted, list(filter(_is_of_outcome, events_of(EventRow(*row) for row in told))))
+    told = [event for event in events_of(EventRow(*row) for row in result_events.rows()) if _is_told(event)]
+    return LastRuns(granted, _with_decisions(tx, told))
+
+
+def _with_decisions(tx: Transaction, told: Sequence[Event]) -> Sequence[Event]:
+    """Add what was decided in the runs of which a call failed: every run has decisions, and few have such a call."""
+    failed = sorted({event.run_id for event in told if event.type in FAILED_CALLS})
+    if not failed:
+        return told
+    logs: dict[str, list[Event]] = {event.run_id: [] for event in told}
+    for event in told:
+        logs[event.run_id].append(event)
+    for run_id, log in groupby(_logs(tx, failed), key=lambda event: event.run_id):
+        logs[run_id] = [event for event in log if event.type == EventType.PERMISSION_DECIDED or _is_told(event)]
+    return [event for log in logs.values() for event in log]
+
+
+def _logs(tx: Transaction, run_ids: Sequence[str]) -> Iterator[Event]:
+    return events_of(EventRow(*row) for row in tx.rows(EVENTS_OF, run_ids=run_ids))
 
 
 class SqlRuns:
@@ -186,9 +203,7 @@ class SqlRuns:
 
     async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
         ids = list(run_ids)
-        return await self._database.read(
-            lambda tx: list(events_of(EventRow(*row) for row in tx.rows(EVENTS_OF, run_ids=ids)))
-        )
+        return await self._database.read(lambda tx: list(_logs(tx, ids)))
 
     async def last_runs(self, task_id: str) -> LastRuns:
         return await self._database.read(lambda tx: last_runs_of(tx, task_id))

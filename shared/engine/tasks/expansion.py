@@ -238,25 +238,28 @@ class _Titles:
 
 @dataclass(frozen=True, slots=True)
 class _Surfaces:
-    """The surfaces of one plan's steps, with the tools in them. Steps that ask for the same share one object."""
+    """The surfaces of one plan's steps, with what their tools need. Steps that ask for the same share one object."""
 
     compute: SurfaceOf
     _known: dict[tuple[object, ...], tuple[JsonObject, Sequence[str]]] = field(default_factory=dict)
 
     def of(self, step: PlanStep) -> tuple[JsonObject, Sequence[str]]:
-        """Return a step's surface; one that is pulled has none: the run that claims it uses its own."""
+        """Return a step's surface, with the capabilities of a worker that has its tools.
+
+        One that is pulled has none: the run that claims it uses its own.
+        """
         if step.claim is ClaimMode.PULL:
             return {}, ()
         asked = (step.kind, step.role, step.agent, step.allowed_tools, *sorted(step.settings.items()))
         if asked not in self._known:
             surface = self.compute(step)
-            self._known[asked] = surface, _tools(surface)
+            self._known[asked] = surface, tools_needed(_tools(surface))
         return self._known[asked]
 
 
 def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Surfaces, default_model: str) -> NewStep:
     work = step.step or step
-    surface, tools = surfaces.of(work)
+    surface, needed = surfaces.of(work)
     model = _model(work, default_model)
     # Of a map step it is the items' surface: its expansion needs neither registry nor policy and changes with neither.
     is_map = step.kind is StepKind.MAP
@@ -273,7 +276,7 @@ def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Sur
         depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
         priority=step.priority,
         pool=work.pool,
-        needs=_needs(work, tools, lineage.project, model),
+        needs=_needs(work, needed, lineage.project, model),
         definition=definition,
         model=model,
         max_attempts=1 + step.retries,
@@ -284,15 +287,14 @@ def _new_step(step: PlanStep, lineage: _Lineage, titles: _Titles, surfaces: _Sur
     )
 
 
-def _needs(step: PlanStep, tools: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
+def _needs(step: PlanStep, needed: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
     """Return what a worker must announce: what the plan asks for, and what the step is made of.
 
-    It reads what this program writes, and has the function that is called; or all tools of the step's surface, the
-    project that they work in, and the scripted agent where no model is asked.
+    It reads what this program writes, and has the function that is called; or what the tools of the step's surface
+    ``needed``, the project that they work in, and the scripted agent where no model is asked.
     """
     if not step.kind.traits.is_agent:
         return (*declared(step.needs), written_in(), *functions_needed([step.call]))
-    needed = tools_needed(tools)
     script = functions_needed([step.script] if model == "script" else ())
     return (*declared(step.needs), written_in(), *script, *needed, *(project if needed else ()))
 
@@ -441,13 +443,13 @@ def retried_step(step: Step, last: Run, plan: PlanStep | None, surface_of: Surfa
     )
     if plan is None:
         return replace(made, run=run)
-    surface, tools = _Surfaces(surface_of).of(plan)
+    surface, needed = _Surfaces(surface_of).of(plan)
     identity = replace(run.identity, definition=_definition(plan), model=plan.model)
     return replace(
         made,
         spec=_changed(step.spec, plan),
         pool=plan.pool,
-        needs=_needs(plan, tools, projects_among(step.needs), plan.model),
+        needs=_needs(plan, needed, projects_among(step.needs), plan.model),
         definition=_definition(plan),
         model=plan.model,
         run=replace(run, identity=identity, surface=surface),

@@ -112,10 +112,12 @@ def _check_map(step: PlanStep, path: Path, names: "_References", report: Report)
 
 
 def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNames, report: Report) -> None:
-    _check_references(dict(step.inputs), (*path, "inputs"), names, report)
+    if step.inputs:
+        _check_references(step.inputs, (*path, "inputs"), names, report)
     _check_references(step.instructions, (*path, "instructions"), names, report)
     _check_references(step.title, (*path, "title"), names, report)
-    _check_references(step.permissions.as_json(), (*path, "permissions"), names, report)
+    if step.permissions:
+        _check_references(step.permissions.as_json(), (*path, "permissions"), names, report)
     if step.output is not None:
         for problem in schema_problems(step.output):
             report((*path, "output"), f"the schema {problem}", "keep to the supported keywords")
@@ -254,6 +256,8 @@ class _References:
 
 
 def _check_references(value: Json, path: Path, names: _References, report: Report) -> None:
+    if isinstance(value, str) and "${" not in value:  # most texts
+        return
     for place, reference in _safe_references(value, path, report):
         problem = names.problem(reference)
         if problem is not None:

@@ -81,6 +81,9 @@ def plain(text: str) -> str:
 KEPT_NEEDS: Final = 256
 """Needs of steps, and their lanes, that are kept as they were read or made: those of one task are few."""
 
+KEPT_CHARS: Final = 2_000
+"""Longer texts are read again each time: what is kept of rows stays small."""
+
 LANE_BYTES: Final = 18
 """Of a lane's digest: so many that no two lanes share one, and the index of ready steps stays short."""
 
@@ -234,7 +237,7 @@ def _step_of(
         kind=StepKind(row.kind),
         status=status,
         spec=spec_of(row.spec, row.step_id, row.kind, row.title),
-        depends_on=tuple(step_key(row.task_id, step_id) for step_id in unpack(row.depends_on or "[]")),
+        depends_on=() if row.depends_on is None else _keys_of(row.task_id, row.depends_on),
         open_deps=row.open_deps,
         priority=row.priority,
         pool=row.pool,
@@ -269,6 +272,25 @@ def _step_of(
 def _needs_of(text: str) -> tuple[str, ...]:
     """Return a step's needs, which most steps of a task have in common."""
     return tuple(unpack(text))
+
+
+@lru_cache(maxsize=KEPT_NEEDS)
+def needs_text(needs: tuple[str, ...]) -> str:
+    """Return a step's needs as its row holds them."""
+    return pack(needs)
+
+
+def _keys_of(task_id: str, text: str) -> tuple[str, ...]:
+    """Return the keys of the steps whose ids a column holds."""
+    if len(text) > KEPT_CHARS:
+        return tuple(step_key(task_id, step_id) for step_id in unpack(text))
+    return _few_keys_of(task_id, text)
+
+
+@lru_cache(maxsize=KEPT_NEEDS)
+def _few_keys_of(task_id: str, text: str) -> tuple[str, ...]:
+    """The same of a short text: the steps of a fan wait for the same ones."""
+    return tuple(step_key(task_id, step_id) for step_id in unpack(text))
 
 
 def output_of(text: str | None) -> Json:

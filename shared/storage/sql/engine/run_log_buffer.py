@@ -6,6 +6,7 @@ touched once whatever happened to it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from typing import Final
 
 from soong.shared.core.jsontext import Json
@@ -196,12 +197,17 @@ class RunLogBuffer:
         """Insert a run, with its first event."""
         entry = self._entry(run.identity.run_id)
         entry.new, entry.status = run, status.value
-        self.note(run.identity.run_id, EventType.RUN_CREATED, attempt=run.attempt)
-        self.add(run.identity.run_id, nodes=run.nodes)
+        self.note_text(run.identity.run_id, EventType.RUN_CREATED, _attempt_text(run.attempt))
+        if run.nodes:
+            self.add(run.identity.run_id, nodes=run.nodes)
 
     def note(self, run_id: str, type_: EventType, at_us: int | None = None, /, **data: Json) -> None:
         """Add one event of the store's own, of this moment or of an earlier one."""
         self._entry(run_id).events.append((type_.value, at_us, pack(data)))
+
+    def note_text(self, run_id: str, type_: EventType, text: str) -> None:
+        """Add an event of this moment whose data are JSON text already."""
+        self._entry(run_id).events.append((type_.value, None, text))
 
     def add(self, run_id: str, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = ()) -> None:
         """Add a caller's nodes and events."""
@@ -392,17 +398,25 @@ class RunLogBuffer:
         return entry
 
 
+def step_text(step_key: str) -> str:
+    """Return the data of an event that names a step and nothing else."""
+    return pack({"step": step_key})
+
+
+@lru_cache(maxsize=64)
+def _attempt_text(attempt: int) -> str:
+    return pack({"attempt": attempt})
+
+
 def _without_row(entry: _RunEntries) -> int:
     """Return how many of a new run's first events its own row tells (``log_rows.FIRST_EVENTS``): all, or none."""
     run, events = entry.new, entry.events
     if run is None or not run.identity.step_key or not len(FIRST_EVENTS) - 1 <= len(events) <= len(FIRST_EVENTS):
         return 0
-    of_step = pack({"step": run.identity.step_key})
-    made = [
-        (FIRST_EVENTS[0], None, pack({"attempt": run.attempt})),
-        *((name, None, of_step) for name in FIRST_EVENTS[1:]),
-    ]
-    return len(events) if events == made[: len(events)] else 0
+    of_step = step_text(run.identity.step_key)
+    texts = (_attempt_text(run.attempt), of_step, of_step)
+    usual = zip(events, FIRST_EVENTS, texts, strict=False)
+    return len(events) if all(event == (type_, None, text) for event, type_, text in usual) else 0
 
 
 def _freed_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:

@@ -12,8 +12,8 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep
-from soong.shared.storage.sql.engine.rows import lane_of, pack, plain, unpack
-from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
+from soong.shared.storage.sql.engine.rows import lane_of, needs_text, pack, plain, unpack
+from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer, step_text
 from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 
@@ -130,11 +130,12 @@ def note_steps(
     for step in steps:
         if step.run is not None:
             run_log.create(step.run, RunStatus.QUEUED)
-        run_log.note(_log_of(step, root_run_id), EventType.STEP_CREATED, step=step.key)
+        run_id, text = _log_of(step, root_run_id), step_text(step.key)
+        run_log.note_text(run_id, EventType.STEP_CREATED, text)
         if done.issuperset(step.depends_on):
-            opened_ones.append(step)
-    for step in opened_ones:
-        run_log.note(_log_of(step, root_run_id), opening(step.kind), step=step.key)
+            opened_ones.append((run_id, opening(step.kind), text))
+    for run_id, type_, text in opened_ones:
+        run_log.note_text(run_id, type_, text)
 
 
 def spec_text(step: NewStep) -> str:
@@ -176,7 +177,7 @@ def _step_row(
         open_deps,
         step.priority,
         step.pool,
-        pack(step.needs),
+        needs_text(step.needs),
         step.definition,
         step.model,
         lane_of(step.session_id, step.pool, step.needs, step.definition, step.model, step.claim_mode),

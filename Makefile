@@ -140,9 +140,14 @@ chaos: env ## Kill everything for MINUTES=20 while 250 steps a minute run, then 
 	$(BIN)/python -P -m pytest -n $(JOBS) --dist worksteal -m hypothesis --hypothesis-profile explore
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.chaos --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
-bench: env ## Measure: beside bare Celery, by workers, against history (PART="scale history": some of it)
-	@[ -e $(VENV)/durable/installed ] || { $(BIN)/python -m venv $(VENV)/durable && $(VENV)/durable/bin/pip install \
-	  --quiet --require-hashes -r benchmarks/durable/requirements.lock && touch $(VENV)/durable/installed; }
+# The durable peers of the benchmark have an environment of their own.
+DURABLE := $(VENV)/durable/installed
+$(DURABLE): benchmarks/durable/requirements.lock | $(STAMP)
+	@$(BIN)/python -m venv --clear $(VENV)/durable
+	@$(VENV)/durable/bin/pip install --quiet --require-hashes -r benchmarks/durable/requirements.lock
+	@touch $@
+
+bench: env $(DURABLE) ## Measure: beside bare Celery, by workers, against history (PART="scale history": some of it)
 	@DURABLE_PEERS=$(CURDIR)/$(VENV)/durable/bin/python PYTHONPATH=$(CURDIR) $(BIN)/python -P -m benchmarks $(PART)
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
@@ -159,6 +164,7 @@ lock: env ## Resolve the requirements again
 	$(LOCK) tests/pipx.in -o tests/pipx.lock
 	$(LOCK) tests/acp/requirements.in -o tests/acp/requirements.lock
 	$(LOCK) tests/mcp_servers/requirements.in -o tests/mcp_servers/requirements.lock
+	$(LOCK) benchmarks/durable/requirements.in -c requirements/dev.lock -o benchmarks/durable/requirements.lock
 
 clean: ## Remove the environment and everything that was made
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

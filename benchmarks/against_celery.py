@@ -1,9 +1,11 @@
 """W: the service beside bare Celery on the same Redis and two durable libraries, interleaved, medians of rounds.
 
 For each store the service stands beside Celery in its default form, one worker with two child processes, and in its
-fastest one, two workers that run their tasks themselves; and beside DBOS and LangGraph, which run function steps in one
-process and keep them in PostgreSQL. Each round runs every workload on each of them, one after the other, so that
-whatever else the machine does falls on all.
+fastest one, two workers that run their tasks themselves; and beside DBOS and LangGraph, which run steps in one process
+and keep them in PostgreSQL. Celery's tasks do nothing, whatever the step does. Where steps are agents, the same agent
+runs in Celery's fastest form and in DBOS with Pydantic AI, and in LangGraph as a graph: it lists the same folder as
+often, one call after another. Each round runs every workload on each of them, one after the other, so that whatever
+else the machine does falls on all.
 """
 
 import sys
@@ -16,12 +18,12 @@ from typing import Final
 
 import redis
 
-from benchmarks.durable_peers import DurableWorkbench, durable_workbenches
+from benchmarks.durable_peers import durable_workbenches
 from benchmarks.ledger import Ledger, PostgresLedger, SqliteLedger
 from benchmarks.meter import measure
 from benchmarks.peer import celery_workbench
 from benchmarks.report import Figure, Finding, figures
-from benchmarks.service import service_workbench
+from benchmarks.service import project_of, service_workbench
 from benchmarks.workbench import Sample, Workbench
 from benchmarks.workload import Shape, Work, Workload
 from tests.servers import postgres_server, redis_server
@@ -46,10 +48,11 @@ def _on_store(store: str, workloads: Sequence[Workload], rounds: int, homes: Pat
         database(store, homes) as place,
         celery_workbench(server.socket_url, pool="prefork") as prefork,
         celery_workbench(server.socket_url, pool="solo") as solo,
-        durable_workbenches() as durable,
+        celery_workbench(server.socket_url, pool="solo", agents_in=project_of(place.home)) as agents,
+        durable_workbenches(project_of(place.home)) as durable,
         service_workbench(store, place.home, place.url, server.socket_url, place.ledger, more_pids=place.pids) as ours,
     ):
-        benches: tuple[Workbench, ...] = (ours, prefork, solo, *durable)
+        benches: tuple[Workbench, ...] = (ours, prefork, solo, agents, *durable)
         samples = _interleaved(benches, workloads, rounds, broker)
     return [
         line
@@ -68,8 +71,8 @@ def _interleaved(
     for number in range(rounds + 1):
         for workload in workloads:
             for workbench, kept in zip(benches, samples[workload], strict=True):
-                if isinstance(workbench, DurableWorkbench) and workload.work is not Work.PYTHON:
-                    continue  # they have no agents of their own
+                if not workbench.does(workload.work):
+                    continue
                 sample = measure(workbench, workload, broker)
                 if number:
                     kept.append(sample)

@@ -1,4 +1,7 @@
-"""The workbench of the peer: bare Celery on the same Redis, in the same run, in its default and its fastest form."""
+"""The workbench of the peer: bare Celery on the same Redis, in the same run, in its default and its fastest form.
+
+Its tasks do nothing, whatever the step of the workload does, or run the agent of the step with Pydantic AI.
+"""
 
 import os
 import subprocess
@@ -14,7 +17,7 @@ import redis
 from celery import Celery
 
 from benchmarks.peer_app import PROCESSES, counter_of, make_app
-from benchmarks.workload import Shape, Workload
+from benchmarks.workload import Shape, Work, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN_LIMIT_S = 120
@@ -38,16 +41,19 @@ class CeleryWorkbench:
     pool: Pool
     pids: Sequence[int]
     concurrency: int = PROCESSES
+    has_agents: bool = False
 
     @property
     def name(self) -> str:
-        return (
-            f"celery prefork -c {self.concurrency}" if self.pool == "prefork" else f"celery {self.concurrency} x solo"
-        )
+        form = f"prefork -c {self.concurrency}" if self.pool == "prefork" else f"{self.concurrency} x solo"
+        return f"celery {form}, Pydantic AI agents" if self.has_agents else f"celery {form}"
+
+    def does(self, work: Work) -> bool:
+        return work.is_agent or not self.has_agents
 
     def run(self, workload: Workload) -> Sequence[float]:
         if workload.shape is Shape.SINGLE:
-            return [self._answer(number) for number in range(workload.size)]
+            return [self._answer(number, workload.work) for number in range(workload.size)]
         counter, done = counter_of(self.queue)
         self.client.delete(counter, done)
         began = time.perf_counter()
@@ -65,30 +71,40 @@ class CeleryWorkbench:
     def log_bytes(self) -> int | None:
         return None
 
-    def _answer(self, number: int) -> float:
+    def _answer(self, number: int, work: Work) -> float:
         began = time.perf_counter()
-        if self.app.send_task("answer", (number,)).get(timeout=RUN_LIMIT_S) != number:
+        if self.app.send_task("answer", self._arguments(number, work)).get(timeout=RUN_LIMIT_S) != number:
             raise PeerError(f"{self.name} answered something else")
         return time.perf_counter() - began
 
     def _send(self, workload: Workload) -> None:
+        arguments = self._arguments(workload.size, workload.work)
         if workload.shape is Shape.CHAIN:
-            self.app.send_task("hop", (workload.size,))
+            self.app.send_task("hop", arguments)
             return
         with self.app.producer_pool.acquire(block=True) as producer:
             for _ in range(workload.size):
-                self.app.send_task("count", (workload.size,), producer=producer)
+                self.app.send_task("count", arguments, producer=producer)
+
+    def _arguments(self, number: int, work: Work) -> tuple[int, ...]:
+        return (number, work.calls) if self.has_agents else (number,)
 
 
 @contextmanager
-def celery_workbench(redis_url: str, concurrency: int = PROCESSES, pool: Pool = "prefork") -> Iterator[CeleryWorkbench]:
-    """Start the peer's workers with so many processes, wait until they have done a task, and stop them afterwards."""
-    queue = f"benchmark-{pool}"
+def celery_workbench(
+    redis_url: str, concurrency: int = PROCESSES, pool: Pool = "prefork", agents_in: Path | None = None
+) -> Iterator[CeleryWorkbench]:
+    """Start the peer's workers with so many processes, wait until they have done a task, and stop them afterwards.
+
+    With ``agents_in`` their tasks are agents that look into that folder.
+    """
+    queue = f"benchmark-{pool}-agents" if agents_in else f"benchmark-{pool}"
     # redis-py gives a blocking read no more than its socket timeout, so this client has none.
     client = redis.Redis.from_url(redis_url, socket_timeout=None)
     number, each = (1, concurrency) if pool == "prefork" else (concurrency, 1)
+    folder = [str(agents_in)] if agents_in else []
     commands = [
-        [sys.executable, "-P", "-m", "benchmarks.peer_app", redis_url, queue, pool, str(each), str(one)]
+        [sys.executable, "-P", "-m", "benchmarks.peer_app", redis_url, queue, pool, str(each), str(one), *folder]
         for one in range(number)
     ]
     app = make_app(redis_url, queue)
@@ -96,7 +112,7 @@ def celery_workbench(redis_url: str, concurrency: int = PROCESSES, pool: Pool = 
         stack.callback(client.close)
         stack.callback(app.close)
         pids = [stack.enter_context(_running(command)) for command in commands]
-        bench = CeleryWorkbench(app, client, queue, pool, pids, concurrency)
+        bench = CeleryWorkbench(app, client, queue, pool, pids, concurrency, has_agents=agents_in is not None)
         _warm(bench)
         yield bench
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from benchmarks.handing_over import ServiceError, environment_of
 from benchmarks.ledger import Ledger
 from benchmarks.plans import plan_of
-from benchmarks.workload import Shape, Workload
+from benchmarks.workload import Shape, Work, Workload
 from soong.orchestrator.client.bootstrap import open_client
 from soong.orchestrator.client.client import Client
 from soong.orchestrator.embedded.starter import living_service
@@ -28,6 +28,13 @@ from soong.shared.engine.tasks.status import TaskStatus
 WORKERS = 2
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
+
+
+def project_of(home: Path) -> Path:
+    """Return the folder that agents look into; no tool reads the home."""
+    folder = home.parent / f"{home.name}-project"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,10 @@ class ServiceWorkbench:
     def name(self) -> str:
         return self.store
 
+    def does(self, work: Work) -> bool:
+        del work
+        return True
+
     def run(self, workload: Workload) -> Sequence[float]:
         return self.runner.run(self._run(workload))
 
@@ -63,10 +74,7 @@ class ServiceWorkbench:
 
     @property
     def project(self) -> Path:
-        """Return the folder that agents look into; no tool reads the home."""
-        folder = self.home.parent / f"{self.home.name}-project"
-        folder.mkdir(exist_ok=True)
-        return folder
+        return project_of(self.home)
 
     def processes(self) -> Sequence[int]:
         return (self.pid, *self.more_pids)

@@ -61,6 +61,9 @@ class _Tracing:
     def name(self) -> str:
         return self.service.name
 
+    def does(self, work: Work) -> bool:
+        return self.service.does(work)
+
     def run(self, workload: Workload) -> Sequence[float]:
         used_s = cpu_s(self.processes())
         waits_s = self.service.run(workload)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.workload import Workload
+from benchmarks.workload import Work, Workload
 
 
 class Workbench(Protocol):
@@ -13,6 +13,10 @@ class Workbench(Protocol):
     @property
     def name(self) -> str:
         """The store of the service, or the peer with its settings, as the report shows it."""
+        ...
+
+    def does(self, work: Work) -> bool:
+        """Return whether it runs workloads whose steps do this."""
         ...
 
     def run(self, workload: Workload) -> Sequence[float]:

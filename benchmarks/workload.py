@@ -26,6 +26,10 @@ class Work(StrEnum):
     AGENT_3 = "agent-3"
 
     @property
+    def is_agent(self) -> bool:
+        return self is not Work.PYTHON
+
+    @property
     def calls(self) -> int:
         return {Work.PYTHON: 0, Work.AGENT: 1, Work.AGENT_3: 3}[self]
 

@@ -153,6 +153,15 @@ def mcp_modules() -> Path:
     return Path(folder)
 
 
+def durable_peers() -> str:
+    """Return ``DURABLE_PEERS``: a Python whose environment has benchmarks/durable/requirements.lock."""
+    python = os.environ.get("DURABLE_PEERS")
+    if python is None:
+        missing("there are no durable peers; set DURABLE_PEERS to a Python with benchmarks/durable/requirements.lock")
+        raise AssertionError
+    return python
+
+
 def mcp_servers() -> Path:
     """Return ``MCP_SERVERS``: a folder with the node_modules and the environment ``python`` of tests/mcp_servers."""
     folder = os.environ.get("MCP_SERVERS")

@@ -13,6 +13,9 @@ import pytest
 
 from tests.spec_document import ROOT, known_ids
 
+ONE_PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+"""For a pytest that a test starts: to import all installed plugins is three quarters of what a small run costs."""
+
 RESULTS = ROOT / ".spec-results.json"
 
 # Options that leave tests out. `-m` is one too, but the project's own addopts hold one: see `_is_full`.

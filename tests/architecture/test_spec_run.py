@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.spec_document import ROOT
+from tests.spec_plugin import ONE_PLUGIN
 
 _TESTS = """
 import pytest
@@ -66,7 +67,7 @@ def _test_command(*added: str) -> list[str]:
 
 def _run(command: list[str], project: Path) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = str(project)
+    environment |= {"PYTHONPATH": str(project), **ONE_PLUGIN}
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -13,6 +13,7 @@ from tests.mutation.operators import mutants_of
 from tests.mutation.report import Run, write
 from tests.mutation.runner import Outcome, Verdict, Workplace
 from tests.mutation.selection import Subject, subject_of
+from tests.spec_plugin import ONE_PLUGIN
 
 MODULE = '''\
 """A module. EXE-03"""
@@ -101,8 +102,10 @@ def test_the_judges_of_a_module_carry_its_clauses_or_their_obligations() -> None
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of one module with three promises: a marked test holds one, a test without a clause another."""
+    for name, value in ONE_PLUGIN.items():
+        monkeypatch.setenv(name, value)
     folder = tmp_path / "project"
     (folder / "shared").mkdir(parents=True)
     (folder / "shared" / "__init__.py").touch()

@@ -65,6 +65,10 @@ def content(name: str, what: str | bytes) -> Arrange:
     return lambda scene: scene.file(name, what)
 
 
+def one_long_line(scene: SecurityHarness) -> None:
+    scene.file("x", b"x" * (200 * 2**20))
+
+
 def fifo(scene: SecurityHarness) -> None:
     os.mkfifo(scene.root / "x")
 
@@ -180,7 +184,7 @@ ROWS = [
         "read_file",
         {"path": "x"},
         "ok",
-        content("x", b"x" * (200 * 2**20)),
+        one_long_line,
         data={"truncated_lines": [1], "text": "x" * 4096, "total_lines": 1},
     ),
     *(

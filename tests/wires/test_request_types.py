@@ -2,20 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any, Final
 
 import pytest
-from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 from jsonschema import Draft202012Validator
 from llmock.scenarios import Fail, Reply, ToolCall
-from openai.types.chat.completion_create_params import (
-    CompletionCreateParamsNonStreaming,
-    CompletionCreateParamsStreaming,
-)
-from openai.types.responses.response_create_params import (
-    ResponseCreateParamsNonStreaming,
-    ResponseCreateParamsStreaming,
-)
 from pydantic import TypeAdapter
 
 from soong.shared.agents.definition import ModelOptions
@@ -23,11 +15,12 @@ from soong.shared.agents.ports import AgentTask
 from tests.unit.agents.parts import make_task
 from tests.wires.wire import Wires
 
-TYPES: Final[Mapping[str, tuple[type[Any], type[Any]]]] = {
-    "openai-chat": (CompletionCreateParamsNonStreaming, CompletionCreateParamsStreaming),
-    "openai-responses": (ResponseCreateParamsNonStreaming, ResponseCreateParamsStreaming),
-    "anthropic": (MessageCreateParamsNonStreaming, MessageCreateParamsStreaming),
+TYPES: Final[Mapping[str, tuple[str, str]]] = {
+    "openai-chat": ("openai.types.chat.completion_create_params", "CompletionCreateParams"),
+    "openai-responses": ("openai.types.responses.response_create_params", "ResponseCreateParams"),
+    "anthropic": ("anthropic.types.message_create_params", "MessageCreateParams"),
 }
+"""By wire, where the type of a request is; they are imported by the tests, since that takes seconds."""
 SCHEMA: Final = {"type": "object", "properties": {"folders": {"type": "integer"}}, "required": ["folders"]}
 LOOKED: Final = (ToolCall("code__list_dir", {"path": "a"}), ToolCall("code__list_dir", {"path": "b"}))
 TASKS: Final[Mapping[str, Callable[[], AgentTask]]] = {
@@ -40,16 +33,21 @@ TASKS: Final[Mapping[str, Callable[[], AgentTask]]] = {
 }
 
 
+def type_of(wire: str, *, is_streamed: bool) -> Any:
+    module, name = TYPES[wire]
+    return getattr(import_module(module), f"{name}{'' if is_streamed else 'Non'}Streaming")
+
+
 @cache  # and not when the tests are collected: it takes seconds, in each process of a run
 def validator(wire: str, *, is_streamed: bool) -> Draft202012Validator:
     """Return what checks a request as a schema: Pydantic itself looks at lists only while they are read."""
-    return Draft202012Validator(TypeAdapter(TYPES[wire][is_streamed]).json_schema())
+    return Draft202012Validator(TypeAdapter(type_of(wire, is_streamed=is_streamed)).json_schema())
 
 
 def problems(body: Mapping[str, Any], wire: str) -> list[str]:
     """Return what is wrong with a request."""
     is_streamed = bool(body.get("stream"))
-    shape = TYPES[wire][is_streamed]
+    shape = type_of(wire, is_streamed=is_streamed)
     unknown = body.keys() - {*shape.__required_keys__, *shape.__optional_keys__}
     checks = validator(wire, is_streamed=is_streamed)
     return [*sorted(unknown), *(error.message[:300] for error in checks.iter_errors(dict(body)))]

@@ -1,6 +1,6 @@
 """What calls add to the context reaches the model with the next request, and again after a crash (RES-01)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -166,14 +166,18 @@ async def test_a_denial_of_a_call_by_alias_is_listed_under_the_canonical_name() 
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param({"name": "x" * 100_000_000}, id="100 MB"),
-        pytest.param("x" * 100_000_000, id="100 MB of text"),
-        pytest.param({"name": float("nan")}, id="nan"),
-        pytest.param("[" * 10_000 + "]" * 10_000, id="10,000 levels"),
+        pytest.param(
+            lambda: {"name": "x" * 100_000_000}, id="100 MB"
+        ),  # made by the test, not in each process of a run
+        pytest.param(lambda: "x" * 100_000_000, id="100 MB of text"),
+        pytest.param(lambda: {"name": float("nan")}, id="nan"),
+        pytest.param(lambda: "[" * 10_000 + "]" * 10_000, id="10,000 levels"),
     ],
 )
-async def test_arguments_nobody_should_read_are_refused_and_not_kept_in_the_history(arguments: Any) -> None:
-    talker = Talker(ModelResponse(parts=[ToolCallPart("test__note", arguments, "c1")]), says("done"))
+async def test_arguments_nobody_should_read_are_refused_and_not_kept_in_the_history(
+    arguments: Callable[[], Any],
+) -> None:
+    talker = Talker(ModelResponse(parts=[ToolCallPart("test__note", arguments(), "c1")]), says("done"))
     notebook = Notebook()
 
     end = await play(talker, notebook)

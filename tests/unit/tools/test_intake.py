@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,18 +32,20 @@ def test_a_string_that_holds_json_is_parsed_first(arguments: Json, value: Json) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param("x" * 9_000_000, "has 9000000 bytes", id="huge text"),
-        pytest.param({"text": "x" * 100_000_000}, "larger than", id="100 MB"),
-        pytest.param("[" * 10_000 + "]" * 10_000, "nested deeper", id="10,000 levels of text"),
-        pytest.param('{"n": 9007199254740993}', "2^53", id="beyond 2^53"),
-        pytest.param({"n": 9007199254740993}, "2^53", id="beyond 2^53, parsed"),
-        pytest.param({"n": float("inf")}, "not a JSON number", id="infinity"),
+        pytest.param(lambda: "x" * 9_000_000, "has 9000000 bytes", id="huge text"),  # made by the test alone
+        pytest.param(lambda: {"text": "x" * 100_000_000}, "larger than", id="100 MB"),
+        pytest.param(lambda: "[" * 10_000 + "]" * 10_000, "nested deeper", id="10,000 levels of text"),
+        pytest.param(lambda: '{"n": 9007199254740993}', "2^53", id="beyond 2^53"),
+        pytest.param(lambda: {"n": 9007199254740993}, "2^53", id="beyond 2^53, parsed"),
+        pytest.param(lambda: {"n": float("inf")}, "not a JSON number", id="infinity"),
     ],
 )
-async def test_arguments_nobody_should_read_end_as_invalid_input_and_are_not_kept(arguments: Json, said: str) -> None:
+async def test_arguments_nobody_should_read_end_as_invalid_input_and_are_not_kept(
+    arguments: Callable[[], Json], said: str
+) -> None:
     bench = make_bench([make_tool(input_schema=NUMBER)])
 
-    result = await bench.call("test.echo", arguments)
+    result = await bench.call("test.echo", arguments())
 
     assert result.error is not None
     assert result.error.type is ErrorType.INVALID_INPUT

@@ -20,8 +20,8 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.functions import known_functions
+from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.planner import Planner

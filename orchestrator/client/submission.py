@@ -26,8 +26,8 @@ from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, configured_budge
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.expansion import models_of, new_ask, new_task
 from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.new_tasks import models_of, new_ask, new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.model_settings import with_settings
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, Plan

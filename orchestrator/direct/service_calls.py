@@ -21,8 +21,8 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.expansion import new_ask
 from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import NewTask

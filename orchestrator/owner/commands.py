@@ -17,8 +17,8 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, Ownership, RefusalType, Session
 from soong.shared.engine.sessions.store import SessionStore
+from soong.shared.engine.tasks.attempts import next_attempt
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.expansion import next_attempt
 from soong.shared.engine.tasks.growth import read_update
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.planner import Planner

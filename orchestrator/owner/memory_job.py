@@ -40,8 +40,8 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.asks import spec_of_ask
-from soong.shared.engine.tasks.expansion import new_ask
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewTask, Task

@@ -17,8 +17,8 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.tasks.attempts import next_attempt
 from soong.shared.engine.tasks.ending import FinishedTask
-from soong.shared.engine.tasks.expansion import next_attempt
 from soong.shared.engine.tasks.step import OpenTask, SessionWork, Step
 from soong.shared.engine.tasks.store import TaskStore
 

@@ -7,8 +7,8 @@ import pytest
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
+from soong.shared.engine.tasks.attempts import retried_step
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.expansion import retried_step
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus

@@ -21,8 +21,8 @@ from soong.shared.core.identity import Role
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Ownership, Session
-from soong.shared.engine.tasks.expansion import new_ask
 from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import TaskStatus

@@ -13,7 +13,7 @@ from soong.orchestrator.client.client import Client
 from soong.shared.core.ids import ids_from
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
-from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.status import StepStatus

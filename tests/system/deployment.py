@@ -22,7 +22,7 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Command, CommandKind, ProcessState, Session
-from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.reader import load_plan, plan_from_json
 from soong.shared.engine.tasks.step import Step, Task, session_limit

@@ -10,9 +10,10 @@ from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.record import Run
+from soong.shared.engine.tasks.attempts import retried_step
 from soong.shared.engine.tasks.change import TaskChange
-from soong.shared.engine.tasks.expansion import SurfaceOf, grown, retried_step
 from soong.shared.engine.tasks.growth import Update, planned
+from soong.shared.engine.tasks.new_tasks import SurfaceOf, grown
 from soong.shared.engine.tasks.plan.plan import PlanNames, PlanStep
 from soong.shared.engine.tasks.pull_workers import Dispatch, pull_workers
 from soong.shared.engine.tasks.step import Step, Task

@@ -21,7 +21,7 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
-from soong.shared.engine.tasks.expansion import new_task
+from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.paths import show
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.plan import Plan

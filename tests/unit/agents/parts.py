@@ -18,9 +18,10 @@ from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.expansion import expand_map, new_task
+from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.functions import StepContext, resolve
 from soong.shared.engine.tasks.kinds import StepKind
+from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
 from soong.shared.engine.tasks.plan.reader import load_plan

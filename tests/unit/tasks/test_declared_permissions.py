@@ -4,8 +4,9 @@ import pytest
 
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.expansion import expand_map, new_task
+from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.growth import planned, read_update
+from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.permissions import MAX_DECLARED, rendered
 from soong.shared.engine.tasks.plan.plan import PlanNames, spec_of

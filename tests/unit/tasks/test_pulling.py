@@ -8,9 +8,9 @@ from soong.shared.core.errors import InvalidPlanError, LimitExceededError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.expansion import new_task
 from soong.shared.engine.tasks.growth import planned_task, standing_of
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
+from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.planner import Planner

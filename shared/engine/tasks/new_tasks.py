@@ -1,0 +1,261 @@
+"""Makes the rows of plans: a task with its steps and their first runs, and the steps that are added to it later.
+
+Pure but for ids and tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import field, replace
+from typing import TypeAlias
+
+from soong.shared.core.errors import TemplateError
+from soong.shared.core.gc_pause import gc_pause
+from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
+from soong.shared.core.ids import new_id, step_key
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.record import NewRun
+from soong.shared.engine.sessions.session import Session
+from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, TaskKind
+from soong.shared.engine.tasks.lineage import Lineage, new_token
+from soong.shared.engine.tasks.plan.budget import ExpansionBudget
+from soong.shared.engine.tasks.plan.inputs import scope_of
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan, PlanStep, spec_of
+from soong.shared.engine.tasks.plan.template import Scope, render_head
+from soong.shared.engine.tasks.problems import Problems
+from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.step import NewStep, NewTask, Task
+from soong.shared.engine.wire.capabilities import declared, functions_needed, project_needed, tools_needed
+from soong.shared.engine.wire.jobs import written_in
+from soong.shared.tools.surface import Surface
+
+SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
+"""Computes the stored surface of a step's run, under the session's policy (:mod:`soong.shared.tools.surface`).
+
+Of a step it looks at its kind, its agent definition and its allowed tools; nobody changes what it returns."""
+
+MAX_TITLE_CHARS = 200
+
+
+def new_task(
+    plan: Plan,
+    inputs: JsonObject,
+    session: Session,
+    *,
+    surface_of: SurfaceOf,
+    default_model: str,
+    now_us: int,
+    task_id: str = "",
+    agent: RunIdentity | None = None,
+) -> NewTask:
+    """Return a task of the plan with all that is written with it. ``inputs`` are bound (:func:`bind_inputs`).
+
+    ``agent`` is the run that plans it, if one does: the parent of its root run. ``task_id`` is made when left out.
+
+    Raises:
+        InvalidPlanError: a step would run on the script model and has no script.
+    """
+    check_models(plan.steps, default_model, plan.source)
+    task_id = task_id or new_id("task")
+    root = RunIdentity(
+        session.id,
+        new_id("run"),
+        new_id("agent"),
+        Role.ORCHESTRATOR,
+        ORCHESTRATOR,
+        parent_run_id=agent.run_id if agent else "",
+        parent_agent_id=agent.agent_id if agent else "",
+        task_id=task_id,
+        origin=agent.origin if agent else Origin(session.principal),
+    )
+    project = project_needed(session.project_id, session.project)
+    lineage = Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin)
+    titles = Titles(scope_of(inputs, {}), ExpansionBudget("the titles of the steps"))
+    surfaces = Surfaces(surface_of)
+    with gc_pause(len(plan.steps)):
+        steps = tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in plan.steps)
+    return NewTask(
+        id=task_id,
+        session_id=session.id,
+        title=plan.title,
+        plan=plan.document,
+        inputs=inputs,
+        created_us=now_us,
+        root_run=NewRun(root, {}, new_token()),
+        steps=steps,
+    )
+
+
+def new_ask(
+    spec: StepSpec,
+    session: Session,
+    *,
+    title: str,
+    role: Role,
+    definition: str,
+    model: str,
+    surface: JsonObject,
+    now_us: int,
+    task_id: str = "",
+    follows: str = "",
+) -> NewTask:
+    """Return a task whose root run is an agent with a goal: ``spec`` says what it is to do, ``role`` what it may be.
+
+    ``follows`` is the run whose conversation it continues: of this session, or of one that this one is a fork of.
+
+    Raises:
+        ValueError: the role is that of a child, which never starts agents.
+    """
+    if role.is_child:
+        raise ValueError(f"a {role.value} agent answers no ask")
+    task_id = task_id or new_id("task")
+    origin = Origin(session.principal)
+    identity = RunIdentity(
+        session.id, new_id("run"), new_id("agent"), role, definition, task_id=task_id, model=model, origin=origin
+    )
+    return NewTask(
+        id=task_id,
+        session_id=session.id,
+        title=title[:MAX_TITLE_CHARS],
+        plan=ask_document(spec),
+        inputs={FOLLOWS: follows} if follows else {},
+        created_us=now_us,
+        root_run=NewRun(identity, surface, new_token()),
+        steps=(),
+        kind=TaskKind.ASK,
+    )
+
+
+def models_of(plan: Plan, default_model: str) -> frozenset[str]:
+    """Return the models that the agents of a plan run on, those of its map steps' items among them."""
+    return frozenset(filter(None, (_model(step.step or step, default_model) for step in plan.steps)))
+
+
+def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> None:
+    """A script model without a script can do nothing: say so before anything is written. Raises: InvalidPlanError."""
+    problems = Problems()
+    for index, step in enumerate(steps):
+        work = step.step or step
+        model = work.model or default_model
+        is_own_agent = work.kind is StepKind.AGENT and work.claim is ClaimMode.ASSIGNED
+        if is_own_agent and model == "script" and not work.script:
+            place = f"{source}{'' if source.endswith('add_steps') else ' steps'}[{index}]{'.step' if step.step else ''}"
+            problem = f"step {step.id!r} has no script and would run on the model 'script'"
+            problems.add(place, problem, "choose a model (`--model provider:name`) or add a `script:`")
+    problems.refuse()
+
+
+def grown(
+    steps: Sequence[PlanStep],
+    task: Task,
+    root: RunIdentity,
+    *,
+    surface_of: SurfaceOf,
+    default_model: str,
+    project: tuple[str, ...] = (),
+    origin: Origin = OWN,
+) -> tuple[NewStep, ...]:
+    """Return checked steps as they are added to a running task, under its ``root`` run.
+
+    ``project`` is what a worker must have to work in the session's project, ``origin`` who adds them.
+
+    Raises:
+        InvalidPlanError: a step would run on the script model and has no script.
+    """
+    check_models(steps, default_model, "update add_steps")
+    lineage = Lineage(task.session_id, task.id, root.run_id, root.agent_id, project, origin)
+    titles = Titles(scope_of(task.inputs, {}), ExpansionBudget("the titles of the steps"))
+    surfaces = Surfaces(surface_of)
+    return tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Titles:
+    """Looks up the references of titles. One that cannot be looked up (yet) stays as it was written."""
+
+    scope: Scope
+    budget: ExpansionBudget
+
+    def of(self, title: str) -> str:
+        try:
+            return render_head(title, self.scope, self.budget, MAX_TITLE_CHARS)
+        except TemplateError:
+            return title[:MAX_TITLE_CHARS]
+
+
+@dataclass(frozen=True, slots=True)
+class Surfaces:
+    """The surfaces of one plan's steps, with what their tools need. Steps that ask for the same share one object."""
+
+    compute: SurfaceOf
+    _known: dict[tuple[object, ...], tuple[JsonObject, Sequence[str]]] = field(default_factory=dict)
+
+    def of(self, step: PlanStep) -> tuple[JsonObject, Sequence[str]]:
+        """Return a step's surface, with the capabilities of a worker that has its tools.
+
+        One that is pulled has none: the run that claims it uses its own.
+        """
+        if step.claim is ClaimMode.PULL:
+            return {}, ()
+        asked = (step.kind, step.role, step.agent, step.allowed_tools, *sorted(step.settings.items()))
+        if asked not in self._known:
+            surface = self.compute(step)
+            self._known[asked] = surface, tools_needed(_tools(surface))
+        return self._known[asked]
+
+
+def _new_step(step: PlanStep, lineage: Lineage, titles: Titles, surfaces: Surfaces, default_model: str) -> NewStep:
+    work = step.step or step
+    surface, needed = surfaces.of(work)
+    model = _model(work, default_model)
+    # Of a map step it is the items' surface: its expansion needs neither registry nor policy and changes with neither.
+    is_map = step.kind is StepKind.MAP
+    spec = replace(spec_of(step), child_surface=surface) if is_map else spec_of(step)
+    key, title, definition = step_key(lineage.task_id, step.id), titles.of(step.title), definition_of(work)
+    return NewStep(
+        key=key,
+        task_id=lineage.task_id,
+        session_id=lineage.session_id,
+        step_id=step.id,
+        title=title,
+        kind=step.kind,
+        spec=spec,
+        depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
+        priority=step.priority,
+        pool=work.pool,
+        needs=needs_of(work, needed, lineage.project, model),
+        definition=definition,
+        model=model,
+        max_attempts=1 + step.retries,
+        backoff_s=step.backoff_s,
+        on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
+        claim_mode=step.claim,
+        run=None if is_map else lineage.run(key, title, definition, model, surface, work.role),
+    )
+
+
+def needs_of(step: PlanStep, needed: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
+    """Return what a worker must announce: what the plan asks for, and what the step is made of.
+
+    It reads what this program writes, and has the function that is called; or what the tools of the step's surface
+    ``needed``, the project that they work in, and the scripted agent where no model is asked.
+    """
+    if not step.kind.traits.is_agent:
+        return (*declared(step.needs), written_in(), *functions_needed([step.call]))
+    script = functions_needed([step.script] if model == "script" else ())
+    return (*declared(step.needs), written_in(), *script, *needed, *(project if needed else ()))
+
+
+def _tools(surface: JsonObject) -> Sequence[str]:
+    return Surface.from_json(surface).tools if "decisions" in surface else ()
+
+
+def definition_of(work: PlanStep) -> str:
+    if work.claim is ClaimMode.PULL:
+        return ""
+    return work.agent if work.kind.traits.is_agent else f"{work.kind}:{work.call}"
+
+
+def _model(work: PlanStep, default_model: str) -> str:
+    is_own_agent = work.kind is StepKind.AGENT and work.claim is ClaimMode.ASSIGNED
+    return (work.model or default_model) if is_own_agent else ""

@@ -3,8 +3,8 @@
 For each store the service stands beside Celery in its default form, one worker with two child processes, and in its
 fastest one, two workers that run their tasks themselves; and beside DBOS and LangGraph, which run steps in one process
 and keep them in PostgreSQL. Celery's tasks do nothing, whatever the step does. Where steps are agents, the same agent
-runs in Celery's fastest form and in DBOS with Pydantic AI, and in LangGraph as a graph: it lists the same folder as
-often, one call after another. Each round runs every workload on each of them, one after the other, so that whatever
+runs in Celery's fastest form, and beside PostgreSQL, with one call, in DBOS with Pydantic AI and in LangGraph as a
+graph: it lists the same folder as often, one call after another. Each round runs every workload on each of them, one after the other, so that whatever
 else the machine does falls on all.
 """
 
@@ -49,7 +49,7 @@ def _on_store(store: str, workloads: Sequence[Workload], rounds: int, homes: Pat
         celery_workbench(server.socket_url, pool="prefork") as prefork,
         celery_workbench(server.socket_url, pool="solo") as solo,
         celery_workbench(server.socket_url, pool="solo", agents_in=project_of(place.home)) as agents,
-        durable_workbenches(project_of(place.home)) as durable,
+        durable_workbenches(None if store == "sqlite" else project_of(place.home)) as durable,
         service_workbench(store, place.home, place.url, server.socket_url, place.ledger, more_pids=place.pids) as ours,
     ):
         benches: tuple[Workbench, ...] = (ours, prefork, solo, agents, *durable)

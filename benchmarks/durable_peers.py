@@ -43,7 +43,7 @@ class DurableWorkbench:
         return f"{form}, {AGENTS[self.library]}" if self.has_agents else form
 
     def does(self, work: Work) -> bool:
-        return work.is_agent == self.has_agents
+        return work is (Work.AGENT if self.has_agents else Work.PYTHON)  # three calls would take it minutes
 
     def run(self, workload: Workload) -> Sequence[float]:
         assert self.program.stdin is not None
@@ -71,13 +71,14 @@ class DurableWorkbench:
 
 
 @contextmanager
-def durable_workbenches(agents_in: Path) -> Iterator[Sequence[DurableWorkbench]]:
+def durable_workbenches(agents_in: Path | None = None) -> Iterator[Sequence[DurableWorkbench]]:
     """Start the peers' programs, each beside its own server; none where no environment is named.
 
-    ``agents_in`` is the folder that agents look into.
+    ``agents_in`` is the folder that agents look into; without it there are no agents.
     """
     python = os.environ.get(PYTHON, "")
-    forms = [(library, folder) for library in PROGRAMS for folder in (None, agents_in)] if python else []
+    folders = (None,) if agents_in is None else (None, agents_in)
+    forms = [(library, folder) for library in PROGRAMS for folder in folders] if python else []
     with ExitStack() as stack:
         yield [stack.enter_context(_running(python, library, folder)) for library, folder in forms]
 

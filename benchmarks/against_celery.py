@@ -3,9 +3,9 @@
 For each store the service stands beside Celery in its default form, one worker with two child processes, and in its
 fastest one, two workers that run their tasks themselves; and beside DBOS and LangGraph, which run steps in one process
 and keep them in PostgreSQL. Celery's tasks do nothing, whatever the step does. Where steps are agents, the same agent
-runs in Celery's fastest form, and beside PostgreSQL, with one call, in DBOS with Pydantic AI and in LangGraph as a
-graph: it lists the same folder as often, one call after another. Each round runs every workload on each of them, one after the other, so that whatever
-else the machine does falls on all.
+runs in Celery's fastest form with Pydantic AI; and beside PostgreSQL, with one call, in DBOS with Pydantic AI and in
+LangGraph as a graph. It lists the same folder as often, one call after another. Each round runs every workload on each
+of them, one after the other, so that whatever else the machine does falls on all.
 """
 
 import sys

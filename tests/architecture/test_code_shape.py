@@ -56,6 +56,13 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees_end_with_the_module() -> Iterator[None]:
+    """They are 300 MB, and a second and a half of each full collection of the process."""
+    yield
+    _tree.cache_clear()
+
+
 def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,8 +1,11 @@
 """The benchmark of a tool call measures calls that do what they should."""
 
+import pytest
+
 from benchmarks.tool_call import NAME, measure
 
 
+@pytest.mark.timeout(300)
 async def test_a_recorded_read_is_one_transaction_and_every_candidate_gives_the_sum() -> None:
     found = await measure(rounds=1, per_round=20)
 

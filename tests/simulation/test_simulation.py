@@ -38,6 +38,7 @@ def seen() -> list[Report]:
 
 
 @pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06", "PER-13")
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
 def test_every_promise_is_kept_whatever_happens_in_whatever_order(first: int, seen: list[Report]) -> None:
     reports = [simulate(seed) for seed in range(first, first + CHUNK)]
@@ -49,6 +50,7 @@ def test_every_promise_is_kept_whatever_happens_in_whatever_order(first: int, se
 
 
 @pytest.mark.spec("DAG-03", "DAG-04", "DAG-05", "DAG-06", "DAG-07", "DIS-03", "DIS-10", "EVT-02", "OPS-06", "PER-13")
+@pytest.mark.timeout(300)
 def test_every_promise_is_kept_on_sqlite_too() -> None:
     with sqlite_stores() as open_one:
         reports = [simulate(seed, open_one) for seed in SQLITE_SEEDS]

@@ -35,6 +35,8 @@ from tests.integration.sql_stores import connected
 from tests.model.builders import make_request, make_retry, make_step, make_task
 from tests.servers import PostgresServer
 
+pytestmark = pytest.mark.timeout(300)
+
 T = TypeVar("T")
 Databases: TypeAlias = Callable[[Path], AbstractContextManager[str]]
 """Gives the URL of an empty database; its files may lie in the folder."""

@@ -166,9 +166,8 @@ async def test_a_denial_of_a_call_by_alias_is_listed_under_the_canonical_name() 
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(
-            lambda: {"name": "x" * 100_000_000}, id="100 MB"
-        ),  # made by the test, not in each process of a run
+        # Made by the test, not in each process of a run.
+        pytest.param(lambda: {"name": "x" * 100_000_000}, id="100 MB"),
         pytest.param(lambda: "x" * 100_000_000, id="100 MB of text"),
         pytest.param(lambda: {"name": float("nan")}, id="nan"),
         pytest.param(lambda: "[" * 10_000 + "]" * 10_000, id="10,000 levels"),

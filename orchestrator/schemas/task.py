@@ -1,6 +1,6 @@
 """A task with its steps and its result, as programs see them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -182,6 +182,13 @@ class TaskResult(TaskSchema):
                 items.setdefault(step.map, []).append(step.output)
         completed = (step for step in self.steps if step.status is StepStatus.COMPLETED)
         return {step.id: items.get(step.id) or step.output for step in completed}
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Name it in few words. ``asyncio.run`` writes out what its program returns when it takes its handler of SIGINT
+        back: hundreds of steps would take as long as to read them.
+        """
+        names = ("id", "title", "status", "exit_code", "step_counts")
+        return ((name, getattr(self, name)) for name in names)
 
     @classmethod
     def of_outcome(cls, outcome: TaskOutcome) -> "TaskResult":

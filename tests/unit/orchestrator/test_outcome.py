@@ -53,3 +53,15 @@ async def test_outputs_are_gathered_once_however_often_they_are_read() -> None:
     assert outcome.outputs["two[7]"] == {"n": 7}
     assert len(steps) <= CountedSteps.looks <= 3 * len(steps)
     json.dumps(outcome.outputs)
+
+
+async def test_a_result_names_itself_without_its_steps() -> None:
+    outcome = TaskResult.of_outcome(await outcome_of_two_maps())
+    outcome = outcome.model_copy(update={"steps": CountedSteps(outcome.steps)})
+    CountedSteps.looks = 0
+
+    text = repr(outcome)
+
+    assert text.startswith(f"TaskResult(id={outcome.id!r}, title='A task', status=<TaskStatus.RUNNING")
+    assert "step_counts={<StepStatus.COMPLETED: 'completed'>: 4002}" in text
+    assert (CountedSteps.looks, len(text) < 500) == (0, True)

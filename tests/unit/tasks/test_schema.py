@@ -140,10 +140,13 @@ VALUES: list[Json] = ["", " ", "a b", "1 x", "keep", "retry", "pull", "agent", "
 VALUES += [[], ["x"], [""], [1], [["x"]], [[]], {}, {"a": 1}, {"write": ["x"]}, {"run": ["x", ["y"]]}, {"run": [[]]}]
 
 
+STEPS: TypeAdapter[Any] = TypeAdapter(StepDocument)
+
+
 def is_taken(step: Json) -> bool:
     """Say whether the models take a step, but for the rules of single texts that a schema cannot say."""
     try:
-        TypeAdapter(StepDocument).validate_python(step)
+        STEPS.validate_python(step)
     except ValidationError as error:
         return all(one["type"] == "problem" for one in error.errors())
     return True

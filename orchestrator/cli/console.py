@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TextIO, TypedDict
 
@@ -78,21 +78,34 @@ def visible(text: str, *, limit: int = 0) -> str:
 
 def folded(line: str, columns: int) -> list[str]:
     """Return a line of inert text in pieces of at most so many columns, broken at a space where one is near."""
-    pieces: list[str] = []
-    while _width(line) > columns:
-        used, end = 0, 0
-        while end < len(line) and (used := used + _width(line[end])) <= columns:
-            end += 1
-        space = line.rfind(" ", end // 2, end)
-        end = space + 1 if space > 0 else max(1, end)
-        pieces.append(line[:end])
-        line = line[end:]
-    return [*pieces, line]
+    return list(_pieces(line, columns))
+
+
+def _pieces(line: str, columns: int) -> Iterator[str]:
+    """Yield the pieces one by one, each in the time of its own length: a line may be a megabyte."""
+    begin = 0
+    while (end := _end_of_fitting(line, begin, columns)) < len(line):
+        space = line.rfind(" ", begin + (end - begin) // 2, end)
+        end = space + 1 if space > begin else max(begin + 1, end)
+        yield line[begin:end]
+        begin = end
+    yield line[begin:]
+
+
+def _end_of_fitting(line: str, begin: int, columns: int) -> int:
+    """Return the place of the first character from ``begin`` on that does not fit into the columns."""
+    end = begin + max(0, columns)
+    if line[begin : end + 1].isascii():
+        return min(end, len(line))
+    used, end = 0, begin
+    while end < len(line) and (used := used + _width(line[end])) <= columns:
+        end += 1
+    return end
 
 
 def cut(line: str, columns: int) -> str:
     """Return a line of inert text that takes at most so many columns, with a mark where it was longer."""
-    return line if _width(line) <= columns else f"{folded(line, max(1, columns - 1))[0].rstrip()}…"
+    return line if _width(line) <= columns else f"{next(_pieces(line, max(1, columns - 1))).rstrip()}…"
 
 
 def one_line(text: str, limit: int = 100) -> str:

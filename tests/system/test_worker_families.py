@@ -14,6 +14,7 @@ import pytest
 from tests.servers import RedisServer
 from tests.system.cli_scene import CliHarness, scene, until
 from tests.system.family_steps import CHILDREN
+from tests.unit.sandbox.families import is_alive
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -57,7 +58,7 @@ def left(folder: Path) -> dict[str, int]:
     found = {}
     for path in folder.glob("*.pid"):
         pid = int(path.read_text())
-        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if is_alive(pid):
             found[path.stem] = pid
     return found
 

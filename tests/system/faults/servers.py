@@ -26,6 +26,7 @@ from tests.servers import (
     run_bounded,
     short_folder,
 )
+from tests.unit.sandbox.families import is_alive
 
 START_LIMIT_S = 60.0
 
@@ -53,7 +54,7 @@ class MortalServer:
         while not self.answers():
             if time.monotonic() > deadline:
                 raise ServerStartError(f"{self.command[0]} does not come back: {self.log()[-2000:]}")
-            if not psutil.pid_exists(self.pid) or psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE:
+            if not is_alive(self.pid):
                 self._let_go()
                 self._begin()
             time.sleep(0.05)

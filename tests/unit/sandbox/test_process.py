@@ -14,6 +14,7 @@ import pytest
 from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.process import ProcessRunner, run
 from soong.shared.sandbox.threads import WorkStoppedError, check, run_blocking
+from tests.unit.sandbox.families import is_alive
 
 Runner: TypeAlias = Callable[[ChildCommand], Awaitable[Finished]]
 
@@ -37,7 +38,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def gone(pid: int) -> None:
-    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    await until(lambda: not is_alive(pid))
 
 
 async def test_a_child_runs_in_the_directory_with_no_input_and_only_the_given_environment(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from soong.shared.core.config import parse_config
@@ -19,6 +18,7 @@ from soong.shared.tools.execution import PROGRESS_EVENT
 from soong.shared.tools.ports import ToolCall, Verdict
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolError
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
+from tests.unit.sandbox.families import is_alive
 from tests.unit.tools.parts import make_bench, make_identity, make_run_dirs
 from tests.unit.toolsets.declaring import SAY_ARGUMENTS, Declared, make_declared
 
@@ -48,7 +48,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return not is_alive(pid)
 
 
 @pytest.mark.spec("CMD-03")

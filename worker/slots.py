@@ -16,6 +16,7 @@ from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import place_of
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.startup import expect_runs
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.failure_report import with_report
@@ -83,7 +84,7 @@ class Slots:
         if self.free_slots() <= 0:
             self.claim_loop.pass_on()
             return 0
-        self._open += 1
+        self._count_open(1)
         return await self._slot(None)
 
     def free_slots(self) -> int:
@@ -106,10 +107,14 @@ class Slots:
 
     def start_slot(self, claim: Claim) -> None:
         """Open a slot for a claim that no dispatch waits for."""
-        self._open += 1
+        self._count_open(1)
         task = asyncio.get_running_loop().create_task(self._slot(claim))
         self._grown.add(task)
         task.add_done_callback(self._closed)
+
+    def _count_open(self, change: int) -> None:
+        self._open += change
+        expect_runs(self._open)
 
     def _closed(self, task: asyncio.Task[int]) -> None:
         self._grown.discard(task)
@@ -128,7 +133,7 @@ class Slots:
                 # A run that waits for a slot comes before another step.
                 claim = await self.claim_loop.next_step(end, claim, additional, wants_step=self.free_slots() >= 0)
         finally:
-            self._open -= 1
+            self._count_open(-1)
             self.lent.freed()
         return count
 

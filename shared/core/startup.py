@@ -12,8 +12,14 @@ YOUNG_OBJECTS: Final = (50_000, 20, 20)
 SETTLED: Final = (10_000, 1, 4)
 """New objects, and searches of the young and of the middle-aged, before those that are older are searched.
 
-The runs under way have some thousand objects, which are freed when they end: a search before that finds nothing.
+A few runs under way have some thousand objects, which are freed when they end: a search before that finds nothing.
 """
+
+OBJECTS_OF_A_RUN: Final = 250
+"""New objects that each run under way adds to those of ``SETTLED``: what an agent holds while it waits for a call."""
+
+_runs_under_way = 0
+_is_settled = False
 
 
 def tune_gc() -> None:
@@ -42,11 +48,26 @@ def settle_gc() -> None:
     A process that stays leaves cycles with every run (exceptions, tasks, contexts). With the thresholds of its start it
     would keep those of thousands of runs, and search all its modules to find them.
     """
+    global _is_settled  # noqa: PLW0603  # the collector is one for the process, and so is its state
     if _search_more in gc.callbacks:
         gc.callbacks.remove(_search_more)
     _return_memory()
     gc.freeze()
-    gc.set_threshold(*SETTLED)
+    _is_settled = True
+    expect_runs(_runs_under_way)
+
+
+def expect_runs(count: int) -> None:
+    """Say how many runs are under way in this process: the more there are, the later a search begins.
+
+    Without it, a process that begins 500 agents at once would search what they hold again and again, and find nothing
+    of it. The more of them have ended, the sooner the next search comes: what is kept of garbage stays the same.
+    """
+    global _runs_under_way  # noqa: PLW0603  # as in settle_gc()
+    _runs_under_way = count
+    if _is_settled:
+        new, *older = SETTLED
+        gc.set_threshold(new + count * OBJECTS_OF_A_RUN, *older)
 
 
 def _return_memory() -> None:

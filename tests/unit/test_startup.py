@@ -80,3 +80,37 @@ def test_a_settled_process_gives_back_what_its_start_has_freed() -> None:
     ran = subprocess.run([sys.executable, "-P", "-c", FREED], capture_output=True, text=True, check=True)
 
     assert float(ran.stdout.split()[0]) > 20
+
+
+CROWD = """
+import gc
+from soong.shared.core.startup import OBJECTS_OF_A_RUN, SETTLED, expect_runs, settle_gc
+
+class Cycle:
+    def __init__(self):
+        self.own = self
+
+def searches():
+    return gc.get_stats()[0]["collections"]
+
+expect_runs(500)
+settle_gc()
+before = searches()
+held = [[[] for _ in range(OBJECTS_OF_A_RUN)] for _ in range(499)]
+while_held = searches() - before
+held.clear()
+expect_runs(0)
+before = searches()
+for _ in range(SETTLED[0] * 3):
+    Cycle()
+print(while_held, searches() - before, gc.get_threshold() == SETTLED)
+"""
+
+
+def test_what_many_runs_hold_is_not_searched_and_the_garbage_that_they_leave_is() -> None:
+    ran = subprocess.run([sys.executable, "-P", "-c", CROWD], capture_output=True, text=True, check=True)
+
+    while_held, later, is_as_before = ran.stdout.split()
+    assert int(while_held) == 0
+    assert int(later) >= 2
+    assert is_as_before == "True"

@@ -114,6 +114,9 @@ class _NoArtifacts:
     async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
         raise AssertionError(f"a number needs no artifact: {name} of {media_type}, {len(data)} bytes")
 
+    async def put_made(self, make: Callable[[], bytes], media_type: str, name: str) -> ArtifactRef:
+        return await self.put(make(), media_type, name)
+
 
 class _NoProgress:
     async def report(self, message: str, data: JsonObject | None = None) -> None:

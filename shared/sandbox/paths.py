@@ -243,7 +243,18 @@ def _real(path: Path) -> Path:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
             raise
+        if error.errno == errno.ENOENT and _is_on_the_way(error.filename, str(path)):
+            return path
     return Path(os.path.realpath(path))  # it need not exist
+
+
+def _is_on_the_way(missing: object, written: str) -> bool:
+    """Say whether a path leads where it says: what is missing lies on it as written, so no link comes before that.
+
+    Behind what is missing there can be no link, and ``..`` is followed elsewhere.
+    """
+    is_before = isinstance(missing, str) and is_below(Path(written), Path(missing))
+    return is_before and os.path.normpath(written) == written
 
 
 def _is_kernel_path(path: Path) -> bool:

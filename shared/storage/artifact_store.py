@@ -1,6 +1,6 @@
 """The artifact store of a deployment, as SOONG_ARTIFACTS_URL names it (EVT-04)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from soong.shared.core.settings import ARTIFACTS, Settings
@@ -15,6 +15,12 @@ class ArtifactFiles(Protocol):
 
     async def put(self, data: bytes, media_type: str = "application/octet-stream", name: str = "") -> ArtifactRef:
         """Store the bytes; the same ones again change nothing but the time. Raises: SoongError, OSError."""
+        ...
+
+    async def put_made(
+        self, make: Callable[[], bytes], media_type: str = "application/octet-stream", name: str = ""
+    ) -> ArtifactRef:
+        """Store what ``make`` returns, which may block. Raises: SoongError, OSError, and what it raises."""
         ...
 
     async def get(self, digest: str) -> bytes:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -31,11 +31,13 @@ class FolderArtifacts:
 
     async def put(self, data: bytes, media_type: str = "application/octet-stream", name: str = "") -> ArtifactRef:
         """Store the bytes. Raises: UsageError when they are too many, ForeignEntryError, OSError."""
-        if len(data) > MAX_ARTIFACT_BYTES:
-            raise UsageError(f"an artifact of {len(data)} bytes is too large, expected at most {MAX_ARTIFACT_BYTES}")
-        digest = hashlib.sha256(data).hexdigest()
-        await in_thread(self._write, digest, data)
-        return ArtifactRef(digest=digest, size_bytes=len(data), media_type=media_type, name=name)
+        return await in_thread(self._store, data, media_type, name)
+
+    async def put_made(
+        self, make: Callable[[], bytes], media_type: str = "application/octet-stream", name: str = ""
+    ) -> ArtifactRef:
+        """Store what ``make`` returns, made and stored in one turn of a thread. Raises: as :meth:`put`, and as it."""
+        return await in_thread(lambda: self._store(make(), media_type, name))
 
     async def get(self, digest: str) -> bytes:
         """Return the bytes of that SHA-256.
@@ -91,9 +93,13 @@ class FolderArtifacts:
             return self._folder.names(prefix)
         return []
 
-    def _write(self, digest: str, data: bytes) -> None:
+    def _store(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
+        if len(data) > MAX_ARTIFACT_BYTES:
+            raise UsageError(f"an artifact of {len(data)} bytes is too large, expected at most {MAX_ARTIFACT_BYTES}")
+        digest = hashlib.sha256(data).hexdigest()
         if not self._is_kept(digest):
             self._folder.write(_name_of(digest), data)
+        return ArtifactRef(digest=digest, size_bytes=len(data), media_type=media_type, name=name)
 
     def _is_kept(self, digest: str) -> bool:
         """Say whether the right bytes are there. Whatever else lies in their place is replaced by a write."""

@@ -226,3 +226,7 @@ class ArtifactStore(Protocol):
     async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
         """Store bytes, already redacted, and return the reference; storing them again changes nothing."""
         ...
+
+    async def put_made(self, make: Callable[[], bytes], media_type: str, name: str) -> ArtifactRef:
+        """Store what ``make`` returns, which may block: it is called off the event loop. Raises: what it raises."""
+        ...

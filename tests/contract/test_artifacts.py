@@ -255,3 +255,27 @@ def test_what_names_no_bucket_is_refused_without_showing_a_key(url: str) -> None
         parse_bucket(url)
 
     assert "secret" not in str(raised.value)
+
+
+async def test_what_is_made_for_the_store_is_made_off_the_event_loop_and_stored_as_it_is(site: ArtifactSite) -> None:
+    made_by: list[int] = []
+
+    def make() -> bytes:
+        made_by.append(threading.get_ident())
+        return b"made"
+
+    ref = await site.store.put_made(make, "text/plain", "made.txt")
+
+    assert await site.store.get(ref.digest) == b"made"
+    assert (ref.digest, ref.size_bytes, ref.name) == (hashlib.sha256(b"made").hexdigest(), 4, "made.txt")
+    assert made_by != [threading.get_ident()]
+
+
+async def test_what_cannot_be_made_for_the_store_is_raised_and_nothing_is_stored(site: ArtifactSite) -> None:
+    def make() -> bytes:
+        raise PermissionError("not yours")
+
+    with pytest.raises(PermissionError, match="not yours"):
+        await site.store.put_made(make, "text/plain", "made.txt")
+
+    assert list(site.store.stored()) == []

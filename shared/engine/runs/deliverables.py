@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.call_threads import in_thread
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.sandbox.descriptors import opened_file
@@ -28,8 +27,9 @@ async def keep_deliverable(result: ToolResult, artifacts: ArtifactStore, redacto
     if result.error is not None or not isinstance(named, dict):
         return None
     path = Path(str(named["path"]))
-    data = _without_secrets(await in_thread(_read, path), redactor)
-    ref = await artifacts.put(data, "application/octet-stream", path.name)
+    ref = await artifacts.put_made(
+        lambda: _without_secrets(_read(path), redactor), "application/octet-stream", path.name
+    )
     return {"name": path.name, "path": str(path), "digest": ref.digest, "size_bytes": ref.size_bytes}
 
 

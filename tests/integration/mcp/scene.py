@@ -50,6 +50,9 @@ class KeptArtifacts:
         self.stored.append(data)
         return ArtifactRef(hashlib.sha256(data).hexdigest(), len(data), media_type, name)
 
+    async def put_made(self, make: Callable[[], bytes], media_type: str, name: str) -> ArtifactRef:
+        return await self.put(make(), media_type, name)
+
 
 @dataclass
 class McpScene:

@@ -109,6 +109,9 @@ class ArtifactBin:
     async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
         return ArtifactRef("0" * 64, len(data), media_type, name)
 
+    async def put_made(self, make: Callable[[], bytes], media_type: str, name: str) -> ArtifactRef:
+        return await self.put(make(), media_type, name)
+
 
 def make_identity() -> RunIdentity:
     return RunIdentity("sess_1", "run_1", "agent_1", Role.WORKER, "default_worker_agent", model="script")

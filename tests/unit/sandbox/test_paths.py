@@ -240,3 +240,49 @@ def test_what_steers_us_elsewhere_is_protected_with_all_below_it(tmp_path: Path)
     assert policy.is_protected(tmp_path / "link/HOOK.py")
     assert policy.is_protected(tmp_path / "tools/inner/x.py")
     assert not policy.is_protected(tmp_path / "real/hook.pyc")
+
+
+@pytest.mark.spec("FS-06")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "new.txt",
+        "a/b/new.txt",
+        "real/new.txt",
+        "link/new.txt",
+        "link/../new.txt",
+        "dangling",
+        "dangling/x",
+        "real/../x",
+        "no/../link/x",
+        "file/x",
+        "link/link/x",
+    ],
+)
+def test_what_does_not_exist_leads_where_the_system_says(path: str, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "dangling").symlink_to("nowhere/else")
+    (tmp_path / "real" / "link").symlink_to("../real")
+
+    located = POLICY.locate(make_run_dirs(tmp_path), path)
+
+    assert located.resolved == Path(os.path.realpath(tmp_path / path))
+
+
+@pytest.mark.spec("FS-06")
+def test_the_way_to_a_new_file_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    lstat = os.lstat
+
+    def counted(path: Path | str, **more: int | None) -> os.stat_result:
+        looked.append(str(path))
+        return lstat(path, **more)
+
+    monkeypatch.setattr(os, "lstat", counted)
+
+    located = POLICY.locate(make_run_dirs(tmp_path), "new.txt")
+
+    new = str(tmp_path / "new.txt")
+    assert (str(located.resolved), looked.count(new)) == (new, 1)

@@ -102,6 +102,9 @@ class Artifacts:
         self.stored.append(data)
         return ArtifactRef(f"digest-{len(self.stored)}", len(data), media_type, name)
 
+    async def put_made(self, make: Callable[[], bytes], media_type: str, name: str) -> ArtifactRef:
+        return await self.put(make(), media_type, name)
+
 
 @dataclass
 class PipelineHarness:

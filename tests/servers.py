@@ -74,9 +74,12 @@ class PostgresServer:
         return f"{driver}://postgres@/{database}?host={self.folder}"
 
     @contextmanager
-    def fresh_database(self, name: str) -> Iterator[str]:
-        """Create an empty database and yield its URL; drop it afterwards whoever is still connected."""
-        self._run(f'CREATE DATABASE "{name}"')
+    def fresh_database(self, name: str, template: str = "template1") -> Iterator[str]:
+        """Create a database as a copy of another and yield its URL; drop it afterwards whoever is still connected.
+
+        ``template1`` is PostgreSQL's own empty one. Nobody may be connected to a template while it is copied.
+        """
+        self._run(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         try:
             yield self.url(name)
         finally:

@@ -8,19 +8,14 @@ from typing import TypeAlias
 import pytest
 
 from soong.shared.storage.sql.store import open_store
-from tests.contract.databases import migrate, sqlite_copy
+from tests.contract.databases import sqlite_copy
 from tests.integration import consent
 from tests.integration.consent import ConsentHarness
+from tests.migrated import migrated_postgres_url, migrated_sqlite_url, postgres_template, sqlite_template
+
+__all__ = ["migrated_postgres_url", "migrated_sqlite_url", "postgres_template", "sqlite_template"]
 
 OpenBench: TypeAlias = Callable[..., AbstractAsyncContextManager[ConsentHarness]]
-
-
-@pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite file that nobody has open."""
-    path = tmp_path_factory.mktemp("template") / "soong.db"
-    migrate(f"sqlite:///{path}")
-    return path
 
 
 @pytest.fixture(params=["memory", "sqlite"])

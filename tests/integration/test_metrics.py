@@ -50,10 +50,8 @@ WATCHED = (*FIGURES, sql_metrics.HOLDINGS, sql_metrics.SHOWN_LIMITS)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'soong.db'}"
-    return str(request.getfixturevalue("postgres_url"))
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"migrated_{request.param}_url"))
 
 
 @pytest.fixture

@@ -1,0 +1,47 @@
+"""Databases that have the schema already: made once in a run, then copied for each test.
+
+Tests of migration itself ask for ``postgres_url``, which is empty.
+"""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.databases import migrate, sqlite_copy
+from tests.servers import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file that nobody has open."""
+    path = tmp_path_factory.mktemp("template") / "soong.db"
+    migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_session_server: PostgresServer) -> Iterator[str]:
+    """The name of a migrated PostgreSQL database that nobody is connected to."""
+    name = _database_name()
+    with postgres_session_server.fresh_database(name) as url:
+        migrate(url)
+        yield name
+
+
+@pytest.fixture
+def migrated_sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """A migrated SQLite file without rows, ``soong.db`` in the test's own folder."""
+    return sqlite_copy(sqlite_template, tmp_path)
+
+
+@pytest.fixture
+def migrated_postgres_url(postgres_session_server: PostgresServer, postgres_template: str) -> Iterator[str]:
+    """A migrated PostgreSQL database without rows for one test."""
+    with postgres_session_server.fresh_database(_database_name(), postgres_template) as url:
+        yield url
+
+
+def _database_name() -> str:
+    return f"soong_{uuid.uuid4().hex[:16]}"

@@ -75,9 +75,9 @@ class PostgresServer:
 
     @contextmanager
     def fresh_database(self, name: str, template: str = "template1") -> Iterator[str]:
-        """Create a database as a copy of another and yield its URL; drop it afterwards whoever is still connected.
+        """Create a database as a copy of another and yield its URL; drop it afterwards, with its connections.
 
-        ``template1`` is PostgreSQL's own empty one. Nobody may be connected to a template while it is copied.
+        ``template1`` is PostgreSQL's own empty one. A template has no connections while it is copied.
         """
         self._run(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         try:

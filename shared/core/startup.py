@@ -18,8 +18,15 @@ A few runs under way have some thousand objects, which are freed when they end: 
 OBJECTS_OF_A_RUN: Final = 250
 """New objects that each run under way adds to those of ``SETTLED``: what an agent holds while it waits for a call."""
 
-_runs_under_way = 0
-_is_settled = False
+
+class _Collector:
+    """What the thresholds of this process depend on."""
+
+    is_settled = False
+    runs = 0
+
+
+_collector = _Collector()
 
 
 def tune_gc() -> None:
@@ -48,24 +55,22 @@ def settle_gc() -> None:
     A process that stays leaves cycles with every run (exceptions, tasks, contexts). With the thresholds of its start it
     would keep those of thousands of runs, and search all its modules to find them.
     """
-    global _is_settled  # noqa: PLW0603  # the collector is one for the process, and so is its state
     if _search_more in gc.callbacks:
         gc.callbacks.remove(_search_more)
     _return_memory()
     gc.freeze()
-    _is_settled = True
-    expect_runs(_runs_under_way)
+    _collector.is_settled = True
+    expect_runs(_collector.runs)
 
 
 def expect_runs(count: int) -> None:
     """Say how many runs are under way in this process: the more there are, the later a search begins.
 
     Without it, a process that begins 500 agents at once would search what they hold again and again, and find nothing
-    of it. The more of them have ended, the sooner the next search comes: what is kept of garbage stays the same.
+    of it. When they have ended, garbage is searched for as often as before.
     """
-    global _runs_under_way  # noqa: PLW0603  # as in settle_gc()
-    _runs_under_way = count
-    if _is_settled:
+    _collector.runs = count
+    if _collector.is_settled:
         new, *older = SETTLED
         gc.set_threshold(new + count * OBJECTS_OF_A_RUN, *older)
 

@@ -243,15 +243,16 @@ def _real(path: Path) -> Path:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
             raise
-        if error.errno == errno.ENOENT and _is_on_the_way(error.filename, str(path)):
+        if error.errno == errno.ENOENT and _is_without_links(str(path), error.filename):
             return path
     return Path(os.path.realpath(path))  # it need not exist
 
 
-def _is_on_the_way(missing: object, written: str) -> bool:
-    """Say whether a path leads where it says: what is missing lies on it as written, so no link comes before that.
+def _is_without_links(written: str, missing: object) -> bool:
+    """Say whether a path that does not exist has no link in it.
 
-    Behind what is missing there can be no link, and ``..`` is followed elsewhere.
+    ``missing`` is its first folder or file that does not exist, with links resolved. Where it is a part of the path as
+    written, there is no link before it, and there can be none after it. A path with ``..`` counts as one with links.
     """
     is_before = isinstance(missing, str) and is_below(Path(written), Path(missing))
     return is_before and os.path.normpath(written) == written

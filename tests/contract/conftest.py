@@ -14,19 +14,14 @@ from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from tests.contract.databases import empty_postgres, migrate, sqlite_copy
 from tests.contract.scene import ContractHarness, open_scene
+from tests.migrated import sqlite_template
 from tests.model.memory import MemoryStore
 from tests.servers import PostgresServer
 
+__all__ = ["sqlite_template"]
+
 OpenStore: TypeAlias = Callable[[], Awaitable[Store]]
 """Opens one more connection to the deployment under test, as another process would."""
-
-
-@pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite file that nobody has open."""
-    path = tmp_path_factory.mktemp("template") / "soong.db"
-    migrate(f"sqlite:///{path}")
-    return path
 
 
 @pytest.fixture(scope="session")

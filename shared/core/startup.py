@@ -19,14 +19,14 @@ OBJECTS_OF_A_RUN: Final = 250
 """New objects that each run under way adds to those of ``SETTLED``: what an agent holds while it waits for a call."""
 
 
-class _Collector:
+class _SearchLimits:
     """What the thresholds of this process depend on."""
 
     is_settled = False
     runs = 0
 
 
-_collector = _Collector()
+_limits = _SearchLimits()
 
 
 def tune_gc() -> None:
@@ -59,8 +59,8 @@ def settle_gc() -> None:
         gc.callbacks.remove(_search_more)
     _return_memory()
     gc.freeze()
-    _collector.is_settled = True
-    expect_runs(_collector.runs)
+    _limits.is_settled = True
+    expect_runs(_limits.runs)
 
 
 def expect_runs(count: int) -> None:
@@ -69,8 +69,8 @@ def expect_runs(count: int) -> None:
     Without it, a process that begins 500 agents at once would search what they hold again and again, and find nothing
     of it. When they have ended, garbage is searched for as often as before.
     """
-    _collector.runs = count
-    if _collector.is_settled:
+    _limits.runs = count
+    if _limits.is_settled:
         new, *older = SETTLED
         gc.set_threshold(new + count * OBJECTS_OF_A_RUN, *older)
 

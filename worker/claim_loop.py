@@ -308,6 +308,8 @@ class ClaimLoop:
             await self.notifier.notify_session(session_id)
         if advance.owner_sessions:
             await self.notifier.notify_owners(sorted(advance.owner_sessions))
+        if advance.unrecorded:
+            await self.notifier.notify_owners(sorted(advance.unrecorded), is_ended=True)
         if advance.ready_left:
             self._notify_later(NOTIFY_AGAIN_S if self._was_left else NOTIFY_FIRST_S)
         self._was_left = advance.ready_left

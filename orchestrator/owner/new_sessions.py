@@ -19,6 +19,9 @@ What needs an owner earlier (a failure, a command, a lost worker) is notified, a
 
 ADOPT_AGAIN_S: Final = (0.005, 0.02, 0.05, 0.1, 0.1, 0.1)
 """Waits before the next tries to adopt a new session. What is not ours then is another's, or the sweep finds it."""
+FOLDERS_S: Final = 0.01
+"""How long the folders of tasks that ended without an owner wait for others: one read finds them all, and the client,
+which reads the result at that moment, has the processor."""
 
 
 @dataclass(slots=True)
@@ -45,8 +48,8 @@ class CalledSessions:
     """
 
     def __init__(self, fill: Callable[[], None], adopt: Callable[[set[str]], None]) -> None:
-        self._claiming = _Delayed(CALLED_S, lambda _: fill())
-        self._working = _Delayed(ALONE_S, adopt)
+        self._claiming = DelayedNames(CALLED_S, lambda _: fill())
+        self._working = DelayedNames(ALONE_S, adopt)
 
     @property
     def sessions(self) -> AbstractSet[str]:
@@ -61,7 +64,7 @@ class CalledSessions:
         self._working.due_s.pop(session_id, None)
 
 
-class _Delayed:
+class DelayedNames:
     """Names, each given to ``act`` once, ``delay_s`` to twice as long after it was added: many together."""
 
     def __init__(self, delay_s: float, act: Callable[[set[str]], None]) -> None:

@@ -15,7 +15,13 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from soong.orchestrator.owner.new_sessions import CalledSessions, FoundSessions, PassedOverSessions
+from soong.orchestrator.owner.new_sessions import (
+    FOLDERS_S,
+    CalledSessions,
+    DelayedNames,
+    FoundSessions,
+    PassedOverSessions,
+)
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.unschedulable import UnschedulableSteps
@@ -27,7 +33,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership, Session
 from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.events import ALONE, CALLED
+from soong.shared.engine.wire.events import ALONE, CALLED, ENDED
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import split_hint
 from soong.shared.storage.store import retry_until_confirmed
@@ -59,6 +65,8 @@ class Orchestrator:
     _unclaimable: UnschedulableSteps = field(init=False)
     _called: CalledSessions = field(init=False)
     _passed_over: PassedOverSessions = field(default_factory=PassedOverSessions)
+    _unwritten: DelayedNames = field(init=False)
+    """Sessions that ended without an owner, whose runs have folders."""
     _hint: Callable[[], None] | None = None
     _reconciling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -69,6 +77,7 @@ class Orchestrator:
             fill=lambda: self._begin(self._safely(self._fill_after_call())),
             adopt=lambda called: self._begin(self._safely(self._adopt_called(called))),
         )
+        self._unwritten = DelayedNames(FOLDERS_S, lambda _: self._begin(self._safely(self._write_folders())))
         self.parts.agents.on_end(self._ask_ended)
 
     async def start(self) -> None:
@@ -92,6 +101,7 @@ class Orchestrator:
         """Stop looking, release the sessions for a successor, close every part."""
         await self._stop_reconciling()
         await self.parts.agents.stop()
+        await self._safely(self._write_folders())
         try:
             await self.parts.store.sessions.release_owner(self.owner_id)
         except UnavailableError as error:
@@ -394,11 +404,15 @@ class Orchestrator:
         wanted |= await self._within(self._adopt(), set())
         if is_full:
             wanted |= await self._within(self._busy(), set())
-            for task_id in await self._within(store.tasks.unrecorded(self.owner_id), ()):
-                await self._safely(self.parts.recorder.write(task_id))
+            await self._safely(self._write_folders())
         # Also when nobody asks: an exchanged signing key is told before it is needed.
         await self._safely(self.parts.broker.review(()))
         await self._safely(self.reconcile(wanted, is_sweep=True))
+
+    async def _write_folders(self) -> None:
+        """Begin to write the folders of tasks that are over, also of those that ended without an owner."""
+        for task_id in await self.parts.store.tasks.unrecorded(self.owner_id):
+            await self._safely(self.parts.recorder.write(task_id))
 
     async def _busy(self) -> set[str]:
         """Return the sessions with open work whose rows name this owner, whether we remember them or not."""
@@ -415,11 +429,20 @@ class Orchestrator:
                 heard = await subscription.wait(self.settings.sweep_s)
                 if heard:
                     # An empty id: slots to fill, or a subscription that was away; the sweep looks at what it missed.
-                    hints = dict(map(split_hint, heard))
+                    hints = self._without_ended(dict(map(split_hint, heard)))
                     fills = hints.pop("", None) is not None
-                    await self._safely(self.reconcile(hints, marks=hints))
+                    if hints or fills:
+                        await self._safely(self.reconcile(hints, marks=hints))
                     if fills and hints:
                         await self._safely(self.reconcile(()))
+
+    def _without_ended(self, hints: dict[str, str]) -> dict[str, str]:
+        """Return the hints without those of sessions that have ended: their folders are written a moment later."""
+        ended = {session_id for session_id, marks in hints.items() if ENDED in marks.split()} - self._owned.keys()
+        for session_id in ended:
+            self._called.drop(session_id)
+            self._unwritten.add(session_id)
+        return {session_id: marks for session_id, marks in hints.items() if session_id not in ended}
 
     async def _hear_questions(self) -> None:
         async with _listening(self.parts.subscriber.subscribe_permissions(with_requests=True)) as subscription:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import pytest
 
-from soong.shared.engine.wire.events import ALONE, CALLED
+from soong.shared.engine.wire.events import ALONE, CALLED, ENDED
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.engine.wire.permissions import hint_of
 from soong.shared.storage.redis.client import RedisClients
@@ -73,6 +73,11 @@ SUBJECTS: dict[str, tuple[Listen, Say, str]] = {
         lambda board: board.subscribe_owner(),
         lambda notifier: notifier.notify_owners(["sess_1"], is_called=True, is_alone=True),
         hint_of("sess_1", f"{CALLED} {ALONE}"),
+    ),
+    "owners, ended": (
+        lambda board: board.subscribe_owner(),
+        lambda notifier: notifier.notify_owners(["sess_1"], is_ended=True),
+        hint_of("sess_1", ENDED),
     ),
     "owners, all": (lambda board: board.subscribe_owner(), lambda notifier: notifier.notify_owners(), ""),
     "worker": (

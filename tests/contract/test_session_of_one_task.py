@@ -13,6 +13,7 @@ from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import NewStep, SessionWork
+from soong.shared.storage.sql.claims.task_ends import FEW_RUNS
 from tests.contract.scene import ContractHarness, completed
 from tests.model.builders import make_command, make_session, make_step, make_task
 
@@ -117,8 +118,8 @@ async def test_another_session_is_closed_by_nothing_but_a_command(scene: Contrac
 async def test_sessions_are_taken_over_with_the_end_of_those_that_are_named(scene: ContractHarness) -> None:
     sessions = [make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY) for _ in range(2)]
     for session in sessions:
-        await scene.store.tasks.submit(session, make_task(session.id, "a"))
-    await scene.advance([replace(completed(claim), usage=Usage(requests=1)) for claim in await scene.claim(2)])
+        await scene.store.tasks.submit(session, make_task(session.id, *(f"s{number}" for number in range(FEW_RUNS))))
+    await scene.complete_all(await scene.claim(2 * FEW_RUNS))
     assert sorted(await scene.store.sessions.without_owner([one.id for one in sessions])) == sorted(
         one.id for one in sessions
     )
@@ -248,10 +249,24 @@ async def test_a_worker_leaves_a_session_with_more_than_one_task_to_owners(scene
 
 
 @pytest.mark.parametrize("usage", [Usage(requests=1), Usage(tool_calls=1)])
-async def test_a_worker_leaves_folders_that_are_to_be_written_to_owners(scene: ContractHarness, usage: Usage) -> None:
-    session_id = await short_task(scene)
-    claim = await scene.claim_one()
+async def test_a_worker_ends_a_task_and_leaves_the_folders_of_its_runs_to_owners(
+    scene: ContractHarness, usage: Usage
+) -> None:
+    session_id, other_id = await short_task(scene), await short_task(scene)
+    claims = {claim.identity.session_id: claim for claim in await scene.claim(2)}
+    claim = claims[session_id]
 
-    ended = await scene.advance([replace(completed(claim), usage=usage)])
+    ended = await scene.advance([replace(completed(claim), usage=usage), completed(claims[other_id])])
+
+    assert (ended.closed_sessions, ended.owner_sessions) == (frozenset({session_id, other_id}), frozenset())
+    assert ended.unrecorded == frozenset({session_id})
+    assert (await scene.store.tasks.task(claim.identity.task_id)).status is TaskStatus.COMPLETED
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id) == [claim.identity.task_id]
+
+
+async def test_a_worker_leaves_the_end_of_a_task_of_many_runs_to_owners(scene: ContractHarness) -> None:
+    session_id = await short_task(scene, *(f"s{number}" for number in range(FEW_RUNS)))
+
+    ended = await scene.complete_all(await scene.claim(FEW_RUNS))
 
     assert (ended.closed_sessions, ended.owner_sessions) == (frozenset(), frozenset({session_id}))

@@ -22,8 +22,7 @@ from redis.exceptions import RedisError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import (
-    ALONE,
-    CALLED,
+    MARKS,
     OWNERS_CHANNEL,
     marks_of,
     run_channel,
@@ -77,10 +76,11 @@ class RedisNotifier:
         self.dropped = 0
 
     async def notify_owners(
-        self, sessions: Sequence[str] = (), *, is_called: bool = False, is_alone: bool = False
+        self, sessions: Sequence[str] = (), *, is_called: bool = False, is_alone: bool = False, is_ended: bool = False
     ) -> None:
+        marks = marks_of(is_called=is_called, is_alone=is_alone, is_ended=is_ended)
         for session_id in sessions or ("",):
-            self._put("publish", OWNERS_CHANNEL, session_id, marks_of(is_called=is_called, is_alone=is_alone))
+            self._put("publish", OWNERS_CHANNEL, session_id, marks)
 
     async def notify_worker(self, worker_id: str) -> None:
         self._put("publish", worker_channel(worker_id), worker_id)
@@ -216,7 +216,7 @@ class RedisNotifier:
 
 
 def _owners_payload(sessions: Sequence[str], marks: Mapping[str, str]) -> str:
-    said = {mark: [one for one in sessions if mark in marks[one].split()] for mark in (CALLED, ALONE)}
+    said = {mark: [one for one in sessions if mark in marks[one].split()] for mark in MARKS}
     return _payload(sessions=sessions, **{mark: marked for mark, marked in said.items() if marked})
 
 

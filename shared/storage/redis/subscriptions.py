@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from soong.shared.core.log import get_logger
-from soong.shared.engine.wire.events import ALONE, CALLED, marks_of
+from soong.shared.engine.wire.events import MARKS
 from soong.shared.engine.wire.permissions import (
     MAX_DECISION_CHARS,
     hint_of,
@@ -282,9 +282,9 @@ def sessions_of(payload: str) -> Sequence[str]:
     sessions = value.get("sessions") if isinstance(value, dict) else None
     if not isinstance(sessions, list):
         return ()
-    called, alone = _listed(value.get(CALLED)), _listed(value.get(ALONE))
-    marks = ((one, marks_of(is_called=one in called, is_alone=one in alone)) for one in map(str, sessions))
-    return [hint_of(one, said) for one, said in marks] or [""]
+    marked = {mark: _listed(value.get(mark)) for mark in MARKS}
+    said = (" ".join(mark for mark in MARKS if one in marked[mark]) for one in map(str, sessions))
+    return list(map(hint_of, map(str, sessions), said)) or [""]
 
 
 def _listed(value: object) -> frozenset[str]:

@@ -54,9 +54,9 @@ class MemoryBus:
 
     # -- ring
     async def notify_owners(
-        self, sessions: Sequence[str] = (), *, is_called: bool = False, is_alone: bool = False
+        self, sessions: Sequence[str] = (), *, is_called: bool = False, is_alone: bool = False, is_ended: bool = False
     ) -> None:
-        said = marks_of(is_called=is_called, is_alone=is_alone)
+        said = marks_of(is_called=is_called, is_alone=is_alone, is_ended=is_ended)
         self._ring(OWNERS_CHANNEL, [hint_of(one, said) for one in sessions] or ("",))
 
     async def notify_worker(self, worker_id: str) -> None:

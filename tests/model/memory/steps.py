@@ -151,7 +151,8 @@ class MemorySteps:
         )
         over = {task_id for task_id in touched if end_with_last_step(self.rows, task_id, now_us)}
         owned = (task_id for task_id in touched - over if self._has_owner_work(task_id))
-        return Advance(claims, frozenset(stale), self._sessions_of(owned), self._sessions_of(over), is_left)
+        closed, unrecorded = self._sessions_of(over), self._sessions_of(over - self.rows.recorded)
+        return Advance(claims, frozenset(stale), self._sessions_of(owned), closed, unrecorded, is_left)
 
     def _sessions_of(self, task_ids: Iterable[str]) -> frozenset[str]:
         return frozenset(self.rows.task(task_id).session_id for task_id in task_ids)

@@ -84,9 +84,11 @@ def end_with_last_step(rows: Rows, task_id: str, now_us: int) -> bool:
         return False
     if not session.closes_with_task or session.is_closed or session.owner_id or session.owner_epoch:
         return False
-    if any(step.status is not StepStatus.COMPLETED for step in rows.steps_of(task_id)) or not has_no_folders(
-        rows, task
-    ):
+    runs = [run for run in rows.runs.values() if run.identity.task_id == task_id]
+    is_left = any(run.id != task.root_run_id and run.status is not RunStatus.COMPLETED for run in runs)
+    if any(step.status is not StepStatus.COMPLETED for step in rows.steps_of(task_id)) or is_left:
+        return False
+    if len(runs) > FEW_RUNS:
         return False
     finish_alone(rows, task_id, now_us)
     return True

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from soong.orchestrator.owner import new_sessions
+from soong.orchestrator.owner import new_sessions, service
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
@@ -20,11 +20,12 @@ from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Sessio
 from soong.shared.engine.tasks.ending import needs_no_owner
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Advance, SessionWork, StepEnd
-from soong.shared.engine.wire.events import marks_of
+from soong.shared.engine.wire.events import ENDED, marks_of
 from tests.contract.scene import completed
 from tests.model.builders import make_owner, make_session, make_task, make_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryBus, MemoryStore
+from tests.model.memory.task_ends import FEW_RUNS
 from tests.one_loop import NoFolders, NoQuestions
 
 
@@ -138,14 +139,15 @@ class CountedStore(MemoryStore):
 
 
 async def called(
-    store: MemoryStore, board: MemoryBus, broker: CountedBroker | None = None, **session: Any
+    store: MemoryStore, board: MemoryBus, broker: CountedBroker | None = None, *, steps: int = 1, **session: Any
 ) -> Orchestrator:
-    """Return an owner that has just called a worker for the step of a new session."""
+    """Return an owner that has just called a worker for the steps of a new session."""
     await store.sessions.register_worker(make_worker("wrk_1"))
     orchestrator = make_orchestrator(store, board, broker)
     await orchestrator._register()
     await orchestrator.parts.dispatcher.dispatch()
-    opened, task = make_session("sess_1", **session), make_task("sess_1", "a")
+    opened = make_session("sess_1", **session)
+    task = make_task("sess_1", *(f"s{number}" for number in range(steps)))
     await store.tasks.submit(opened, task)
     said = marks_of(is_called=False, is_alone=needs_no_owner(opened, task))
     await orchestrator.reconcile(["sess_1"], marks={"sess_1": said})
@@ -154,11 +156,12 @@ async def called(
 
 async def test_a_session_that_needs_no_owner_is_adopted_with_the_end_of_its_task() -> None:
     store = CountedStore()
-    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
+    of_one_task: dict[str, Any] = {"approval_mode": ApprovalMode.DENY, "closes_with_task": True}
+    orchestrator = await called(store, MemoryBus(), steps=FEW_RUNS, **of_one_task)
     assert not orchestrator._owned
 
-    (claim,) = (await advance(store, claim=1)).claims
-    await advance(store, replace(completed(claim), usage=Usage(requests=1)))
+    claim, *others = (await advance(store, claim=FEW_RUNS)).claims
+    await advance(store, *map(completed, (claim, *others)))
     await orchestrator.reconcile(["sess_1"])
 
     session = await store.sessions.session("sess_1")
@@ -166,6 +169,46 @@ async def test_a_session_that_needs_no_owner_is_adopted_with_the_end_of_its_task
     assert (await store.tasks.task(claim.identity.task_id)).status is TaskStatus.COMPLETED
     assert store.adoptions == 0
     assert not orchestrator._owned
+
+
+async def ended_by_its_worker(orchestrator: Orchestrator, store: MemoryStore) -> str:
+    """End the task of the called session with a run that has a folder; return the task's id."""
+    (claim,) = (await advance(store, claim=1)).claims
+    end = await advance(store, replace(completed(claim), usage=Usage(tool_calls=1)))
+    assert end.unrecorded == {"sess_1"}
+    assert orchestrator._without_ended({"sess_1": ENDED, "sess_2": ""}) == {"sess_2": ""}
+    return claim.identity.task_id
+
+
+async def test_folders_of_a_task_that_its_worker_has_ended_are_written_without_an_adoption() -> None:
+    store = CountedStore()
+    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
+    folders = orchestrator.parts.recorder
+    assert isinstance(folders, NoFolders)
+
+    task_id = await ended_by_its_worker(orchestrator, store)
+
+    async with asyncio.timeout(10):
+        while not folders.written:  # noqa: ASYNC110  # a folder has no event
+            await asyncio.sleep(0.005)
+    await orchestrator._stop_reconciling()
+    assert folders.written == [task_id]
+    assert (store.adoptions, store.looks_for_nobodys, dict(orchestrator._owned)) == (0, 0, {})
+
+
+async def test_an_owner_that_stops_writes_the_folders_of_tasks_that_have_just_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "FOLDERS_S", 60.0)
+    store = MemoryStore()
+    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
+    folders = orchestrator.parts.recorder
+    assert isinstance(folders, NoFolders)
+    task_id = await ended_by_its_worker(orchestrator, store)
+
+    await orchestrator.stop()
+
+    assert folders.written == [task_id]
 
 
 async def test_slots_are_not_looked_at_for_a_session_that_its_worker_has_ended() -> None:

@@ -29,7 +29,7 @@ from soong.shared.storage.sql.claims.completions import (
 )
 from soong.shared.storage.sql.claims.readiness import note_claimed, unlock_after
 from soong.shared.storage.sql.claims.successor import claim_successor
-from soong.shared.storage.sql.claims.task_ends import end_with_last_step
+from soong.shared.storage.sql.claims.task_ends import LastStepEnd, end_with_last_step
 from soong.shared.storage.sql.engine.malformed import tell_malformed
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
@@ -56,11 +56,11 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], reques
     ended, tasks, claims, is_left = end_and_claim(tx, contexts, run_log, by_key, request)
     run_log.flush(tx)
     again = _look_at_passed_over(tx, contexts, tasks, claims)
-    over = {
-        session_id
+    task_ends = {
+        session_id: end_with_last_step(tx, task_id, session_id, request.now_us, asked=_last_step(tasks, task_id))
         for task_id, session_id in tasks.over.items()
-        if end_with_last_step(tx, task_id, session_id, request.now_us, asked=_last_step(tasks, task_id))
     }
+    over = {session_id for session_id, end in task_ends.items() if end is not LastStepEnd.FOR_OWNER}
     if len(ends) == 1:
         contexts.successors.has_ended_task = bool(over)
     left = ended.ready.difference(claim.step_key for claim in claims)
@@ -69,6 +69,7 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], reques
         stale=frozenset(doubled.union(end.run_id for key, end in by_key.items() if key not in ended.written)),
         owner_sessions=frozenset(tasks.owner_sessions - over),
         closed_sessions=frozenset(over),
+        unrecorded=frozenset(one for one in over if task_ends[one] is LastStepEnd.UNRECORDED),
         ready_left=is_left or bool(left),
         look_again=again,
     )

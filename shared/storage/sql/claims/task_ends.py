@@ -6,6 +6,7 @@ the last step ends the task and closes the session. A worker with a database rol
 """
 
 from collections.abc import Mapping
+from enum import Enum, auto
 from typing import Final
 
 from soong.shared.engine.runs.events import EventType
@@ -54,14 +55,14 @@ CLOSE_HELD: Final = Statement(
 )
 LAST_STEP: Final = Statement(
     "last step: the root run of a task that has nothing left but its end, in a session that is to end with it and that "
-    "no owner has adopted; held, unless somebody holds it who will see to it",
+    "no owner has adopted, and whether its runs have folders; held, unless somebody holds it who will see to it",
     """
-    SELECT t.root_run_id FROM sessions AS s JOIN tasks AS t ON t.session_id = s.id
+    SELECT t.root_run_id, EXISTS (SELECT 1 FROM runs WHERE task_id = :task_id AND usage <> '{}')
+    FROM sessions AS s JOIN tasks AS t ON t.session_id = s.id
     WHERE s.id = :session_id AND t.id = :task_id AND t.status = 'running' AND t.kind <> 'ask'
       AND s.closes_with_task = 1 AND s.is_closed = 0 AND s.owner_id = '' AND s.owner_epoch = 0
       AND (SELECT count(*) FROM (SELECT 1 FROM runs WHERE task_id = :task_id LIMIT :most) AS few) < :most
-      AND NOT EXISTS (SELECT 1 FROM runs WHERE task_id = :task_id AND id <> t.root_run_id
-                      AND (usage <> '{}' OR status <> 'completed'))
+      AND NOT EXISTS (SELECT 1 FROM runs WHERE task_id = :task_id AND id <> t.root_run_id AND status <> 'completed')
       AND NOT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status <> 'completed')
       AND NOT EXISTS (SELECT 1 FROM tasks AS other WHERE other.session_id = :session_id AND other.id <> :task_id)
       AND NOT EXISTS (SELECT 1 FROM commands WHERE session_id = :session_id AND is_ended = 0)
@@ -73,6 +74,14 @@ _ENDS: Final[Mapping[TaskEvent, tuple[EventType, RunStatus, EndReason]]] = {
     TaskEvent.FAIL: (EventType.TASK_FAILED, RunStatus.FAILED, EndReason.FAILED),
     TaskEvent.CANCEL: (EventType.TASK_CANCELLED, RunStatus.CANCELLED, EndReason.CANCELLED),
 }
+
+
+class LastStepEnd(Enum):
+    """What the end of a task's last step leaves of the task: its end, the folders of its runs, nothing."""
+
+    FOR_OWNER = auto()
+    UNRECORDED = auto()
+    RECORDED = auto()
 
 
 def move_task(
@@ -142,16 +151,16 @@ def send_last_step(tx: Transaction, task_id: str, session_id: str) -> Reply:
 
 def end_with_last_step(
     tx: Transaction, task_id: str, session_id: str, now_us: int, *, asked: Reply | None = None
-) -> bool:
-    """End a task whose last step has just been ended, and close its session; False when that is for its owner.
+) -> LastStepEnd:
+    """End a task whose last step has just been ended, and close its session.
 
     ``asked`` is what :func:`send_last_step` was answered after the end, if it was asked already.
     """
     found = (asked or send_last_step(tx, task_id, session_id)).rows()
     if not found:
-        return False
-    root_run_id = found[0][0]
+        return LastStepEnd.FOR_OWNER
+    root_run_id, has_folders = found[0]
     with tx.pipeline():  # of which nobody awaits an answer: it goes with the commit
-        _complete(tx, RunLogBuffer(now_us), task_id, root_run_id, now_us, is_recorded=True)
+        _complete(tx, RunLogBuffer(now_us), task_id, root_run_id, now_us, is_recorded=not has_folders)
         tx.send(CLOSE_HELD, session_id=session_id)
-    return True
+    return LastStepEnd.UNRECORDED if has_folders else LastStepEnd.RECORDED

@@ -15,12 +15,14 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from soong.shared.core.errors import InvalidConfigError, SchemaVersionError, UnavailableError
+from soong.shared.storage.sql.engine import schema
 from soong.shared.storage.sql.engine.columns import add_dialect_options
 from soong.shared.storage.sql.engine.engine import parse_url
-from soong.shared.storage.sql.engine.schema import HEAD, MIGRATIONS, prepare
+from soong.shared.storage.sql.engine.schema import HEAD, MIGRATIONS, SQLITE_SCRIPT, prepare
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.store import open_store
 from tests.integration.sql_stores import connected
+from tests.sqlite_script import script
 
 add_dialect_options(metadata)
 
@@ -47,6 +49,22 @@ def test_the_revision_tells_one_form_of_the_first_migration_from_another() -> No
     others = "".join(line for line in written.splitlines(keepends=True) if not line.startswith("revision = "))
 
     assert f"0001_{hashlib.sha256(others.encode()).hexdigest()[:8]}" == HEAD, "write this into the migration and HEAD"
+
+
+@pytest.mark.spec("OPS-07.a")
+def test_the_script_for_new_sqlite_files_makes_what_the_migrations_make(tmp_path: Path) -> None:
+    assert SQLITE_SCRIPT.read_text(encoding="utf-8") == script(tmp_path), "run python -P -m tests.sqlite_script"
+
+
+async def test_a_new_sqlite_file_is_made_without_the_migrations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "upgrade", lambda _connection: pytest.fail("a new file needs none"))
+
+    store = await open_store(f"sqlite:///{tmp_path / 'soong.db'}", migrate=True)
+
+    assert await store.sessions.list_sessions() == []
+    await store.close()
 
 
 @pytest.mark.spec("OPS-07.a")

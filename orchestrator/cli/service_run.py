@@ -86,7 +86,7 @@ def hand_over(arguments: RunArguments) -> Handed:
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.settimeout(WRITTEN_LIMIT_S)
-            connection.connect(_control_of(_home()))
+            connection.connect(_control_of(service_home()))
         except OSError:
             return own  # there is no service, or it does not answer: a client finds out which
         own.signals.listen()
@@ -230,7 +230,7 @@ def _request(given: RunArguments, own: Handed) -> bytes | None:
             is_json=given.is_json,
             is_detached=given.is_detached,
             program=program(),
-            home=str(_home()),
+            home=str(service_home()),
             environment=environment_digest(os.environ),
         )
     except (OSError, ValueError, RuntimeError):
@@ -246,7 +246,8 @@ def _mode(given: RunArguments) -> ApprovalMode:
     return ApprovalMode.PROMPT if is_terminal() and not given.is_detached else ApprovalMode.DENY
 
 
-def _home() -> Path:
+def service_home() -> Path:
+    """Return the home that the environment names, as the settings have it."""
     return Path(os.environ.get("SOONG_AGENT_HOME", "~/.soong")).expanduser().absolute()
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from soong.orchestrator.embedded.control import ControlClient
+from soong.orchestrator.embedded.early_service import order
 from soong.orchestrator.embedded.environment import child_environment, module_command
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
@@ -189,10 +190,11 @@ async def _join(settings: Settings) -> Attachment | None:
 
 def _start(settings: Settings) -> Attachment:
     log = _log_file(prepare_home(settings))
+    arguments, environment = ("up", "--ephemeral", "--log", str(log)), child_environment(settings)
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
-        process = subprocess.Popen(
-            module_command("soong.orchestrator.cli", "up", "--ephemeral", "--log", str(log)),
-            env=child_environment(settings),
+        process = order(arguments, environment, settings.home, log) or subprocess.Popen(
+            module_command("soong.orchestrator.cli", *arguments),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -19,6 +19,8 @@ _VAGUE_FILES = frozenset({"utils.py", "util.py", "helpers.py", "common.py", "mis
 
 # Who may touch the process's environment beside settings.py, and why.
 _ENVIRONMENT_READERS = {
+    "orchestrator/embedded/early_service.py": "it decides before settings can be read",
+    "orchestrator/cli/early.py": "it takes over the environment that its command gives a service",
     "shared/core/telemetry.py": "the standard variables of OpenTelemetry, beside our settings",
     "orchestrator/cli/application.py": "a shell asks for completion by variables of its script",
     "shared/core/settings.py": "the one place for settings",

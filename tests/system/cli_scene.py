@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from soong.orchestrator.embedded.early_service import MODULE
 from soong.shared.core.errors import SchemaVersionError, UnavailableError
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.step import Step, Task
@@ -31,6 +32,7 @@ from tests.warm import called
 
 LIMIT_S = 90.0
 CONSOLE_SCRIPT = [str(Path(sys.executable).parent / "soong")]
+SERVICES = frozenset({"soong.orchestrator.cli", MODULE, "soong.orchestrator.http", "soong.worker"})
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _MARK = re.compile(r"\n  > \Z")
 
@@ -102,9 +104,7 @@ class CliHarness:
             with suppress(psutil.Error):
                 words = process.cmdline()
                 is_ours = any(runtime in word for word in words)
-                is_service = {"soong.orchestrator.cli", "soong.orchestrator.http", "soong.worker"} & set(
-                    words
-                ) or words[-1:] == ["up"]
+                is_service = SERVICES & set(words) or words[-1:] == ["up"]
                 if not is_ours and is_service:
                     is_ours = process.environ().get("SOONG_AGENT_HOME") == str(self.home)
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:

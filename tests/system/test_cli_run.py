@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from soong.orchestrator.embedded.early_service import MODULE
 from tests.system.cli_scene import CliHarness, Terminal, scene, until
 
 ECHO = """
@@ -73,6 +74,28 @@ def test_a_failed_step_is_exit_code_1_and_resume_tries_it_again(cli: CliHarness)
     assert steps["good"]["attempt"] == 1
     assert steps["bad"]["attempt"] == 2
     assert cli.run("resume", task).returncode in (0, 1)
+
+
+def test_the_service_of_a_command_imports_while_its_plan_is_read(cli: CliHarness) -> None:
+    command = cli.start("run", cli.plan(SLOW % 2))
+    until((cli.home / "service.json").exists, "the service is up", cli.logs)
+
+    service = psutil.Process(cli.record()["pid"])
+
+    assert MODULE in service.cmdline()
+    assert command.communicate(timeout=60)[0]
+    assert command.returncode == 0
+    cli.assert_nothing_left()
+
+
+def test_a_plan_that_is_wrong_starts_no_service_and_makes_no_home(cli: CliHarness) -> None:
+    command = cli.start("run", cli.plan("title: nothing"))
+
+    said = command.communicate(timeout=60)[1]
+
+    assert (command.returncode, "steps" in said) == (2, True)
+    assert not cli.home.exists()
+    cli.assert_nothing_left()
 
 
 @pytest.mark.spec("PER-02")

@@ -1,0 +1,40 @@
+"""``python -P -m soong.orchestrator.cli.early``: see :mod:`soong.orchestrator.embedded.early_service`."""
+
+import importlib
+import json
+import os
+import sys
+
+from soong.orchestrator.cli.main import main
+from soong.orchestrator.embedded.preforked_workers import IMPORTED, SQLITE
+from soong.shared.core.startup import tune_gc
+
+
+def wait() -> None:
+    """Import what a service imports, then become what the order on standard input says; end where none comes."""
+    tune_gc()
+    for name in ("soong.orchestrator.cli.up", *IMPORTED, SQLITE):
+        importlib.import_module(name)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return  # the command has ended
+    order = json.loads(line)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    _open_streams(order["log"])
+    sys.argv = ["soong", *order["arguments"]]
+    main()
+
+
+def _open_streams(log: str) -> None:
+    """Read nothing more, and write to the log, as a service that a command starts in the ordinary way."""
+    for path, flags, descriptors in ((os.devnull, os.O_RDONLY, (0,)), (log, os.O_WRONLY | os.O_APPEND, (1, 2))):
+        opened = os.open(path, flags)
+        for descriptor in descriptors:
+            os.dup2(opened, descriptor)
+        os.close(opened)
+
+
+if __name__ == "__main__":
+    wait()

@@ -12,7 +12,7 @@ from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
-from soong.shared.core.errors import LeaseLostError, UnavailableError
+from soong.shared.core.errors import ConflictError, LeaseLostError, SoongError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.store import CallStatus
@@ -469,17 +469,22 @@ async def test_nothing_comes_after_an_answer_that_could_not_be_written() -> None
     assert await _kinds(bench) == []
 
 
-async def test_nothing_comes_after_an_answer_that_could_not_be_written_with_its_question() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [UnavailableError("the database did not confirm a commit"), ConflictError("a question has this id")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_nothing_comes_after_an_answer_that_could_not_be_written_with_its_question(error: SoongError) -> None:
     bench = await make_bench()
 
     async def question(_nodes: Sequence[NewNode], _events: Sequence[NewEvent]) -> str:
-        raise UnavailableError("the database did not confirm a commit")
+        raise error
 
     await _answer(bench, ToolCall("c1", "test.echo", {}))
-    with pytest.raises(UnavailableError):
+    with pytest.raises(type(error)):
         await bench.log.write_kept(question)
 
-    with pytest.raises(UnavailableError):
+    with pytest.raises(type(error)):
         await bench.log.flush()
     assert await _kinds(bench) == []
 

@@ -8,13 +8,12 @@ ends, takes the process with it (docs/decisions/0047-a-service-imports-while-a-p
 It takes the standard library only: what else a command needs is imported while this one runs.
 """
 
-import atexit
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,21 +25,39 @@ _waiting: list["subprocess.Popen[bytes]"] = []
 """The process that waits for this command's order, if there is one."""
 
 
-def begin(home: Path) -> None:
-    """Start a process that becomes the service of this home if :func:`order` is called, unless there may be one."""
-    if _waiting or any(map(os.environ.get, DECIDES)) or (home / "service.json").exists():
-        return
-    with suppress(OSError):  # the start that is ordered later meets it again, and says what is wrong
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, "up", "--ephemeral"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
-        _waiting.append(process)
-        atexit.register(_cancel)
+@contextmanager
+def begun(home: Path) -> Iterator[None]:
+    """Have a process wait to become the service of this home by :func:`order`, unless there may be one.
+
+    A process that got no order within the block is ended.
+    """
+    if not (_waiting or any(map(os.environ.get, DECIDES)) or (home / "service.json").exists()):
+        with suppress(OSError):  # the start that is ordered later meets it again, and says what is wrong
+            _waiting.append(_started())
+    try:
+        yield
+    finally:
+        while _waiting:
+            _end(_waiting.pop())
+
+
+def _started() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", MODULE, "up", "--ephemeral"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    assert process.stdin is not None
+    with suppress(OSError):  # what it did not read is lost
+        process.stdin.close()
 
 
 def order(
@@ -51,24 +68,18 @@ def order(
         return None
     process = _waiting.pop()
     text = json.dumps(
-        {"arguments": [*arguments], "environment": {**environment}, "folder": str(folder), "log": str(log)}
+        {
+            "arguments": [*arguments],
+            "environment": {**environment},
+            "folder": str(folder),
+            "log": str(log),
+        }
     )
     assert process.stdin is not None
     try:
         with process.stdin as pipe:
             pipe.write(f"{text}\n".encode())
     except OSError:
-        process.kill()
-        process.wait()
+        _end(process)
         return None
     return process
-
-
-def _cancel() -> None:
-    """End a process that got no order. It would end by itself, when it has imported everything."""
-    for process in _waiting:
-        process.kill()
-        process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
-    _waiting.clear()

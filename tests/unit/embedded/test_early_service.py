@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,25 +10,24 @@ import psutil
 import pytest
 
 from soong.orchestrator.embedded import early_service
-from soong.orchestrator.embedded.early_service import begin, order
+from soong.orchestrator.embedded.early_service import begun, order
+from soong.shared.core.errors import UsageError
 
 LIMIT_S = 60.0
 BEGINS_AND_DIES = """
 import os, sys
 from pathlib import Path
 from soong.orchestrator.embedded import early_service
-early_service.begin(Path(sys.argv[1]))
-print(early_service._waiting[0].pid, flush=True)
-os.kill(os.getpid(), 9)
+with early_service.begun(Path(sys.argv[1])):
+    print(early_service._waiting[0].pid, flush=True)
+    os.kill(os.getpid(), 9)
 """
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in early_service.DECIDES:
         monkeypatch.delenv(name, raising=False)
-    yield
-    early_service._cancel()
 
 
 def waiting() -> psutil.Process:
@@ -40,25 +38,28 @@ def waiting() -> psutil.Process:
 def test_a_process_becomes_what_it_is_ordered_to_be(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
-    begin(tmp_path)
-    begun = waiting().pid
-
-    process = order(("config", "show"), {**os.environ, "SOONG_SLOTS": "23"}, tmp_path, log)
+    with begun(tmp_path):
+        pid = waiting().pid
+        process = order(("config", "show"), {**os.environ, "SOONG_SLOTS": "23"}, tmp_path, log)
 
     assert process is not None
-    assert (process.pid, process.wait(LIMIT_S)) == (begun, 0)
+    assert (process.pid, process.wait(LIMIT_S)) == (pid, 0)
     (line,) = (line for line in log.read_text().splitlines() if line.startswith("SOONG_SLOTS "))
     assert "23" in line.split()
-    assert early_service._waiting == []
 
 
 def test_a_command_that_ends_without_an_order_leaves_no_process(tmp_path: Path) -> None:
-    begin(tmp_path)
-    process = waiting()
+    def command() -> None:
+        with begun(tmp_path):
+            processes.append(waiting())
+            raise UsageError("the plan is wrong")
 
-    early_service._cancel()
+    processes: list[psutil.Process] = []
+    with pytest.raises(UsageError):
+        command()
 
-    assert not process.is_running()
+    assert [process.is_running() for process in processes] == [False]
+    assert early_service._waiting == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,11 +76,11 @@ def test_a_command_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_a_process_that_has_ended_before_the_order_is_replaced_by_an_ordinary_start(tmp_path: Path) -> None:
-    begin(tmp_path)
-    waiting().kill()
-    early_service._waiting[0].wait(LIMIT_S)
+    with begun(tmp_path):
+        waiting().kill()
+        early_service._waiting[0].wait(LIMIT_S)
 
-    assert order(("version",), os.environ, tmp_path, tmp_path / "log") is None
+        assert order(("version",), os.environ, tmp_path, tmp_path / "log") is None
 
 
 @pytest.mark.parametrize("name", early_service.DECIDES)
@@ -88,23 +89,12 @@ def test_none_is_begun_for_a_deployment_or_for_folders_of_the_users_own(
 ) -> None:
     monkeypatch.setenv(name, "x")
 
-    begin(tmp_path)
-
-    assert early_service._waiting == []
+    with begun(tmp_path):
+        assert early_service._waiting == []
 
 
 def test_none_is_begun_where_a_service_may_be(tmp_path: Path) -> None:
     (tmp_path / "service.json").touch()
 
-    begin(tmp_path)
-
-    assert early_service._waiting == []
-
-
-def test_a_second_one_is_not_begun(tmp_path: Path) -> None:
-    begin(tmp_path)
-    first = waiting().pid
-
-    begin(tmp_path)
-
-    assert waiting().pid == first
+    with begun(tmp_path):
+        assert early_service._waiting == []

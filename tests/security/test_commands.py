@@ -39,7 +39,8 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comman
     made = make_commands(tmp_path, redactor=redactor([SECRET]), progress_every=timedelta(milliseconds=100))
     yield made
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    assert not [child for child in left if is_alive(child.pid)]
+    # A database server of other tests, which was there before, makes processes when it likes.
+    assert not [child for child in left if is_alive(child.pid) and child.ppid() not in before]
 
 
 def check_nothing(_commands: Commands, _result: ToolResult) -> None:

@@ -28,7 +28,9 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def service(redis_live: RedisServer, path: Path) -> AsyncIterator[Deployment]:
-    async with Deployment(f"sqlite:///{path}", redis_live.socket_url, path.parent) as deployment:
+    # A lease that a loaded machine does not let expire while the file is away for the time of one beat.
+    patient = {"lease_s": 6.0}
+    async with Deployment(f"sqlite:///{path}", redis_live.socket_url, path.parent, patient) as deployment:
         yield deployment
 
 

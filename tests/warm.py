@@ -32,6 +32,7 @@ ROOT: Final = Path(__file__).parents[1]
 IMPORTED: Final = (
     "soong.orchestrator.owner.bootstrap", "soong.orchestrator.cli.main", "soong.orchestrator.cli.orchestrator",
     "soong.orchestrator.cli.tools", "psycopg", "sqlalchemy.dialects.postgresql.psycopg", "soong.worker.bootstrap",
+    "pydantic_ai.models.openai",
 )  # fmt: skip
 MESSAGE_BYTES: Final = 1 << 20
 MOST_DESCRIPTORS: Final = 8

@@ -1,6 +1,9 @@
 """The command line as a user has it: real processes, a home of its own, a terminal where one is needed.
 
 Every process that a scene starts is known by its home, so that what is left behind can be named, and ended by pid.
+
+In a **warm** scene a service is there before a command starts one: a process that has imported everything already,
+models' libraries as well (tests/warm.py). Where the start is what a test is about, its scene is not warm.
 """
 
 import asyncio
@@ -28,13 +31,28 @@ from soong.shared.core.settings import load_settings
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.sandbox.subreaper import STAND_IN
 from soong.shared.storage.sql.store import open_store
-from tests.warm import called
+from tests.warm import WarmProcess, called, warm_parent
 
 LIMIT_S = 90.0
 CONSOLE_SCRIPT = [str(Path(sys.executable).parent / "soong")]
+SERVED = frozenset({"ask", "resume", "run"})
+"""The commands that start a service where none runs."""
 SERVICES = frozenset({"soong.orchestrator.cli", MODULE, "soong.orchestrator.http", "soong.worker"})
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _MARK = re.compile(r"\n  > \Z")
+
+
+@dataclass
+class WarmCommand(WarmProcess):
+    """A command in a warm process; what it writes is kept in files."""
+
+    streams: tuple[Path, Path] = field(kw_only=True)
+
+    def communicate(self, *, timeout: float) -> tuple[str, str]:
+        """Wait for the end and return what was written. Raises: subprocess.TimeoutExpired."""
+        self.wait(timeout)
+        out, err = (path.read_text() for path in self.streams)
+        return out, err
 
 
 @dataclass
@@ -44,7 +62,9 @@ class CliHarness:
     home: Path
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    is_warm: bool = False
     _started: list["subprocess.Popen[str]"] = field(default_factory=list)
+    _warm: list[WarmCommand] = field(default_factory=list)
 
     @property
     def env(self) -> dict[str, str]:
@@ -68,6 +88,7 @@ class CliHarness:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Call soong, by a process that has imported already what it needs, and wait for its end."""
+        self.serve(arguments[0])
         return called("soong.orchestrator.cli", arguments, env=self.env, cwd=self.folder, limit_s=LIMIT_S)
 
     def json(self, *arguments: str) -> Any:
@@ -79,6 +100,7 @@ class CliHarness:
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """Call soong and go on."""
+        self.serve(arguments[0])
         command = subprocess.Popen(
             [*CONSOLE_SCRIPT, *arguments],
             cwd=self.folder,
@@ -92,6 +114,36 @@ class CliHarness:
         self._started.append(command)
         return command
 
+    def start_warm(self, *arguments: str) -> WarmCommand:
+        """Call soong, by a process that has imported already what it needs, and go on."""
+        folder = self.home / "logs"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        number = len(self._warm)
+        streams = (folder / f"warm-{number}.out", folder / f"warm-{number}.log")
+        with streams[0].open("wb") as out, streams[1].open("wb") as err:
+            process = warm_parent().start(
+                "soong.orchestrator.cli",
+                arguments,
+                env=self.env,
+                cwd=self.folder,
+                stdout=out.fileno(),
+                stderr=err.fileno(),
+            )
+        command = WarmCommand(process.parent, process.pid, streams=streams)
+        self._warm.append(command)
+        return command
+
+    def serve(self, command: str) -> None:
+        """In a warm scene, start the service that this command would start itself, and wait until it is there."""
+        if self.is_warm and command in SERVED and not self._has_service():
+            service = self.start_warm("up", "--ephemeral")
+            until(lambda: self._has_service() or service.poll() is not None, "a service is there", self.logs)
+
+    def _has_service(self) -> bool:
+        with suppress(FileNotFoundError):
+            return psutil.pid_exists(self.record()["pid"])
+        return False
+
     def record(self) -> dict[str, Any]:
         return dict(json.loads((self.home / "service.json").read_text()))
 
@@ -99,7 +151,7 @@ class CliHarness:
         """Return every living process of this home but the ones that tests call themselves."""
         # Sockets lie in a folder named after the home, wherever the scene's own environment puts it.
         runtime = load_settings(agent_home=self.home).runtime_dir.name.rpartition("-")[2]
-        found = []
+        found = [psutil.Process(command.pid) for command in self._warm if command.poll() is None]
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 words = process.cmdline()
@@ -171,10 +223,10 @@ class CliHarness:
 
 
 @contextmanager
-def scene(*, home: str = "home") -> Iterator[CliHarness]:
+def scene(*, home: str = "home", is_warm: bool = False) -> Iterator[CliHarness]:
     """Make a scene below a short temporary folder, and leave nothing of it."""
     folder = Path(tempfile.mkdtemp(prefix="soong-cli-"))
-    one = CliHarness(folder / home, folder)
+    one = CliHarness(folder / home, folder, is_warm=is_warm)
     try:
         yield one
     finally:
@@ -195,6 +247,7 @@ class Terminal:
     def __init__(self, scene_: CliHarness, *arguments: str, output: Path | None = None) -> None:
         self.shown = ""
         self._pressed_at = 0
+        scene_.serve(arguments[0])
         pid, self._descriptor = pty.fork()
         if pid == 0:
             os.chdir(scene_.folder)

@@ -18,7 +18,7 @@ ANSWER = "The folder holds nothing at all, as far as anybody can see from here."
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         yield one
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spec("EXE-07.a")
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         yield one
 
 

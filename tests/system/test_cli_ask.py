@@ -28,7 +28,7 @@ STEPS = [
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         yield one
 
 

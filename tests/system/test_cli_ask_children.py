@@ -16,7 +16,7 @@ SLOW_S = 3
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         yield one
 
 

@@ -18,13 +18,13 @@ steps:
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         yield one
 
 
 @pytest.mark.spec("OPS-10.d")
 def test_ended_work_goes_while_a_service_works_and_the_audit_log_holds(cli: CliHarness) -> None:
-    service = cli.start("up")
+    service = cli.start_warm("up")
     until((cli.home / "service.json").exists, "the service")
     allowed = f"code.write_file:{cli.folder}/out"
     cli.json("run", cli.plan(WRITE), "--project", str(cli.folder), "--allow", allowed)
@@ -71,7 +71,7 @@ steps:
 @pytest.mark.spec("OPS-10.a", "OPS-10.c", "OPS-10.d")
 def test_a_service_that_collects_by_itself_without_pause_finishes_all_its_work(cli: CliHarness) -> None:
     cli.environment = {"SOONG_GC_OLDER_THAN": "0s", "SOONG_GC_EVERY_S": "0.05", "SOONG_SLOTS": "8"}
-    service = cli.start("up")
+    service = cli.start_warm("up")
     until((cli.home / "service.json").exists, "the service")
     names = [f"work{number}" for number in range(6)]
     allowed = ("--project", str(cli.folder), "--allow", f"code.write_file:{cli.folder}", "--detach")

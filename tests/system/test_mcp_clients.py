@@ -46,9 +46,9 @@ print(json.dumps({"hookSpecificOutput": {"hookEventName": "Elicitation", "action
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[CliHarness]:
-    with scene() as cli:
+    with scene(is_warm=True) as cli:
         port = _free_port()
-        cli.start("up", "--http", str(port))
+        cli.start_warm("up", "--http", str(port))
         until((cli.home / "service.json").exists, "the service is up", cli.logs)
         cli.environment["HTTP_PORT_OF_TEST"] = str(port)
         yield cli

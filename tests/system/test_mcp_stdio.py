@@ -39,8 +39,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 @pytest.fixture(scope="module")
 def service() -> Iterator[CliHarness]:
     """A service that stays, for the tests that need one."""
-    with scene() as cli:
-        cli.start("up")
+    with scene(is_warm=True) as cli:
+        cli.start_warm("up")
         until((cli.home / "service.json").exists, "the service is up", cli.logs)
         yield cli
         assert cli.run("down").returncode == 0
@@ -75,7 +75,7 @@ async def until_over(client: Client, task: str) -> dict[str, Any]:
 @pytest.mark.asyncio
 @pytest.mark.spec("MCP-02.a", "MCP-02.b", "MCP-02.c", "MCP-02.e", "PER-13", "CARD-3")
 async def test_a_client_with_nothing_running_gets_a_service_and_leaves_nothing() -> None:
-    with scene() as cli:
+    with scene(is_warm=True) as cli:
         async with served(cli, "--approve", wire="legacy") as client:
             submitted = await done(client, "submit_plan", plan=WRITE)
             ended = await until_over(client, submitted["task"])

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         one.home.mkdir()
         (one.home / "config.toml").write_text(stdio_config(args=str(one.folder)))
         one.environment |= {"SOONG_SLOTS": str(RUNS), "SOONG_MAX_CONCURRENT_CHILDREN_PER_SESSION": str(RUNS)}
@@ -67,7 +67,7 @@ def test_each_tool_asks_in_the_inbox_and_a_server_that_is_killed_is_started_agai
     note = cli.folder / "note.txt"
     last = {"path": str(note), "text": "x"}
     calls = [("ask_in_rounds", {}), ("where", {}), ("die", {}), ("where", {}), ("write_note", last)]
-    up = cli.start("up")
+    up = cli.start_warm("up")
     until((cli.home / "service.json").exists, "the service is up", cli.logs)
     cli.run("run", cli.plan("title: One\nsteps:\n" + step("it", *calls)), "--approvals", "inbox", "--detach")
     asked: list[PermissionRequest] = []

@@ -25,7 +25,7 @@ PROPOSED = {"memories": [{"content": "Tests share one server since May.", "scope
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         yield one
 
 

@@ -21,7 +21,7 @@ steps:
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         yield one
 
 
@@ -156,6 +156,7 @@ def test_all_processes_wait_as_long_as_the_provider_asked_one_of_them(cli: CliHa
         wires.will(Reply(tool_calls=(look,)), Reply(tool_calls=(look,)), Reply(text="done", times=None))
         wires.will(Fail(429, retry_after=ASKED_S))
 
+        cli.is_warm = False  # the command says how many workers
         ended = cli.json("run", cli.plan(TWO), "--workers", "2", "--slots", "1")
 
         assert [step["output"] for step in ended["steps"]] == ["done", "done"]
@@ -182,6 +183,7 @@ def test_a_worker_does_other_steps_while_a_provider_makes_one_wait(cli: CliHarne
         cli.environment |= wires.environment | {"SOONG_PARK_AFTER_S": "1"}
         wires.will(Fail(429, retry_after=ASKED_S), Reply(text="done"))
 
+        cli.is_warm = False
         ended = cli.json("run", cli.plan(WAITING), "--workers", "1", "--slots", "1")
 
         asks, plain = ended["steps"]
@@ -201,6 +203,7 @@ def test_a_plan_mixes_functions_scripts_and_a_model(cli: CliHarness) -> None:
         wires.will(Reply(text='{"said": "One file."}', times=None))
         (cli.folder / "a.py").touch()
 
+        cli.is_warm = False  # the service of the command has the functions beside the plan
         ended = cli.json("run", str(EXAMPLES / "mixed.yaml"), "--model", PLAIN)
 
         look, tally, tell = ended["steps"]

@@ -32,7 +32,7 @@ steps:
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(is_warm=True) as one:
         yield one
 
 
@@ -168,7 +168,7 @@ steps:
 @pytest.mark.spec("DAG-08.d", "DIS-08")
 def test_the_last_failed_task_is_resumed_on_another_model(cli: CliHarness) -> None:
     # A service that lives may have packages and keys that this command has not: it is not refused here.
-    service = cli.start("up")
+    service = cli.start_warm("up")
     until((cli.home / "service.json").exists, "the service")
     failed = cli.json("run", cli.plan(NO_SUCH_MODEL % "mistral:without-package"))
 

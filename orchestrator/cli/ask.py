@@ -13,6 +13,7 @@ from soong.orchestrator.cli.run import BUDGET_HELP, SETTING_HELP
 from soong.orchestrator.cli.worker_option import workers_option
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import Submission, ask_submission, follow_up
+from soong.orchestrator.embedded.early_service import early_start
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
@@ -55,27 +56,30 @@ def command(
     """Give an agent a goal: it plans, has workers do the work, and answers."""
     settings = load_settings(model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_workers)
     text = sys.stdin.read() if goal == "-" else goal
-    if session:
-        if project is not None or allow or approvals is not None:
-            raise UsageError("--session continues with the folder and the rules of the session; leave out the others")
-        given = _FollowUp(agent, model or "", budget, parse_settings(setting))
-        prepared = asyncio.run(_follow_up(settings, text, session, given))
-    else:
-        prepared = ask_submission(
-            text,
-            agent=agent or ORCHESTRATOR,
-            project=project or Path(),
-            approval_mode=approval_mode(approvals, is_detached=detach, allows=bool(allow)),
-            model=settings.model,
-            allow=allow,
-            catalogue=Catalogue.of(settings),
-            clock=SystemClock(),
-            principal=settings.principal,
-            budget=budget,
-            settings=parse_settings(setting),
-        )
-    check_models(settings, frozenset({prepared.task.root_run.identity.model}))
-    raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))
+    with early_start(settings.home, is_wanted=settings.is_embedded):
+        if session:
+            if project is not None or allow or approvals is not None:
+                raise UsageError(
+                    "--session continues with the folder and the rules of the session; leave out the others"
+                )
+            given = _FollowUp(agent, model or "", budget, parse_settings(setting))
+            prepared = asyncio.run(_follow_up(settings, text, session, given))
+        else:
+            prepared = ask_submission(
+                text,
+                agent=agent or ORCHESTRATOR,
+                project=project or Path(),
+                approval_mode=approval_mode(approvals, is_detached=detach, allows=bool(allow)),
+                model=settings.model,
+                allow=allow,
+                catalogue=Catalogue.of(settings),
+                clock=SystemClock(),
+                principal=settings.principal,
+                budget=budget,
+                settings=parse_settings(setting),
+            )
+        check_models(settings, frozenset({prepared.task.root_run.identity.model}))
+        raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))
 
 
 @dataclass(frozen=True, slots=True)

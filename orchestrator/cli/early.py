@@ -4,6 +4,8 @@ import importlib
 import json
 import os
 import sys
+from contextlib import suppress
+from typing import Any
 
 from soong.orchestrator.cli.main import main
 from soong.orchestrator.embedded.preforked_workers import IMPORTED, SQLITE
@@ -15,16 +17,25 @@ def wait() -> None:
     tune_gc()
     for name in ("soong.orchestrator.cli.up", *IMPORTED, SQLITE):
         importlib.import_module(name)
-    line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):
+    order = _read()
+    while order is not None and "modules" in order:
+        for name in order["modules"]:
+            with suppress(ImportError):  # who needs it says what is to be installed
+                importlib.import_module(name)
+        order = _read()
+    if order is None:
         return  # the command has ended
-    order = json.loads(line)
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
     _open_streams(order["log"])
     sys.argv = ["soong", *order["arguments"]]
     main()
+
+
+def _read() -> dict[str, Any] | None:
+    line = sys.stdin.buffer.readline()
+    return dict(json.loads(line)) if line.endswith(b"\n") else None
 
 
 def _open_streams(log: str) -> None:

@@ -18,9 +18,10 @@ from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.outcome import ExitCode
 from soong.orchestrator.client.submission import Ids, Submission, submission
+from soong.orchestrator.embedded.early_service import import_also
 from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.embedded.starter import Attachment, attach
-from soong.shared.agents.model import SCRIPT, resolve_model
+from soong.shared.agents.model import SCRIPT, libraries_of, resolve_model
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
@@ -101,9 +102,11 @@ def check_models(settings: Settings, names: frozenset[str]) -> None:
     """
     record = read_record(settings.home) if settings.is_embedded else None
     if settings.is_embedded and (record is None or not record.is_process_alive):
-        for name in names - {SCRIPT}:
-            if not name.startswith(ACP_PREFIX):  # an agent of others, which its worker looks for
-                resolve_model(name)
+        # Agents of others are looked for by their workers.
+        checked = {name for name in names - {SCRIPT} if not name.startswith(ACP_PREFIX)}
+        import_also([module for name in checked for module in libraries_of(name)])
+        for name in checked:
+            resolve_model(name)
 
 
 def approval_mode(asked_for: ApprovalMode | None, *, is_detached: bool, allows: bool) -> ApprovalMode:

@@ -15,6 +15,7 @@ from soong.orchestrator.cli.plan_run import attached
 from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
 from soong.orchestrator.cli.worker_option import workers_option
 from soong.orchestrator.client.client import Client
+from soong.orchestrator.embedded.early_service import early_start
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.worker_range import WorkerRange
@@ -59,9 +60,9 @@ def command(
         if found.status is not TaskStatus.COMPLETED:  # a completed task is only shown
             await tasks.resume(found, model=model)
 
-    raise typer.Exit(
-        asyncio.run(resume_and_follow(settings, task or LAST, resumed, is_detached=detach, is_json=is_json))
-    )
+    with early_start(settings.home, is_wanted=settings.is_embedded):
+        code = asyncio.run(resume_and_follow(settings, task or LAST, resumed, is_detached=detach, is_json=is_json))
+    raise typer.Exit(code)
 
 
 async def resume_and_follow(settings: Settings, text: str, begin: Begin, *, is_detached: bool, is_json: bool) -> int:

@@ -11,7 +11,7 @@ import typer
 from soong.orchestrator.cli.run_arguments import RunArguments
 from soong.orchestrator.cli.service_run import hand_over, service_home
 from soong.orchestrator.cli.worker_option import workers_option
-from soong.orchestrator.embedded.early_service import begun
+from soong.orchestrator.embedded.early_service import early_start
 from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 
@@ -71,7 +71,7 @@ def command(
     handed = hand_over(arguments)
     if handed.exit_code is not None:
         raise typer.Exit(handed.exit_code)
-    with begun(service_home()):
+    with early_start(service_home()):
         from soong.orchestrator.cli.plan_run import run_here
 
         code = run_here(arguments, handed)

@@ -95,7 +95,7 @@ class PreforkedWorkers:
         home = prepare_home(settings)
         if not settings.redis_url:
             settings = settings.model_copy(update={"redis_url": redis_url(settings.runtime_dir)})
-        gc.collect()
+        # Not searched for garbage first: that is a quarter of a second for some thousand objects.
         fill_free_blocks()
         gc.freeze()
         waiting, gate = os.pipe()

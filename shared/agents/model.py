@@ -4,7 +4,7 @@ import importlib
 import re
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.agents.client_bodies import leave_long_parts
 from soong.shared.core.errors import InvalidConfigError
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pydantic_ai.models import Model
 
 SCRIPT = "script"
+LOOP: Final = ("soong.shared.agents.loop",)
+"""With it come the model library, and all that is built on it."""
 
 # Extras of this distribution, by the provider's name before the colon; the rest name their package themselves.
 _EXTRAS = {
@@ -45,10 +47,16 @@ def warm_up(name: str) -> None:
     Raises:
         InvalidConfigError: as :func:`resolve_model`.
     """
-    importlib.import_module("soong.shared.agents.loop")  # the model library, and all that stands on it
-
+    for module in LOOP:
+        importlib.import_module(module)
     resolve_model(name, "builtin.echo")
     _WARM.add(name)
+
+
+def libraries_of(name: str) -> tuple[str, ...]:
+    """Return the modules that agents on a model of that name need, as far as they are known without importing any."""
+    extra = _EXTRAS.get(name.partition(":")[0])
+    return (*LOOP, f"pydantic_ai.models.{extra}") if extra else LOOP
 
 
 def check_name(name: str) -> None:

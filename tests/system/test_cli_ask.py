@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from llmock.scenarios import Delay, Fail, Match, Reply, ToolCall
 from llmock.testing import LLMockServer
@@ -68,6 +69,24 @@ def test_an_agent_with_a_goal_makes_a_task_and_answers(cli: CliHarness) -> None:
             ("judge", "completed", "it is empty"),
         ]
         wires.verdict.assert_ok(strict=True)
+
+
+def test_the_service_of_an_ask_has_the_library_of_its_model_before_its_worker_needs_it(cli: CliHarness) -> None:
+    cli.is_warm = False
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(planner(ToolCall("code__list_dir", {"path": "."})), planner(text="The folder is empty."))
+        asking = cli.start("ask", "What is in this folder?", "--model", PLANNER, "--json")
+        until((cli.home / "service.json").exists, "the service is up", cli.logs)
+
+        service = psutil.Process(cli.record()["pid"])
+        # A part of what that library imports, and nothing else of a service.
+        has_library = any("zstandard" in one.path for one in service.memory_maps())
+        out, err = asking.communicate(timeout=80)
+
+        assert has_library, err
+        assert json.loads(out)["answer"] == "The folder is empty."
 
 
 @pytest.mark.spec("DIS-01")

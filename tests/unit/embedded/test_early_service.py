@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from soong.orchestrator.embedded import early_service
-from soong.orchestrator.embedded.early_service import begun, order
+from soong.orchestrator.embedded.early_service import early_start, import_also, order
 from soong.shared.core.errors import UsageError
 
 LIMIT_S = 60.0
@@ -18,8 +19,8 @@ BEGINS_AND_DIES = """
 import os, sys
 from pathlib import Path
 from soong.orchestrator.embedded import early_service
-with early_service.begun(Path(sys.argv[1])):
-    print(early_service._waiting[0].pid, flush=True)
+with early_service.early_start(Path(sys.argv[1])):
+    print(early_service._early[0].pid, flush=True)
     os.kill(os.getpid(), 9)
 """
 
@@ -31,14 +32,14 @@ def _nothing_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waiting() -> psutil.Process:
-    (process,) = early_service._waiting
+    (process,) = early_service._early
     return psutil.Process(process.pid)
 
 
 def test_a_process_becomes_what_it_is_ordered_to_be(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
-    with begun(tmp_path):
+    with early_start(tmp_path):
         pid = waiting().pid
         process = order(("config", "show"), {**os.environ, "SOONG_SLOTS": "23"}, tmp_path, log)
 
@@ -48,9 +49,36 @@ def test_a_process_becomes_what_it_is_ordered_to_be(tmp_path: Path) -> None:
     assert "23" in line.split()
 
 
+def test_a_process_imports_what_else_its_command_names_and_leaves_out_what_is_not_there(tmp_path: Path) -> None:
+    with early_start(tmp_path):
+        import_also(["no_such_library"])
+        import_also(["cProfile"])
+        process = waiting()
+        deadline_s = time.monotonic() + LIMIT_S
+        while not any("_lsprof" in one.path for one in process.memory_maps()):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        log = tmp_path / "log"
+        log.touch()
+        ordered = order(("version",), os.environ, tmp_path, log)
+
+    assert ordered is not None
+    assert ordered.wait(LIMIT_S) == 0
+
+
+def test_what_a_process_that_has_ended_is_to_import_is_nobodys_error(tmp_path: Path) -> None:
+    with early_start(tmp_path):
+        waiting().kill()
+        early_service._early[0].wait(LIMIT_S)
+
+        import_also(["cProfile"])
+
+        assert order(("version",), os.environ, tmp_path, tmp_path / "log") is None
+
+
 def test_a_command_that_ends_without_an_order_leaves_no_process(tmp_path: Path) -> None:
     def command() -> None:
-        with begun(tmp_path):
+        with early_start(tmp_path):
             processes.append(waiting())
             raise UsageError("the plan is wrong")
 
@@ -59,7 +87,7 @@ def test_a_command_that_ends_without_an_order_leaves_no_process(tmp_path: Path) 
         command()
 
     assert [process.is_running() for process in processes] == [False]
-    assert early_service._waiting == []
+    assert early_service._early == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,9 +104,9 @@ def test_a_command_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_a_process_that_has_ended_before_the_order_is_replaced_by_an_ordinary_start(tmp_path: Path) -> None:
-    with begun(tmp_path):
+    with early_start(tmp_path):
         waiting().kill()
-        early_service._waiting[0].wait(LIMIT_S)
+        early_service._early[0].wait(LIMIT_S)
 
         assert order(("version",), os.environ, tmp_path, tmp_path / "log") is None
 
@@ -89,12 +117,17 @@ def test_none_is_begun_for_a_deployment_or_for_folders_of_the_users_own(
 ) -> None:
     monkeypatch.setenv(name, "x")
 
-    with begun(tmp_path):
-        assert early_service._waiting == []
+    with early_start(tmp_path):
+        assert early_service._early == []
+
+
+def test_none_is_begun_where_the_command_starts_no_service(tmp_path: Path) -> None:
+    with early_start(tmp_path, is_wanted=False):
+        assert early_service._early == []
 
 
 def test_none_is_begun_where_a_service_may_be(tmp_path: Path) -> None:
     (tmp_path / "service.json").touch()
 
-    with begun(tmp_path):
-        assert early_service._waiting == []
+    with early_start(tmp_path):
+        assert early_service._early == []

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from llmock.scenarios import Match, Reply, StreamFault, ToolCall
+from llmock.scenarios import Delay, Match, Reply, StreamFault, ToolCall
 from llmock.testing import LLMockServer
 
 from tests.system.cli_scene import CliHarness, Terminal, scene, until
@@ -13,6 +13,7 @@ from tests.system.test_cli_ask import PLANNER, WORKER, planner
 from tests.wires.wire import Wires
 
 STALL_S = 8.0
+LISTENS_AFTER_S = 3.0
 ANSWER = "The folder holds nothing at all, as far as anybody can see from here."
 
 
@@ -43,6 +44,8 @@ def test_a_terminal_shows_what_a_step_is_writing(cli: CliHarness) -> None:
     with LLMockServer() as server:
         wires = Wires(server)
         cli.environment |= wires.environment
+        # A command listens to a step as soon as it sees that it runs, not before.
+        wires.will(Delay(seconds=LISTENS_AFTER_S))
         wires.will(StreamFault("stall", after_chunks=8, stall_seconds=STALL_S), Reply(text=ANSWER))
 
         terminal = Terminal(cli, "run", str(cli.plan(plan)))

@@ -55,13 +55,11 @@ def command(
 ) -> None:
     """Give an agent a goal: it plans, has workers do the work, and answers."""
     settings = load_settings(model=model, workers=workers, slots=slots, max_concurrent_children_per_session=max_workers)
+    if session and (project is not None or allow or approvals is not None):
+        raise UsageError("--session continues with the folder and the rules of the session; leave out the others")
     text = sys.stdin.read() if goal == "-" else goal
     with early_start(settings.home, is_wanted=settings.is_embedded):
         if session:
-            if project is not None or allow or approvals is not None:
-                raise UsageError(
-                    "--session continues with the folder and the rules of the session; leave out the others"
-                )
             given = _FollowUp(agent, model or "", budget, parse_settings(setting))
             prepared = asyncio.run(_follow_up(settings, text, session, given))
         else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic_ai.models import Model
 
 SCRIPT = "script"
-LOOP: Final = ("soong.shared.agents.loop",)
+LOOP: Final = "soong.shared.agents.loop"
 """With it come the model library, and all that is built on it."""
 
 # Extras of this distribution, by the provider's name before the colon; the rest name their package themselves.
@@ -47,8 +47,7 @@ def warm_up(name: str) -> None:
     Raises:
         InvalidConfigError: as :func:`resolve_model`.
     """
-    for module in LOOP:
-        importlib.import_module(module)
+    importlib.import_module(LOOP)
     resolve_model(name, "builtin.echo")
     _WARM.add(name)
 
@@ -56,7 +55,7 @@ def warm_up(name: str) -> None:
 def libraries_of(name: str) -> tuple[str, ...]:
     """Return the modules that agents on a model of that name need, as far as they are known without importing any."""
     extra = _EXTRAS.get(name.partition(":")[0])
-    return (*LOOP, f"pydantic_ai.models.{extra}") if extra else LOOP
+    return (LOOP, f"pydantic_ai.models.{extra}") if extra else (LOOP,)
 
 
 def check_name(name: str) -> None:

@@ -57,7 +57,7 @@ def test_a_process_imports_what_else_its_command_names_and_leaves_out_what_is_no
         deadline_s = time.monotonic() + LIMIT_S
         while not any("_lsprof" in one.path for one in process.memory_maps()):
             assert time.monotonic() < deadline_s
-            time.sleep(0.1)
+            time.sleep(0.1)  # another process gives no sign of what it has imported
         log = tmp_path / "log"
         log.touch()
         ordered = order(("version",), os.environ, tmp_path, log)

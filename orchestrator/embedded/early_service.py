@@ -40,8 +40,13 @@ def early_start(home: Path, *, is_wanted: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        while _early:
-            _end(_early.pop())
+        drop()
+
+
+def drop() -> None:
+    """End the process that waits, if there is one: its command works with another service, or with none."""
+    while _early:
+        _end(_early.pop())
 
 
 def _started() -> "subprocess.Popen[bytes]":

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from soong.orchestrator.embedded.control import ControlClient
-from soong.orchestrator.embedded.early_service import order
+from soong.orchestrator.embedded.early_service import drop, order
 from soong.orchestrator.embedded.environment import child_environment, module_command
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
@@ -104,6 +104,7 @@ async def attach(
         UnavailableError: there is none and none may be started, or it did not start; says why, with its last words.
     """
     if settings.database_url:
+        drop()
         return Attachment(settings)
     with _ending_what_was_started() as own:
         return await _attach(
@@ -145,6 +146,7 @@ async def _attach(
         started = own.started
         joined = await _join(settings)
         if joined is not None:
+            drop()
             if started is not None and started.process is not None and joined.record is not None:
                 is_ours = started.process.pid == joined.record.pid
                 joined.process, joined.log = (started.process, started.log) if is_ours else (None, None)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,12 @@ import psutil
 import pytest
 
 from soong.orchestrator.embedded import early_service
+from soong.orchestrator.embedded.control import ControlServer
 from soong.orchestrator.embedded.early_service import early_start, import_also, order
+from soong.orchestrator.embedded.service_file import ServiceLock, own_record
+from soong.orchestrator.embedded.starter import attach
 from soong.shared.core.errors import UsageError
+from soong.shared.core.settings import load_settings
 
 LIMIT_S = 60.0
 BEGINS_AND_DIES = """
@@ -119,6 +124,32 @@ def test_none_is_begun_for_a_deployment_or_for_folders_of_the_users_own(
 
     with early_start(tmp_path):
         assert early_service._early == []
+
+
+async def test_the_process_is_ended_when_its_command_finds_a_deployment(tmp_path: Path) -> None:
+    with early_start(tmp_path):
+        process = waiting()
+
+        await attach(load_settings(agent_home=tmp_path, database_url="postgresql://db/soong"))
+
+        assert not process.is_running()
+
+
+async def test_the_process_is_ended_when_its_command_joins_a_service_that_another_has_started(
+    tmp_path: Path,
+) -> None:
+    with early_start(tmp_path), tempfile.TemporaryDirectory(prefix="soong-c-") as folder:
+        process, control = waiting(), Path(folder) / "control.sock"
+        server = ControlServer(control, lambda: {"state": "ready", "pid": os.getpid()}, lambda: None, lambda: False)
+        await server.start()
+        record = own_record(control=control, redis_url="unix:///redis.sock", database_url="", version="1")
+        ServiceLock(tmp_path).write(record)
+
+        held = await attach(load_settings(agent_home=tmp_path))
+
+        assert (held.record, process.is_running()) == (record, False)
+        await held.release()
+        await server.close()
 
 
 def test_none_is_begun_where_the_command_starts_no_service(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
         "permissions": CommandEntry(
             "permissions",
             "Show which rules decide on tool calls.",
-            ("soong permissions explain", "soong permissions explain code.write_file path=report.md"),
+            ("soong permissions explain", "soong permissions explain --tool code.write_file path=report.md"),
         ),
         "audit": CommandEntry(
             "audit",

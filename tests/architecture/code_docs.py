@@ -58,7 +58,7 @@ def error_types() -> str:
         for error in ErrorType
     ]
     return "\n".join(
-        ("| type | the same call may succeed later | kept for, made by no part yet |", "|---|---|---|", *rows)
+        ("| type | the same call may succeed later | no tool call ends with it yet; kept for |", "|---|---|---|", *rows)
     )
 
 
@@ -74,15 +74,7 @@ def settings() -> str:
 def tools() -> str:
     """Return every tool that a run can have: what for, arguments, permission, tags, holders, ends."""
     registered = registry_of(ToolEnvironment()).definitions()
-    shown = (tool for tool in registered if tool.name not in _RESERVED_TOOLS)
-    return "\n\n".join(_tool(tool, _holders(registered, tool)) for tool in shown)
-
-
-_RESERVED_TOOLS = frozenset({
-    "agent.plan_template", "agent.task_template", "agent.task_create", "agent.task_list", "agent.task_update",
-    "agent.task_complete", "agent.task_fail", "agent.task_cancel",
-})  # fmt: skip
-"""Registered for agents that plan, of which there are none yet: the reference shows what can be called."""
+    return "\n\n".join(_tool(tool, _holders(registered, tool)) for tool in registered)
 
 
 def every_call() -> str:

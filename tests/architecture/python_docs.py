@@ -9,6 +9,9 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 import soong
+from soong.orchestrator.schemas.base import Schema
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
+from soong.shared.tools.hooks.hook import DEFAULT_HOOK_TIMEOUT
 
 Callable_: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -76,15 +79,41 @@ def _class(name: str, value: type[Any], node: ast.ClassDef) -> Iterator[str]:
     if issubclass(value, Enum):
         yield "Values: " + ", ".join(f"`{member.value}`" for member in value) + "."
         return
-    if fields := list(_fields(node)):
+    if issubclass(value, Exception):
+        made = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+        yield from (f"```python\n{_signature(each).replace('def __init__', name)}\n```" for each in made)
+    if fields := [line for one in _written(value) for line in (*_fields(one), *_plain_properties(one))]:
         yield "\n".join(fields)
     for each in node.body:
         if isinstance(each, Callable_) and not each.name.startswith("_") and (said := ast.get_docstring(each)):
             yield f"#### `{name}.{each.name}`"
-            is_property = any(isinstance(one, ast.Name) and one.id == "property" for one in each.decorator_list)
-            kind = f"{each.name}: {ast.unparse(each.returns)}" if is_property and each.returns else _signature(each)
+            typed = each.returns if _is_property(each) else None
+            kind = f"{each.name}: {ast.unparse(typed)}" if typed else _signature(each)
             yield f"```python\n{kind}\n```"
             yield _prose(said)
+
+
+def _written(value: type[Any]) -> Iterator[ast.ClassDef]:
+    """Yield what is written of a class, that of its bases in this project before it."""
+    for base in reversed(value.__mro__):
+        if base.__module__.startswith("soong.") and base is not Schema:
+            (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(node, ast.ClassDef)
+            yield node
+
+
+def _is_property(node: Callable_) -> bool:
+    names = {one.id for one in node.decorator_list if isinstance(one, ast.Name)}
+    return not names.isdisjoint({"property", "cached_property"})
+
+
+def _plain_properties(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the public properties whose names say all: those without a docstring."""
+    for each in node.body:
+        if not isinstance(each, ast.FunctionDef) or each.name.startswith("_") or ast.get_docstring(each) is not None:
+            continue
+        if _is_property(each) and each.returns:
+            yield f"- `{each.name}: {ast.unparse(each.returns)}`"
 
 
 def _fields(node: ast.ClassDef) -> Iterator[str]:
@@ -107,6 +136,7 @@ def _signature(node: Callable_) -> str:
     for one in (arguments.posonlyargs, arguments.args):
         if one and one[0].arg in {"self", "cls"}:
             del one[0]
+    _name_values(node)
     start = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
     result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     line = f"{start} {node.name}({ast.unparse(arguments)}){result}"
@@ -114,6 +144,21 @@ def _signature(node: Callable_) -> str:
         return line
     parts = re.split(r", (?=(?:\*\*?)?\w*(?:: |$|,)|\*(?:,|$))", ast.unparse(arguments))
     return f"{start} {node.name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){result}"
+
+
+def _name_values(node: Callable_) -> None:
+    """Put the values of constants in the place of their names, where a default is one."""
+    for each in (node.args.defaults, node.args.kw_defaults):
+        for place, default in enumerate(each):
+            if isinstance(default, ast.Name) and default.id.isupper():
+                each[place] = ast.parse(_CONSTANTS[default.id].removeprefix("datetime."), mode="eval").body
+
+
+_CONSTANTS: Final = {
+    "DEFAULT_HOOK_TIMEOUT": repr(DEFAULT_HOOK_TIMEOUT),
+    "NO_HOOKS": "Hooks()",
+    "ORCHESTRATOR": repr(ORCHESTRATOR),
+}
 
 
 def _prose(text: str) -> str:

@@ -19,7 +19,10 @@ from soong.shared.engine.tasks.problems import Unknown, near
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Who calls, and for the how-many-eth time. ``effect_key`` is the same for every attempt and resume of the step."""
+    """The run that calls the function, and the number of its attempt, from 1 on.
+
+    ``effect_key`` is the same for every attempt and resume of the step.
+    """
 
     identity: RunIdentity
     attempt: int = 1

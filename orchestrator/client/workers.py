@@ -10,7 +10,7 @@ from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.metrics import LimitUsage, MetricsSource, WorkerLoad
-from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, labels
+from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, announced, labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,12 @@ class WorkerView:
     @property
     def version(self) -> str:
         """Return the program's version; empty of a worker that does not say."""
-        return self._announced(VERSION)
+        return announced(self.worker.capabilities, VERSION)
 
     @property
     def catalogue(self) -> str:
         """Return what tells its tools with their schemas from another worker's."""
-        return self._announced(CATALOGUE)
-
-    def _announced(self, kind: str) -> str:
-        return next((name.removeprefix(kind) for name in self.worker.capabilities if name.startswith(kind)), "")
+        return announced(self.worker.capabilities, CATALOGUE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,10 +100,6 @@ _DENIALS = frozenset(
 
 RESERVED: Mapping[ErrorType, str] = {
     ErrorType.ALREADY_DECIDED: "an answer to a question that has one (PER-15); people get it as an error of their own",
-    ErrorType.CANCELLED: "a call whose task is cancelled while it waits for others",
-    ErrorType.LEASE_LOST: "a step of another lease, named by a task tool; a run that loses its own just ends",
-    ErrorType.WORKER_INCOMPATIBLE: "a child whose worker lacks what it needs",
-    ErrorType.BUDGET_EXCEEDED: "tokens or money of a tree are used up (DIS-11)",
 }
 """Types that no part makes yet, and for what they are kept: part of the set from the start, so that readers know them.
 A test holds this against the code."""

@@ -142,7 +142,7 @@ def test_an_agent_starts_children_side_by_side_and_sees_all_their_results(cli: C
         assert "How many bugs" not in sub  # its parent's conversation
 
 
-@pytest.mark.spec("DAG-05", "DAG-10", "DIS-06")
+@pytest.mark.spec("EXE-04.f", "DAG-05", "DAG-10", "DIS-06")
 def test_an_agent_reassigns_a_step_that_failed(cli: CliHarness) -> None:
     step = {"id": "look", "instructions": "Look.", "model": OTHER}
     with LLMockServer() as server:
@@ -164,9 +164,12 @@ def test_an_agent_reassigns_a_step_that_failed(cli: CliHarness) -> None:
         assert [(one["id"], one["status"], one["output"], one["attempt"]) for one in ended["steps"]] == [
             ("look", "completed", "seen", 2)
         ]
-        told = str(wires.requests[-2].body["messages"])
-        assert "provider_failed" in told
-        assert "seen" in str(wires.requests[-1].body["messages"])
+        said = [one.body["messages"][-1]["content"] for one in wires.requests if one.body["model"] == "gpt-5"]
+        first, again = json.loads(json.loads(said[2])["error"]), json.loads(said[3])
+        assert (first["is_error"], first["error"]["type"]) == (True, "execution_failed")
+        assert (first["error"]["message"], "step_id" in first["error"]["hint"]) == ("step 'look' failed", True)
+        assert "provider_failed" in str(first["content"])
+        assert (again.get("is_error", False), again["output"]) == (False, "seen")
 
 
 @pytest.mark.spec("DAG-07")

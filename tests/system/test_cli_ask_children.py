@@ -1,5 +1,6 @@
 """Several agents started in one turn: they run at once, and each end is its own."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from tests.wires.wire import Wires
 PLANNER = "openai-chat:gpt-5"
 SLOW, BROKEN = "openai-chat:gpt-5-mini", "openai-chat:gpt-4o"
 SLOW_S = 3
+CALL_ENDS = frozenset({"tool_completed", "tool_denied", "tool_failed"})
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def refuse_forks(cli: CliHarness) -> None:
     (cli.home / "config.toml").write_text(entry)
 
 
-@pytest.mark.spec("CARD-1.c", "EXE-03.b", "EXE-04.d", "EXE-08.e", "REG-07.c")
+@pytest.mark.spec("CARD-1.c", "EXE-03.b", "EXE-04.d", "EXE-04.f", "EXE-08.e", "REG-07.c")
 def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told(cli: CliHarness) -> None:
     refuse_forks(cli)
     # Agents take longer than any tool may: their own limits end them.
@@ -59,7 +61,7 @@ def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told
         told = {one["tool_call_id"]: one["content"] for one in asked[-1].body["messages"] if one["role"] == "tool"}
         first, second, third, fourth = told.values()
         assert ("slow but done" in first, "slow but done" in fourth) == (True, True)
-        assert "provider_failed" in second
+        assert ("provider_failed" in second, json.loads(json.loads(second)["error"])["is_error"]) == (True, True)
         assert "no forks today" in third
         assert len(asked) == 2
         runs = [run for run in cli.json("runs", "list", "--task", ended["id"]) if run["step"]]
@@ -67,5 +69,8 @@ def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told
         assert len(runs) == 3
         assert max(run["started"] for run in runs) < min(run["ended"] for run in slow)
         (root,) = (run for run in cli.json("runs", "list", "--task", ended["id"]) if not run["step"])
+        types = [one["type"].removeprefix("soong.") for one in cli.json("runs", "tail", root["id"])]
+        ends = sorted(one for one in types if one in CALL_ENDS)
+        assert ends == ["tool_completed", "tool_completed", "tool_denied", "tool_failed"]
         assert root["worker"].startswith("own_")
         assert {run["worker"].partition("_")[0] for run in runs} == {"wrk"}

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import psutil
 import pytest
 
 from soong.orchestrator.embedded.early_service import MODULE
-from tests.system.cli_scene import CliHarness, Terminal, scene, until
+from tests.system.cli_scene import LIMIT_S, CliHarness, Terminal, scene, until
 
 ECHO = """
 title: Echo
@@ -237,14 +239,32 @@ def test_a_detached_task_goes_on_by_itself_and_its_service_ends(cli: CliHarness)
     assert cli.json("tasks", "show", done.stdout.strip())["status"] == "completed"
 
 
-def test_the_plan_in_the_readme_runs(cli: CliHarness) -> None:
+def readme_plan(cli: CliHarness) -> tuple[str, str]:
+    """Write the plan of the README, its module and a file to count; return the plan's path and the README's program."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    plan = readme.split("```yaml\n")[1].split("```")[0]
-    module = readme.split("```python\n")[1].split("```")[0]
+    module, _, program, *_ = (part.split("```")[0] for part in readme.split("```python\n")[1:])
     (cli.folder / "counting.py").write_text(module)
     (cli.folder / "one.py").write_text("def a():\n    pass\n")
+    return cli.plan(readme.split("```yaml\n")[1].split("```")[0]), program
 
-    report = cli.json("run", cli.plan(plan), "--allow", f"code.write_file:{cli.folder}")
+
+def test_the_plan_in_the_readme_runs(cli: CliHarness) -> None:
+    plan, _ = readme_plan(cli)
+
+    report = cli.json("run", plan, "--allow", f"code.write_file:{cli.folder}")
 
     assert report["exit_code"] == 0
+    assert json.loads((cli.folder / "lines.json").read_text()) == [{"file": "one.py", "lines": 2, "has_more": False}]
+
+
+def test_the_program_in_the_readme_runs_that_plan_and_answers_its_question(cli: CliHarness) -> None:
+    _, program = readme_plan(cli)
+    (cli.folder / "program").write_text(program)  # no name that its own plan counts
+
+    command = [sys.executable, "program"]
+    done = subprocess.run(
+        command, cwd=cli.folder, env=cli.env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+    assert done.stdout.startswith("completed {"), done.stderr
     assert json.loads((cli.folder / "lines.json").read_text()) == [{"file": "one.py", "lines": 2, "has_more": False}]

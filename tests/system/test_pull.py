@@ -137,7 +137,7 @@ async def test_a_claimed_step_that_is_cancelled_ends_within_a_second_and_its_pul
     assert outcome.reason == "a was cancelled"
     assert steps["pull-worker-1"].status is StepStatus.COMPLETED
     told: Any = steps["pull-worker-1"].output
-    assert (told["type"], "cancelled: not needed" in told["message"]) == ("step_not_claimed", True)
+    assert (told["type"], "cancelled: not needed" in told["message"]) == ("lease_lost", True)
 
 
 @pytest.mark.spec("DAG-01.c")

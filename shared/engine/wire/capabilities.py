@@ -68,6 +68,11 @@ def declared(needs: Iterable[str]) -> tuple[str, ...]:
     return tuple(need for need in needs if not need.startswith(COMPUTED))
 
 
+def announced(capabilities: Iterable[str], kind: str) -> str:
+    """Return what a worker announces of a kind, such as its version; empty when it says nothing of it."""
+    return next((name.removeprefix(kind) for name in capabilities if name.startswith(kind)), "")
+
+
 def labels(capabilities: Iterable[str]) -> tuple[str, ...]:
     """Return what an operator gave a worker among its capabilities."""
     return tuple(name for name in capabilities if not name.startswith(ANNOUNCED))

@@ -11,7 +11,9 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Worker
+from soong.shared.engine.wire.capabilities import VERSION, announced
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.tasks.showing import TAGS, result_facts, step_facts
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from soong.shared.engine.tasks.service import Ledger
 
 LAST_EVENTS: Final = 10
+MAX_RUNS: Final = 1000
+"""Newest runs of a session among which those that workers have are looked for."""
 
 
 DefinitionsOf: TypeAlias = Callable[[Path], Iterable[AgentDefinition]]
@@ -51,7 +55,8 @@ class LookingTools:
             _tool(
                 "agent.list_workers",
                 "List workers",
-                "List the living workers: their pools, slots and how many are busy, and what waits for a slot.",
+                "List the living workers: version, pools, slots and how many are busy, the runs of your session that "
+                "each has, and what waits for a slot.",
                 "workers slots pools capacity queue",
                 {},
                 (),
@@ -72,10 +77,16 @@ class LookingTools:
         known = await asyncio.to_thread(self.definitions, context.run_dirs.project)
         return {"agents": [_definition_facts(one) for one in known]}
 
-    async def _list_workers(self, _context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+    async def _list_workers(self, context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         workers = await self.store.sessions.workers()
         backlog = await self.store.claims.backlog()
-        return {"workers": [_worker_facts(one) for one in workers], "ready_steps_by_pool": dict(backlog.ready)}
+        runs: dict[str, list[Json]] = {one.id: [] for one in workers}
+        # What other sessions do is no business of this agent: of theirs it sees the number of busy slots.
+        for run in await self.store.runs.run_page(session_id=context.identity.session_id, limit=MAX_RUNS):
+            if run.status is RunStatus.RUNNING and run.worker_id in runs:
+                runs[run.worker_id].append({"run_id": run.id, "agent": run.identity.definition})
+        listed: list[Json] = [{**_worker_facts(one), "runs": runs[one.id]} for one in workers]
+        return {"workers": listed, "ready_steps_by_pool": dict(backlog.ready)}
 
     async def _inspect(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         run = await self._descendant(context, str(call_input["run_id"]))
@@ -115,6 +126,7 @@ def _worker_facts(one: Worker) -> dict[str, Json]:
         "id": one.id,
         "node_name": one.node_name,
         "state": one.state.value,
+        "version": announced(one.capabilities, VERSION),
         "pools": list(one.pools),
         "slots": one.slots,
         "busy": one.busy,

@@ -21,6 +21,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.toolsets.agents.outcomes import GIVE_AGAIN, START_ANOTHER, child_outcome, task_outcome
 from soong.shared.toolsets.agents.waiting import Patience, is_at_rest, moves_by_itself, wait_until
 from soong.shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
@@ -72,6 +73,14 @@ _OF_STEP: Final = ("agent", "model", "allowed_tools", "instructions")
 _OF_PULL: Final = ("agent", "model", "instructions", "pool")
 
 MAX_TITLE_CHARS: Final = 100
+ENDS: Final = (
+    ErrorType.EXECUTION_FAILED,
+    ErrorType.CANCELLED,
+    ErrorType.BUDGET_EXCEEDED,
+    ErrorType.WORKER_INCOMPATIBLE,
+    ErrorType.LIMIT_EXCEEDED,
+)
+"""How a call ends whose child did not complete, or that may start none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,7 @@ class StartingTools:
             handler=self._create_sub_agent,
             permission=Permission.READONLY,
             tags=TAGS,
-            errors=(ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED),
+            errors=ENDS,
             is_agent_tool=True,
         )
 
@@ -121,7 +130,7 @@ class StartingTools:
             handler=self._fork,
             permission=Permission.READONLY,
             tags=TAGS,
-            errors=(ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED),
+            errors=ENDS,
             is_agent_tool=True,
         )
 
@@ -150,7 +159,7 @@ class StartingTools:
             handler=self._dispatch,
             permission=Permission.READONLY,
             tags=TAGS,
-            errors=(ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED),
+            errors=ENDS,
             is_agent_tool=True,
         )
 
@@ -199,7 +208,7 @@ class StartingTools:
         call_id = context.tool_call_id
         spawning = service.spawn(ask, role, step, call_id=call_id, command_id=command_id(context))
         await refused_as_error(spawning)
-        return await self._outcome_of(context, step_key(ask.id, step_id))
+        return await self._outcome_of(context, step_key(ask.id, step_id), hint=START_ANOTHER)
 
     async def _reassign(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         """Try a failed step again with what is to be different, and wait for its end; one that runs is waited for."""
@@ -215,9 +224,9 @@ class StartingTools:
             service = as_principal(self.service, context)
             update = service.update(task, {"retry_steps": [attempt]}, command_id=command_id(context))
             await refused_as_error(update)
-        return await self._outcome_of(context, step.key)
+        return await self._outcome_of(context, step.key, hint=GIVE_AGAIN)
 
-    async def _outcome_of(self, context: ToolContext, key: str) -> HandlerOutput:
+    async def _outcome_of(self, context: ToolContext, key: str, *, hint: str) -> HandlerOutput:
         store, patience = self.service.store.tasks, self._patience()
         lacks: dict[str, str] = {}
 
@@ -228,7 +237,8 @@ class StartingTools:
 
         step = await wait_until(self.service.subscriber, context.identity.session_id, ended)
         result = {} if lacks else result_facts(await store.result(key))
-        return {"run_id": step.run_id, **step_facts(step, {}), **result, **_lack(lacks, key)}
+        facts = {"run_id": step.run_id, **step_facts(step, {}), **result, **_lack(lacks, key)}
+        return child_outcome(step, facts, lack=lacks.get(key, ""), hint=hint)
 
     # -- tasks
     async def _pull(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
@@ -267,8 +277,13 @@ class StartingTools:
             }
             for step in own
         ]
-        facts = task_facts(await store.task(task.id), await store.counts(task.id))
-        return {"task": facts, "steps": outcomes, "steps_left_out": max(0, len(steps) - len(own))}
+        task = await store.task(task.id)
+        facts: dict[str, Json] = {
+            "task": task_facts(task, await store.counts(task.id)),
+            "steps": outcomes,
+            "steps_left_out": max(0, len(steps) - len(own)),
+        }
+        return task_outcome(task, steps, facts, lacks)
 
     async def _result(self, step: Step) -> StepResult:
         """Return a step's result; of one that ended cleanly its row has all of it."""

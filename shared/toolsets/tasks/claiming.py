@@ -96,7 +96,7 @@ class ClaimTools:
             handler=self._update,
             permission=Permission.READONLY,
             tags=TAGS,
-            errors=(ErrorType.STEP_NOT_CLAIMED, ErrorType.INVALID_OUTPUT),
+            errors=(ErrorType.STEP_NOT_CLAIMED, ErrorType.LEASE_LOST, ErrorType.INVALID_OUTPUT),
             validate_input=_one_report,
             traits=changes_state,
         )
@@ -164,13 +164,13 @@ class ClaimTools:
         hint = "leave step_id out to update what you hold"
         if not why and standing is None:
             hint += "; what you held before your run was interrupted has been given back: claim it again if it is ready"
-        return ToolError(ErrorType.STEP_NOT_CLAIMED, problem, hint=hint)
+        return ToolError(ErrorType.LEASE_LOST if why else ErrorType.STEP_NOT_CLAIMED, problem, hint=hint)
 
     async def _gone(self, claim: Claim, step_id: str) -> ToolError:
         """Return the refusal of a report that came too late; with the current state of the step."""
         now = await self.store.tasks.step(claim.step_key)
         problem = f"step {step_id!r} is not yours any more, and your report of it does not count; it is {now.status}"
-        return ToolError(ErrorType.STEP_NOT_CLAIMED, problem, hint="agent.task_query_steps lists the ready ones")
+        return ToolError(ErrorType.LEASE_LOST, problem, hint="agent.task_query_steps lists the ready ones")
 
 
 async def own_step(store: TaskStore, context: ToolContext, call_input: JsonObject) -> Step:

@@ -142,7 +142,9 @@ async def test_the_process_is_ended_when_its_command_joins_a_service_that_anothe
         process, control = waiting(), Path(folder) / "control.sock"
         server = ControlServer(control, lambda: {"state": "ready", "pid": os.getpid()}, lambda: None, lambda: False)
         await server.start()
-        record = own_record(control=control, redis_url="unix:///redis.sock", database_url="", version="1")
+        record = own_record(
+            control=control, redis_url="unix:///redis.sock", database_url="", version="1", is_ephemeral=False
+        )
         ServiceLock(tmp_path).write(record)
 
         held = await attach(load_settings(agent_home=tmp_path))

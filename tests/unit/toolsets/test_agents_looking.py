@@ -76,6 +76,26 @@ async def test_living_workers_are_listed_with_slots_and_what_waits(parent: Paren
     assert seen["ready_steps_by_pool"] == {"default": 2}
 
 
+@pytest.mark.spec("DIS-04.b")
+async def test_workers_are_listed_with_their_versions_and_the_runs_of_this_session_only(parent: Parent) -> None:
+    other = await open_session(parent.store, make_session(owner_id="own_1"))
+    await parent.store.tasks.create_task(make_task(other.session_id, "secret"))
+    await parent.store.claims.advance(
+        "wrk_1", [], claim=3, pools=["default"], capabilities=[], live_workers=2, now_us=FakeClock().now_us()
+    )
+    await open_worker(parent.store, make_worker("wrk_3", capabilities=("version:1.2.3", "python:3.11")))
+
+    listed = {one["id"]: one for one in (await parent.see("list_workers"))["workers"]}
+
+    assert listed["wrk_1"]["busy"] == 4
+    assert parent.child.identity.run_id in {run["run_id"] for run in listed["wrk_1"]["runs"]}
+    assert {name: (one["version"], len(one["runs"])) for name, one in listed.items()} == {
+        "wrk_1": ("", 3),
+        "wrk_2": ("", 0),
+        "wrk_3": ("1.2.3", 0),
+    }
+
+
 @pytest.mark.spec("DIS-01.f")
 async def test_a_run_that_was_started_shows_its_state_and_no_other_run_does(parent: Parent) -> None:
     run_id = parent.child.identity.run_id

@@ -229,7 +229,7 @@ async def test_a_step_that_was_cancelled_is_named_at_the_next_report(child: Chil
 
     error = await child.refused("update_step", step_id="one", output={"n": 1})
 
-    assert error.type is ErrorType.STEP_NOT_CLAIMED
+    assert error.type is ErrorType.LEASE_LOST
     assert "cancelled: not needed" in error.message
     assert (await child.step("one")).status is StepStatus.CANCELLED
     await child.do("claim_step", step_id="two")
@@ -257,7 +257,7 @@ async def test_a_report_that_the_rows_refuse_does_not_count(child: Child) -> Non
 
     error = await child.refused("update_step", step_id="two", output="late")
 
-    assert error.type is ErrorType.STEP_NOT_CLAIMED
+    assert error.type is ErrorType.LEASE_LOST
     assert "it is ready" in error.message
     assert (await child.step("two")).output is None
 

@@ -34,6 +34,8 @@ class SessionStore(Protocol):
     async def expire_owner(self, owner_id: str, beat: int) -> bool:
         """Declare an owner gone if its beat is still ``beat``; its sessions become free for adoption.
 
+        One that was closed while a task or a command is open is opened again: its successor does the rest.
+
         False when it has beaten or is gone already.
         """
         ...
@@ -98,7 +100,9 @@ class SessionStore(Protocol):
     async def send_command(self, command: Command) -> None:
         """Insert a command; an existing one of that id is kept.
 
-        A retry opens a closed session again, for whichever owner adopts it.
+        In a closed session, a command about a task that has ended is inserted as ended, with its refusal
+        (:mod:`soong.shared.engine.tasks.late_commands`); a retry, and any other where nobody owns the session, opens it
+        again for whichever owner adopts it.
         """
         ...
 

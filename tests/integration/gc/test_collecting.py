@@ -18,6 +18,7 @@ from soong.shared.core.errors import InvalidConfigError, NotFoundError, Unavaila
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.sandbox.rooted import RootedFolder
@@ -61,6 +62,41 @@ async def test_age_is_counted_from_the_end(place: Place) -> None:
     assert done.tasks == 1
     assert [task.id for task in await place.store.tasks.list_tasks()] == [young]
     assert old != young
+
+
+@pytest.mark.spec("OPS-10.a", "CARD-1.d")
+async def test_a_command_that_nobody_will_carry_out_keeps_nothing(place: Place) -> None:
+    """Earlier versions wrote it in a session that was closed and had no owner."""
+    session = make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY)
+    task = make_task(session.id, "a")
+    await place.store.tasks.submit(session, task)
+    (claim,) = await place.scene.claim()
+    assert (await place.scene.complete(claim)).closed_sessions == {session.id}
+    with connected(place.url) as connection:
+        connection.execute(
+            text(
+                "INSERT INTO commands (id, session_id, kind, subject) VALUES ('cmd', :session_id, 'cancel', :task_id)"
+            ),
+            {"session_id": session.id, "task_id": task.id},
+        )
+        connection.commit()
+    place.scene.clock.advance(timedelta(days=2))
+
+    done = await place.collector.collect(place.all_ended)
+
+    assert done.tasks == 1
+    assert place.tables()["commands"] == []
+    assert [one.id for one in await place.store.sessions.list_sessions(include_closed=True)] == [
+        place.scene.own.session_id
+    ]
+
+
+@pytest.mark.spec("OPS-10.c")
+async def test_a_command_that_an_owner_will_carry_out_keeps_its_task(place: Place) -> None:
+    task_id = await place.ended_task()
+    await place.scene.command(task_id, CommandKind.RETRY)
+
+    assert (await place.collector.collect(place.all_ended)).tasks == 0
 
 
 OPEN = {

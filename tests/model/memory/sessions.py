@@ -16,6 +16,7 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
+from soong.shared.engine.tasks.late_commands import outcome_in_closed_session
 from tests.model.memory.making import add_session, adopt
 from tests.model.memory.rows import Rows, page_before, transaction
 
@@ -61,9 +62,16 @@ class MemorySessions:
 
     def _end_owner(self, owner: Owner) -> None:
         self.rows.owners[owner.id] = replace(owner, state=ProcessState.GONE)
+        busy = self._busy()
         for session in self.rows.sessions.values():
             if session.owner_id == owner.id:
-                self.rows.sessions[session.id] = replace(session, owner_id="")
+                is_closed = session.is_closed and session.id not in busy
+                self.rows.sessions[session.id] = replace(session, owner_id="", is_closed=is_closed)
+
+    def _busy(self) -> set[str]:
+        """Return the ids of the sessions in which a task or a command is open."""
+        busy = {task.session_id for task in self.rows.tasks.values() if not task.status.is_terminal}
+        return busy | {one.session_id for one in self.rows.commands.values() if one.id not in self.rows.ended_commands}
 
     # -- sessions
     @transaction
@@ -98,8 +106,7 @@ class MemorySessions:
 
     @transaction
     def busy_sessions(self, owner_id: str) -> Sequence[str]:
-        busy = {task.session_id for task in self.rows.tasks.values() if not task.status.is_terminal}
-        busy |= {each.session_id for each in self.rows.commands.values() if each.id not in self.rows.ended_commands}
+        busy = self._busy()
         return [key for key, session in self.rows.sessions.items() if key in busy and session.owner_id == owner_id]
 
     @transaction
@@ -132,9 +139,18 @@ class MemorySessions:
     @transaction
     def send_command(self, command: Command) -> None:
         session = self.rows.session(command.session_id)
+        outcome = self._outcome_in_closed(command) if session.is_closed else None
+        if outcome is not None and command.id not in self.rows.commands:
+            self.rows.ended_commands.add(command.id)
+            command = replace(command, refusal=outcome)
         self.rows.commands.setdefault(command.id, command)
-        if command.kind is CommandKind.RETRY and session.is_closed:
+        if session.is_closed and outcome is None and (command.kind is CommandKind.RETRY or not session.owner_id):
             self.rows.sessions[session.id] = replace(session, is_closed=False, owner_id="")
+
+    def _outcome_in_closed(self, command: Command) -> str | None:
+        task = self.rows.tasks.get(command.subject)
+        is_ours = task is not None and task.session_id == command.session_id
+        return outcome_in_closed_session(command, task.status if task is not None and is_ours else None)
 
     @transaction
     def take_commands(self, ownership: Ownership) -> Sequence[Command]:

@@ -49,9 +49,15 @@ CLOSE_WITH_TASK: Final = Statement(
     RETURNING id
     """,
 )
+# The statement that holds the session sees what had been committed when it began, not what was committed before it held
+# it: PostgreSQL looks again only at the row that it locks. This one begins afterwards.
 CLOSE_HELD: Final = Statement(
-    "close held: a session that is held and is to end with the task that has completed",
-    "UPDATE sessions SET is_closed = 1 WHERE id = :session_id",
+    "close held: a session that is held and is to end with the task that has completed, unless more came before that",
+    """
+    UPDATE sessions SET is_closed = 1 WHERE id = :session_id
+      AND NOT EXISTS (SELECT 1 FROM tasks WHERE session_id = :session_id AND status <> 'completed')
+      AND NOT EXISTS (SELECT 1 FROM commands WHERE session_id = :session_id AND is_ended = 0)
+    """,
 )
 LAST_STEP: Final = Statement(
     "last step: the root run of a task that has nothing left but its end, in a session that is to end with it and that "

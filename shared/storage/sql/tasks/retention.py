@@ -22,6 +22,12 @@ from soong.shared.storage.sql.tasks.artifact_names import NAMING, page_of
 
 T = TypeVar("T")
 
+OPEN_COMMAND: Final = """
+    c.is_ended = 0 AND EXISTS (
+        SELECT 1 FROM sessions AS its WHERE its.id = c.session_id AND (its.is_closed = 0 OR its.owner_id <> ''))
+"""
+"""Of a command: somebody carries it out. In a closed session that nobody owns nobody does (earlier versions put some
+there)."""
 REMOVABLE: Final = f"""
     t.status IN ('completed', 'failed', 'cancelled') AND t.ended_us < :before_us AND t.is_recorded = 1
     AND NOT EXISTS (SELECT 1 FROM steps AS s WHERE s.task_id = t.id AND (
@@ -31,7 +37,7 @@ REMOVABLE: Final = f"""
     AND NOT EXISTS (SELECT 1 FROM runs AS r JOIN reports AS p ON p.run_id = r.id
         WHERE r.task_id = t.id AND p.is_taken = 0)
     AND NOT EXISTS (SELECT 1 FROM commands AS c WHERE c.session_id = t.session_id AND c.subject = t.id
-        AND c.is_ended = 0)
+        AND {OPEN_COMMAND})
     AND NOT EXISTS (
         WITH RECURSIVE planners(run_id) AS (
             SELECT root.parent_run_id FROM runs AS root WHERE root.id = t.root_run_id
@@ -99,11 +105,11 @@ RUN_ROWS: Final = tuple(
         ("runs", "runs WHERE id IN @run_ids"),
     )
 )
-EMPTY: Final = """
+EMPTY: Final = f"""
     s.created_us < :before_us AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.session_id = s.id)
     AND NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.session_id = s.id)
     AND NOT EXISTS (SELECT 1 FROM permission_requests AS q WHERE q.session_id = s.id AND q.state = 'pending')
-    AND NOT EXISTS (SELECT 1 FROM commands AS c WHERE c.session_id = s.id AND c.is_ended = 0)
+    AND NOT EXISTS (SELECT 1 FROM commands AS c WHERE c.session_id = s.id AND {OPEN_COMMAND})
     AND NOT EXISTS (SELECT 1 FROM responders AS a WHERE a.session_id = s.id)
 """
 EMPTY_SESSIONS: Final = Statement(

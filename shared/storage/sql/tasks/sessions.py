@@ -19,6 +19,8 @@ from soong.shared.engine.sessions.session import (
     Session,
     Worker,
 )
+from soong.shared.engine.tasks.late_commands import outcome_in_closed_session
+from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.audit_log.notes import of_session
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
@@ -48,6 +50,14 @@ KNOWN_SESSION: Final = Statement(
     "known session: whether there is one of that id", "SELECT 1 FROM sessions WHERE id = :session_id"
 )
 CLOSE: Final = Statement("close: a session", "UPDATE sessions SET is_closed = 1 WHERE id = :session_id")
+COMMANDED_SESSION: Final = Statement(
+    "commanded session: held, so that nobody closes it before the command is there",
+    "SELECT is_closed, owner_id FROM sessions WHERE id = :session_id /*pg FOR NO KEY UPDATE */",
+)
+SUBJECT_STATUS: Final = Statement(
+    "subject status: that of the task which a command names, if it is one of the command's session",
+    "SELECT status FROM tasks WHERE id = :task_id AND session_id || '' = :session_id",
+)
 COMMAND: Final = TableRead("command", commands, "WHERE id = :command_id")
 ADOPTED: Final = TableRead("adopted: the sessions of these ids", sessions, "WHERE id IN @ids ORDER BY ordinal")
 FREE_SESSION: Final = Statement(
@@ -111,10 +121,19 @@ FREE_SESSIONS: Final = Statement(
     "free sessions: those of an owner that is gone; the epoch stays, so that its last writes are still refused",
     "UPDATE sessions SET owner_id = '' WHERE owner_id = :owner_id",
 )
+REOPEN_LEFT: Final = Statement(
+    "reopen left: the closed sessions of an owner that ends in which a task or a command is open, for its successor",
+    """
+    UPDATE sessions SET is_closed = 0 WHERE is_closed = 1 AND owner_id || '' = :owner_id AND id IN (
+        SELECT session_id FROM tasks WHERE status IN ('running', 'paused')
+        UNION SELECT session_id FROM commands WHERE is_ended = 0
+    )
+    """,
+)
 BEAT_OWNER: Final = Statement("beat owner", "UPDATE owners SET beat = beat + 1 WHERE id = :id AND state <> 'gone'")
 BEAT_RESPONDER: Final = Statement("beat responder", "UPDATE responders SET beat = beat + 1 WHERE id = :id")
 REOPEN: Final = Statement(
-    "reopen: a closed session that is asked to run something again is free for adoption",
+    "reopen: a closed session of which something is asked is free for adoption",
     "UPDATE sessions SET is_closed = 0, owner_id = '' WHERE id = :session_id AND is_closed = 1",
 )
 HELD_WORKER: Final = Statement(
@@ -249,15 +268,9 @@ class SqlSessions:
             "detail": pack(command.detail),
             "refusal": plain(command.refusal),
             "refusal_type": command.refusal_type.value,
+            "is_ended": 0,
         }
-
-        def write(tx: Transaction) -> None:
-            _check_session(tx, command.session_id)
-            _add(tx, commands, values)
-            if command.kind is CommandKind.RETRY:
-                tx.count(REOPEN, session_id=command.session_id)
-
-        await self._database.write(write)
+        await self._database.write(lambda tx: _send_command(tx, command, values))
 
     async def take_commands(self, ownership: Ownership) -> Sequence[Command]:
         def read(tx: Transaction) -> list[Command]:
@@ -377,6 +390,26 @@ def _added(table: str, columns: tuple[str, ...]) -> Statement:
     return Statement(name, f"{into} ON CONFLICT (id) DO NOTHING RETURNING id")
 
 
+def _send_command(tx: Transaction, command: Command, values: Mapping[str, object]) -> None:
+    """Insert a command, ended where a closed session leaves nobody to carry it out."""
+    held = tx.rows(COMMANDED_SESSION, session_id=command.session_id)
+    if not held:
+        raise NotFoundError("session", command.session_id)
+    is_closed, owner_id = held[0]
+    outcome = _outcome_in_closed(tx, command) if is_closed else None
+    if outcome is None:
+        _add(tx, commands, values)
+        if is_closed and (command.kind is CommandKind.RETRY or not owner_id):
+            tx.count(REOPEN, session_id=command.session_id)
+    else:
+        _add(tx, commands, {**values, "is_ended": 1, "refusal": plain(outcome)})
+
+
+def _outcome_in_closed(tx: Transaction, command: Command) -> str | None:
+    status = tx.value(SUBJECT_STATUS, task_id=command.subject, session_id=command.session_id)
+    return outcome_in_closed_session(command, None if status is None else TaskStatus(status))
+
+
 def _check_session(tx: Transaction, session_id: str) -> None:
     if not tx.rows(KNOWN_SESSION, session_id=session_id):
         raise NotFoundError("session", session_id)
@@ -385,6 +418,7 @@ def _check_session(tx: Transaction, session_id: str) -> None:
 def _end_owner(tx: Transaction, owner_id: str, beat: int | None) -> bool:
     if not tx.count(END_OWNER, owner_id=owner_id, beat=beat or 0, is_forced=int(beat is None)):
         return False
+    tx.count(REOPEN_LEFT, owner_id=owner_id)
     tx.count(FREE_SESSIONS, owner_id=owner_id)
     return True
 

@@ -67,6 +67,8 @@ class Orchestrator:
     _passed_over: PassedOverSessions = field(default_factory=PassedOverSessions)
     _unwritten: DelayedNames = field(init=False)
     """Sessions that ended without an owner, whose runs have folders."""
+    _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    """By session, the one look that is to come when its next retry is due."""
     _hint: Callable[[], None] | None = None
     _reconciling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -357,15 +359,21 @@ class Orchestrator:
         await self.reconcile([session_id])
 
     def _reconcile_later(self, session_id: str, due_us: int | None) -> None:
-        """Come back when the session's next retry is due, if that is before the next sweep."""
+        """Come back when the session's next retry is due, if that is before the next sweep, and at no other time."""
+        if (planned := self._timers.pop(session_id, None)) is not None:
+            planned.cancel()
         if due_us is None:
             return
         delay_s = max(0.0, (due_us - self.parts.clock.now_us()) / 1_000_000)
         if delay_s < self.settings.sweep_s:
-            self._reconcile_in(delay_s, [session_id])
+            self._reconcile_in(delay_s, session_id)
 
-    def _reconcile_in(self, delay_s: float, session_ids: Sequence[str]) -> None:
-        asyncio.get_running_loop().call_later(delay_s, lambda: self._begin(self._safely(self.reconcile(session_ids))))
+    def _reconcile_in(self, delay_s: float, session_id: str) -> None:
+        def look() -> None:
+            self._timers.pop(session_id, None)
+            self._begin(self._safely(self.reconcile([session_id])))
+
+        self._timers[session_id] = asyncio.get_running_loop().call_later(delay_s, look)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

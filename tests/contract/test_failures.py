@@ -4,6 +4,7 @@ import pytest
 
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.status import EndReason, RunStatus
+from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from tests.contract.scene import ContractHarness, completed, failed
@@ -89,6 +90,21 @@ async def test_nothing_is_due_without_retries(scene: ContractHarness) -> None:
 
     assert await scene.store.tasks.promote_due(scene.own, now_us=scene.later_us) is None
     assert len(await scene.claim()) == 1
+
+
+async def test_a_retry_that_got_another_dependency_is_due_with_that(scene: ContractHarness) -> None:
+    task_id = await scene.task("a", "b")
+    first, second = await scene.claim()
+    await scene.fail(first)
+    await scene.retry(first.step_key, not_before_us=scene.later_us)
+    change = TaskChange(edges=((first.step_key, second.step_key),))
+    await scene.store.tasks.update_task(scene.own, task_id, change, now_us=scene.now_us)
+
+    due_us = await scene.store.tasks.promote_due(scene.own, now_us=scene.later_us)
+
+    assert (due_us, (await scene.store.tasks.session_work(scene.own)).retry_us) == (None, None)
+    await scene.complete(second)
+    assert (await scene.claim_one()).attempt == 2
 
 
 async def test_dependents_wait_through_a_retry(scene: ContractHarness) -> None:

@@ -243,7 +243,7 @@ class MemoryOwning:
         session_id = ownership.session_id
         steps = [step for step in self.rows.steps.values() if step.session_id == session_id]
         commands = [one for one in self.rows.commands.values() if one.session_id == session_id]
-        retries = [step.not_before_us for step in steps if step.status is StepStatus.PENDING]
+        retries = [step.not_before_us for step in steps if step.status is StepStatus.PENDING and not step.open_deps]
         states, asked = self.rows.request_states, self.rows.requests.values()
         waiting = [one for one in asked if states[one.id] is RequestState.PENDING]
         return SessionWork(

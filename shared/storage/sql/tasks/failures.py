@@ -68,10 +68,10 @@ PAUSE_CHILDREN: Final = Statement(
 )
 
 NEXT_DUE: Final = Statement(
-    "next due: when the session's next retry is",
+    "next due: when the session's next retry is, of those that wait for their time alone",
     """
     SELECT min(not_before_us) FROM steps
-    WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL
+    WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL AND open_deps = 0
     """,
 )
 

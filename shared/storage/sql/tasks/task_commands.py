@@ -103,7 +103,7 @@ SESSION_WORK: Final = Statement(
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'expanding'),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0),
            (SELECT min(not_before_us) FROM steps
-            WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL),
+            WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL AND open_deps = 0),
            EXISTS (SELECT 1 FROM permission_requests WHERE session_id = :session_id AND state = 'pending')
     """,
 )

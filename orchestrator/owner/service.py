@@ -104,6 +104,7 @@ class Orchestrator:
         await self._stop_reconciling()
         await self.parts.agents.stop()
         await self._safely(self._write_folders())
+        await self._within(self.parts.store.audit.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
         try:
             await self.parts.store.sessions.release_owner(self.owner_id)
         except UnavailableError as error:

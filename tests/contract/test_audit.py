@@ -8,7 +8,7 @@ import pytest
 from soong.shared.core.errors import AlreadyConsumedError, AlreadyDecidedError, NotOwnerError
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import CallRow
-from soong.shared.engine.sessions.session import Ownership
+from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.access.token import Right, make_token
 from soong.shared.permissions.audit_log.entry import AuditEntry, AuditKind, AuditNote, Verifier
@@ -16,7 +16,7 @@ from soong.shared.permissions.request import Choice, PermissionRequest, RequestS
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
 from tests.contract.scene import ContractHarness
-from tests.model.builders import make_answer, make_decision, make_request, make_session
+from tests.model.builders import make_answer, make_decision, make_request, make_session, make_task
 
 DECIDED = NewEvent(EventType.PERMISSION_DECIDED, {"rule": "", "channel": "terminal", "author": "person"})
 
@@ -198,6 +198,22 @@ async def test_reports_of_anothers_sessions_are_left_to_their_owner(scene: Contr
 
     assert await scene.store.audit.take_reports("own_other", now_us=scene.now_us) == 0
     assert await told(scene.store, AuditKind.SECURITY) == []
+
+
+@pytest.mark.spec("PER-12")
+async def test_reports_of_a_session_that_ended_without_an_owner_are_taken_by_any_once(scene: ContractHarness) -> None:
+    session = make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY)
+    await scene.store.tasks.submit(session, make_task(session.id, "a"))
+    claim = await scene.claim_one()
+    event = NewEvent(EventType.SECURITY, {"what": "unknown_key"})
+    await scene.store.runs.append(claim.identity.run_id, claim.fence, events=[event], now_us=scene.now_us)
+    assert (await scene.complete(claim)).closed_sessions == {session.id}
+
+    taken = [await scene.store.audit.take_reports(owner, now_us=scene.now_us) for owner in ("own_1", "own_2")]
+
+    assert taken == [1, 0]
+    (entry,) = await told(scene.store, AuditKind.SECURITY)
+    assert (entry.data["what"], entry.session_id) == ("unknown_key", session.id)
 
 
 @pytest.mark.spec("PER-15")

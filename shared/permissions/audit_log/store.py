@@ -23,7 +23,7 @@ class AuditStore(Protocol):
         ...
 
     async def take_reports(self, owner_id: str, *, now_us: int, limit: int = 200) -> int:
-        """Make entries of what workers reported of the owner's sessions, each once; return how many there were.
+        """Make entries of what workers reported of the owner's and nobody's sessions, each once; return how many.
 
         A worker reports what it refused in its run's log, and in the same transaction in a row that it cannot read.
         """

@@ -53,7 +53,7 @@ class MemoryAudit:
         taken = [
             number
             for number, (run_id, _) in self.rows.reports.items()
-            if self.rows.session(self.rows.run(run_id).identity.session_id).owner_id == owner_id
+            if self.rows.session(self.rows.run(run_id).identity.session_id).owner_id in ("", owner_id)
         ][:limit]
         for number in taken:
             run_id, event = self.rows.reports.pop(number)

@@ -15,12 +15,14 @@ from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.settings import Settings
+from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session, Worker
 from soong.shared.engine.tasks.ending import needs_no_owner
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Advance, SessionWork, StepEnd
 from soong.shared.engine.wire.events import ENDED, marks_of
+from soong.shared.permissions.audit_log.entry import AuditKind
 from tests.contract.scene import completed
 from tests.model.builders import make_owner, make_session, make_task, make_worker
 from tests.model.clock import START_US, FakeClock
@@ -209,6 +211,50 @@ async def test_an_owner_that_stops_writes_the_folders_of_tasks_that_have_just_en
     await orchestrator.stop()
 
     assert folders.written == [task_id]
+
+
+@pytest.mark.spec("PER-12")
+async def test_an_owner_that_stops_takes_what_workers_reported() -> None:
+    store = MemoryStore()
+    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
+    (claim,) = (await advance(store, claim=1)).claims
+    event = NewEvent(EventType.SECURITY, {"what": "unknown_key"})
+    await store.runs.append(claim.identity.run_id, claim.fence, events=[event], now_us=START_US)
+    await advance(store, completed(claim))
+
+    await orchestrator.stop()
+
+    (entry,) = await store.audit.audit_entries(kinds=[AuditKind.SECURITY])
+    assert entry.session_id == "sess_1"
+
+
+class LooksStore(MemoryStore):
+    """Counts the looks at sessions."""
+
+    looks: int = 0
+
+    async def session_work(self, ownership: Ownership) -> SessionWork:
+        self.looks += 1
+        return await super().session_work(ownership)
+
+
+@pytest.mark.spec("DAG-05.c")
+async def test_a_session_is_looked_at_once_when_its_next_retry_is_due() -> None:
+    store = LooksStore()
+    orchestrator = make_orchestrator(store, MemoryBus())
+    await orchestrator._register()
+    await store.sessions.open_session(make_session("sess_1"))
+    await orchestrator._adopt()
+
+    for later_us in (30_000, 20_000, 10_000):
+        orchestrator._reconcile_later("sess_1", START_US + later_us)
+    await asyncio.sleep(0.1)
+    assert store.looks == 1
+
+    orchestrator._reconcile_later("sess_1", START_US + 10_000)
+    orchestrator._reconcile_later("sess_1", None)
+    await asyncio.sleep(0.05)
+    assert store.looks == 1
 
 
 async def test_slots_are_not_looked_at_for_a_session_that_its_worker_has_ended() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import field
 from typing import Any, Final
 
-from sqlalchemy import and_, case, func, select
+from sqlalchemy import and_, case, func, literal_column, select
 
 from soong.shared.core.errors import ForgedError, InvalidJsonError
 from soong.shared.core.ids import new_id
@@ -129,7 +129,7 @@ class SqlAudit:
             select(reports.c.ordinal, reports.c.type, _REPORTED.label("data"), runs)
             .join(runs, runs.c.id == reports.c.run_id)
             .join(sessions, sessions.c.id == runs.c.session_id)
-            .where(reports.c.is_taken == 0, sessions.c.owner_id == owner_id)
+            .where(reports.c.is_taken == literal_column("0"), sessions.c.owner_id.in_(["", owner_id]))
             .order_by(reports.c.ordinal)
             .limit(limit)
         )

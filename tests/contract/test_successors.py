@@ -76,6 +76,19 @@ async def test_stale_end_opens_nothing(scene: ContractHarness) -> None:
     assert advance.stale == {first.identity.run_id}
 
 
+@pytest.mark.spec("DAG-05")
+async def test_owner_of_a_failure_is_named_with_the_successor_of_another_end(scene: ContractHarness) -> None:
+    first = await scene.start(*CHAIN)
+    other = await scene.another_session()
+    await scene.task("x", own=other)
+    second = await scene.claim_one()
+
+    advance = await scene.advance([completed(first), failed(second)], claim=1)
+
+    assert step_ids(advance.claims) == ["b"]
+    assert advance.owner_sessions == {other.session_id}
+
+
 async def test_failed_step_has_no_successor(scene: ContractHarness) -> None:
     first = await scene.start(*CHAIN)
 

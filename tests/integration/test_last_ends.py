@@ -1,56 +1,23 @@
 """Two workers end the last steps of a task at once, and neither end sees the other: one of them says it is over."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-from sqlalchemy import RootTransaction
 
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import Advance, Claim
-from soong.shared.storage.sql.store import SqlStore, open_store
-from tests.contract.scene import ContractHarness, completed, open_scene
+from tests.contract.scene import ContractHarness, completed
+from tests.integration.held_commits import LIMIT_S, held_before_commit, two_workers
 from tests.model.builders import make_session, make_step, make_task
-
-LIMIT_S = 30.0
 
 pytestmark = pytest.mark.spec("DAG-04.b")
 
 
 @pytest.fixture
 async def workers(postgres_url: str) -> AsyncIterator[tuple[ContractHarness, ContractHarness]]:
-    """One session as two workers' processes see it."""
-    stores = await open_store(postgres_url, migrate=True), await open_store(postgres_url)
-    scene = await open_scene(stores[0])
-    yield scene, ContractHarness(stores[1], scene.own, await scene.another_worker())
-    for store in stores:
-        await store.close()
-
-
-@asynccontextmanager
-async def held_before_commit(scene: ContractHarness, claim: Claim) -> AsyncIterator["asyncio.Task[Advance]"]:
-    """Write the end of a step at once, and commit it when this ends."""
-    is_written, may_commit = threading.Event(), threading.Event()
-
-    def commit_later(transaction: RootTransaction) -> None:
-        is_written.set()
-        assert may_commit.wait(LIMIT_S)
-        transaction.commit()
-
-    assert isinstance(scene.store, SqlStore)
-    usual = scene.store._database.committer
-    scene.store._database.committer = commit_later
-    ending = asyncio.create_task(scene.advance([completed(claim)]))
-    try:
-        assert await asyncio.to_thread(is_written.wait, LIMIT_S)
-        yield ending
-    finally:
-        may_commit.set()
-        await asyncio.wait({ending}, timeout=LIMIT_S)
-        scene.store._database.committer = usual
+    async with two_workers(postgres_url) as both:
+        yield both
 
 
 async def test_the_owner_is_asked_to_end_the_task(workers: tuple[ContractHarness, ContractHarness]) -> None:
@@ -58,7 +25,7 @@ async def test_the_owner_is_asked_to_end_the_task(workers: tuple[ContractHarness
     task_id = await slow.task("a", "b")
     first = await slow.claim_one()
 
-    async with held_before_commit(slow, first) as ending:  # it sees that another step is ready
+    async with held_before_commit(slow, slow.complete(first)) as ending:  # it sees that another step is ready
         second = await quick.complete(await quick.claim_one())  # it sees that the first runs
     end = await ending
     assert not second.owner_sessions | end.owner_sessions
@@ -78,12 +45,36 @@ async def test_a_session_without_an_owner_is_closed(workers: tuple[ContractHarne
     await slow.store.tasks.submit(session, task)
     first = await slow.claim_one()
 
-    async with held_before_commit(slow, first) as ending:
+    async with held_before_commit(slow, slow.complete(first)) as ending:
         second = await quick.complete(await quick.claim_one())
     assert not second.closed_sessions | (await ending).closed_sessions
 
     assert (await slow.advance()).closed_sessions == {session.id}
     assert (await slow.store.tasks.task(task.id)).status is TaskStatus.COMPLETED
+
+
+async def test_a_task_whose_tail_another_worker_holds_is_looked_at_when_that_has_ended(
+    workers: tuple[ContractHarness, ContractHarness],
+) -> None:
+    """Two that hold the tails of their own tasks and wait for each other's would wait for ever."""
+    slow, quick = workers
+    passed_over, own = await slow.another_session(), await slow.another_session()
+    await slow.task("a", "b", own=passed_over)
+    first, second = await slow.claim(2)
+    await slow.release(second)
+    await slow.advance([completed(first)])
+    await slow.task("c", own=own)
+    claims = {claim.identity.session_id: claim for claim in await quick.claim(2)}
+
+    async with held_before_commit(quick, quick.complete(claims[passed_over.session_id])) as ending:
+        async with asyncio.timeout(LIMIT_S / 3):
+            end = await slow.advance([completed(claims[own.session_id])], worker=quick.worker)
+        assert (end.owner_sessions, end.look_again) == (frozenset({own.session_id}), True)
+    assert (await ending).owner_sessions == {passed_over.session_id}
+
+    again = await slow.advance()
+
+    assert (again.owner_sessions, again.look_again) == (frozenset({passed_over.session_id}), False)
 
 
 async def test_nothing_is_looked_at_again_where_a_step_waits_for_the_end(

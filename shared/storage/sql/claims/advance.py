@@ -20,6 +20,7 @@ from soong.shared.storage.sql.claims.claiming import (
     share_out,
 )
 from soong.shared.storage.sql.claims.completions import (
+    TRY_LOCK_TAIL,
     ClaimRequest,
     CompletionResult,
     EndedTasks,
@@ -79,12 +80,16 @@ def _look_at_passed_over(tx: Transaction, contexts: Contexts, tasks: EndedTasks,
     """Look at the tasks that the last transactions have passed over; say whether this one leaves any for the next.
 
     Writers of SQLite see one another's ends. Of a task of which this worker claims a step, it will write another end.
+    No tail is waited for: this transaction holds those of its own tasks, and two would wait for each other.
     """
     if not tx.is_postgres:
         return False
     left = {key: tasks.passed_over[key] for key in tasks.passed_over.keys() - {c.identity.task_id for c in claims}}
-    for task_id, session_id in sorted(contexts.passed_over.items()):
-        look_at_task(tx, tasks, task_id, session_id)
+    left |= {
+        task_id: session_id
+        for task_id, session_id in sorted(contexts.passed_over.items())
+        if not look_at_task(tx, tasks, task_id, session_id, lock=TRY_LOCK_TAIL)
+    }
     contexts.passed_over = left
     return bool(left)
 

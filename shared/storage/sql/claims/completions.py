@@ -49,6 +49,13 @@ OPEN_WORK: Final = Statement(
       AND status IN ('pending', 'ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting') LIMIT 1
     """,
 )
+TRY_LOCK_TAIL: Final = Statement(
+    "try lock tail: the same without waiting for another who ends steps of the task; nothing then",
+    """
+    SELECT 1 /*pg * has_table_privilege('tasks', 'UPDATE')::int
+    FROM (SELECT pg_try_advisory_xact_lock(hashtextextended(:task_id, 7)) AS is_had) AS locked WHERE is_had */
+    """,
+)
 LOCK_TAIL: Final = Statement(
     "lock tail: the last steps of a task end one after another, so that one of them sees that all have ended; and "
     "whether this database role may end tasks",
@@ -100,7 +107,7 @@ class CompletionResult:
     completed: list[str] = field(default_factory=list)
     """The keys of steps that others waited for."""
     successor: Successor | None = None
-    """Of the one step that has completed, if only one has."""
+    """Of the one step that has completed, if it alone has ended: what others leave is looked at before a claim."""
 
 
 def write_ends(
@@ -119,7 +126,7 @@ def write_ends(
             if end.status is StepStatus.COMPLETED:
                 ended.completed.append(key)
                 ended.successor = Successor._make(successor)
-    if len(ended.completed) > 1:
+    if len(ended.written) > 1:
         ended.successor = None
     return ended
 
@@ -173,30 +180,44 @@ class EndedTasks:
     without seeing this end, before it is committed. Only to be looked at again afterwards."""
 
     def look(
-        self, tx: Transaction, task_id: str, session_id: str, is_expanding: bool, is_unsettled: bool, is_waiting: bool
-    ) -> None:
-        """Judge one task by the flags of ``OWNER_WORK``, also when others end its last steps at this moment."""
+        self,
+        tx: Transaction,
+        task_id: str,
+        session_id: str,
+        is_expanding: bool,
+        is_unsettled: bool,
+        is_waiting: bool,
+        *,
+        lock: Statement = LOCK_TAIL,
+    ) -> bool:
+        """Judge one task by the flags of ``OWNER_WORK``, also when others end its last steps at this moment.
+
+        Return False if that is not known yet: another has what ``lock`` did not wait for.
+        """
         if is_expanding or is_unsettled:
             self.owner_sessions.add(session_id)
-        elif not is_waiting:
+        elif is_waiting:
+            self.passed_over[task_id] = session_id
+        else:
             if task_id in self.tails:
                 may_end, open_work, _ = self.tails[task_id]
             else:
                 with tx.pipeline():
-                    may_end, open_work = send_tail(tx, task_id)
+                    may_end, open_work = send_tail(tx, task_id, lock)
+            if not (held := may_end.rows()):
+                return False
             if not open_work.rows():
                 self.owner_sessions.add(session_id)
-                if may_end.rows()[0][0]:
+                if held[0][0]:
                     self.over[task_id] = session_id
-        else:
-            self.passed_over[task_id] = session_id
+        return True
 
 
-def send_tail(tx: Transaction, task_id: str) -> tuple[Reply, Reply]:
+def send_tail(tx: Transaction, task_id: str, lock: Statement = LOCK_TAIL) -> tuple[Reply, Reply]:
     """Ask whether a task has steps that have not ended, and whether it may be ended here; nobody else ends steps of it
     that are its last until this is committed.
     """
-    return tx.send(LOCK_TAIL, task_id=task_id), tx.send(OPEN_WORK, task_id=task_id)
+    return tx.send(lock, task_id=task_id), tx.send(OPEN_WORK, task_id=task_id)
 
 
 def ended_tasks(tx: Transaction, ended: CompletionResult) -> EndedTasks:
@@ -207,6 +228,9 @@ def ended_tasks(tx: Transaction, ended: CompletionResult) -> EndedTasks:
     return found
 
 
-def look_at_task(tx: Transaction, found: EndedTasks, task_id: str, session_id: str) -> None:
-    """Look at one task."""
-    found.look(tx, task_id, session_id, *tx.rows(OWNER_WORK, task_id=task_id, session_id=session_id)[0])
+def look_at_task(
+    tx: Transaction, found: EndedTasks, task_id: str, session_id: str, *, lock: Statement = LOCK_TAIL
+) -> bool:
+    """Look at one task; see :meth:`EndedTasks.look`."""
+    flags = tx.rows(OWNER_WORK, task_id=task_id, session_id=session_id)[0]
+    return found.look(tx, task_id, session_id, *flags, lock=lock)

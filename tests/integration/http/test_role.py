@@ -12,8 +12,10 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.storage.sql.engine.engine import parse_url
 from soong.shared.storage.sql.roles.role_grants import Roles, grant
+from tests.contract.scene import ContractHarness
 from tests.integration.http.scene import HttpHarness, code_of, open_scene
 from tests.integration.roles import ORCHESTRATOR, OWNER, WORKER, with_roles
+from tests.model.builders import make_session, make_task, open_worker
 from tests.servers import PostgresServer, RedisServer
 
 CLIENT = "soong_client"
@@ -57,6 +59,27 @@ async def test_the_api_works_under_its_own_role(urls: tuple[str, str], redis_liv
         assert [one.status_code for one in (*steered, closed, again, first)] == [200] * 6
         assert code_of(second) == "already_decided"
         assert set(seen) == {200}
+
+
+@pytest.mark.spec("CARD-1.d")
+async def test_a_late_command_is_refused_though_nobody_owns_its_session(
+    urls: tuple[str, str], redis_live: RedisServer, tmp_path: Path
+) -> None:
+    admin, client = urls
+    async with open_scene(admin, redis_live.socket_url, tmp_path, ApprovalMode.INBOX, server_url=client) as scene:
+        scene.owner.cancel()
+        store = scene.bench.store
+        harness = ContractHarness(store, scene.bench.ownership, await open_worker(store))
+        session = make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY)
+        task = make_task(session.id, "a")
+        await store.tasks.submit(session, task)
+        ended = await harness.complete_all([one for one in await harness.claim() if one.identity.task_id == task.id])
+        refused = [await scene.caller.post(f"/v1/tasks/{task.id}/{word}") for word in ("cancel", "pause")]
+        closed = await scene.caller.post(f"/v1/sessions/{session.id}/close")
+
+        assert ended.closed_sessions == {session.id}
+        assert [(one.status_code, code_of(one)) for one in refused] == [(409, "conflict")] * 2
+        assert closed.status_code == 200
 
 
 async def _read_everything(scene: HttpHarness, task: str, run_id: str) -> list[int]:

@@ -1,11 +1,13 @@
 """What dead processes of this machine left in the rows: declared gone at once, without waiting for their lease.
 
-Safe only for processes that are known to have ended: the pid is free or belongs to one that started later.
+Safe only for processes that are known to have ended: the pid is free or belongs to this service, which has yet to
+register.
 """
 
+import os
 import socket
 
-from soong.orchestrator.embedded.service_file import start_of
+from soong.orchestrator.embedded.process_start import descends_from, start_of
 from soong.shared.core.log import get_logger
 from soong.shared.engine.tasks.lost_lease import lost_to
 from soong.shared.storage.store import Store
@@ -36,6 +38,13 @@ async def expire_dead(store: Store, *, max_lost_leases: int, now_us: int) -> int
 
 
 def has_ended(pid: int, started_us: int) -> bool:
-    """Say whether the process that registered at that time is known to have ended."""
+    """Say whether the process that registered at that time is known to have ended, before we have registered.
+
+    A start after that time alone proves nothing, since a step of the clock moves it: it has to be a process of ours,
+    which comes to the pids of its predecessors in a container. Of any other, the lease decides.
+    """
+    own_pid = os.getpid()
     start = start_of(pid)
-    return start is None or start > started_us / 1_000_000 + CLOCK_DOUBT_S
+    if start is None or pid == own_pid:
+        return True
+    return start > started_us / 1_000_000 + CLOCK_DOUBT_S and descends_from(pid, own_pid)

@@ -2,7 +2,7 @@
 
 ``service.lock`` is held by flock for the service's entire life, so there is at most one; the kernel lets go of it
 whatever ends the process. ``service.json`` says the rest and is replaced atomically. A record proves nothing by itself:
-pid and start time must fit a living process, and its control socket must answer.
+pid and start must fit a living process, and its control socket must answer.
 """
 
 import fcntl
@@ -12,8 +12,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
-
+from soong.orchestrator.embedded.process_start import birth_of, start_of
 from soong.shared.core.errors import ConflictError, InvalidConfigError
 from soong.shared.core.lazy_dataclass import dataclass
 
@@ -25,7 +24,10 @@ EPHEMERAL = b"ephemeral\n"
 
 @dataclass(frozen=True, slots=True)
 class ServiceRecord:
-    """``started_at`` is the process's start in seconds since the epoch, as the kernel tells it: pids are used again."""
+    """``birth`` tells its process from a later one with its pid; empty where the system, or an older version, has none.
+
+    Then ``started_at`` does, the process's start in seconds since the epoch, which a step of the clock changes.
+    """
 
     pid: int
     started_at: float
@@ -34,10 +36,14 @@ class ServiceRecord:
     database_url: str
     version: str
     is_ephemeral: bool = False
+    birth: str = ""
 
     @property
     def is_process_alive(self) -> bool:
         """Say whether the process that wrote it still is: the same pid with the same start."""
+        birth = birth_of(self.pid)
+        if self.birth and birth:
+            return birth == self.birth
         start = start_of(self.pid)
         return start is not None and abs(start - self.started_at) < 1.0
 
@@ -97,9 +103,9 @@ class ServiceLock:
 
 
 def read_record(home: Path) -> ServiceRecord | None:
-    """Return the record of a home, or None when there is none that can be read."""
+    """Return the record of a home, or None when none can be read; one of an older version has no birth."""
     try:
-        value = json.loads((home / RECORD_FILE).read_text(encoding="utf-8"))
+        value = {"birth": "", **json.loads((home / RECORD_FILE).read_text(encoding="utf-8"))}
         return ServiceRecord(**{name: value[name] for name in ServiceRecord.__slots__})
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -108,15 +114,5 @@ def read_record(home: Path) -> ServiceRecord | None:
 def own_record(*, control: Path, redis_url: str, database_url: str, version: str, is_ephemeral: bool) -> ServiceRecord:
     """Return the record of this process."""
     pid = os.getpid()
-    return ServiceRecord(
-        pid, start_of(pid) or time.time(), str(control), redis_url, database_url, version, is_ephemeral
-    )
-
-
-def start_of(pid: int) -> float | None:
-    """Return when a living process started, in seconds since the epoch; None when there is no such process."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
-        return None
+    started_at, birth = start_of(pid) or time.time(), birth_of(pid) or ""
+    return ServiceRecord(pid, started_at, str(control), redis_url, database_url, version, is_ephemeral, birth)

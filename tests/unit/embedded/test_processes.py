@@ -16,14 +16,15 @@ from soong.orchestrator.embedded.child import ServiceChild
 from soong.orchestrator.embedded.environment import child_environment, module_command
 from soong.orchestrator.embedded.folders import prepare_home, prepare_runtime_folder, runtime_folder_problem
 from soong.orchestrator.embedded.leftovers import expire_dead, has_ended
+from soong.orchestrator.embedded.process_start import start_of
 from soong.orchestrator.embedded.redis import RedisProgram, find_redis, redis_arguments
-from soong.orchestrator.embedded.service_file import start_of
 from soong.orchestrator.embedded.starter import last_words
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.installation import IMPORT_FOLDERS
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.sessions.session import Owner, Worker
 from tests.model.memory import MemoryStore
+from tests.stepped_clock import step_clock
 
 _SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 _STARTER = """
@@ -229,7 +230,7 @@ def test_a_child_that_dies_again_and_again_is_started_ever_more_slowly() -> None
 async def test_leftovers_of_dead_processes_are_expired_and_the_living_are_left() -> None:
     store, host, now_us = MemoryStore(), socket.gethostname(), 2_000_000_000_000_000
     ended_pid = _ended_pid()
-    for number, (where, pid) in enumerate([(host, ended_pid), (host, os.getpid()), ("elsewhere", ended_pid)]):
+    for number, (where, pid) in enumerate([(host, ended_pid), (host, os.getppid()), ("elsewhere", ended_pid)]):
         await store.sessions.register_worker(Worker(f"w{number}", "n", where, pid, 1, ("default",), (), now_us, 1))
         await store.sessions.register_owner(Owner(f"o{number}", where, pid, now_us))
 
@@ -240,12 +241,37 @@ async def test_leftovers_of_dead_processes_are_expired_and_the_living_are_left()
     assert {owner.id for owner in await store.sessions.owners()} == {"o1", "o2"}
 
 
-def test_a_pid_that_started_later_belongs_to_another_process() -> None:
-    start = start_of(os.getpid())
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no start moves with the clock")
+async def test_a_clock_that_is_set_ahead_declares_nobody_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another service of this machine, with the same database, goes through a step of the clock."""
+    store, host, pid = MemoryStore(), socket.gethostname(), os.getppid()
+    start = start_of(pid)
+    assert start is not None
+    registered_us = round(start * 1_000_000)
+    await store.sessions.register_worker(Worker("w", "n", host, pid, 1, ("default",), (), registered_us, 1))
+    await store.sessions.register_owner(Owner("o", host, pid, registered_us))
+
+    step_clock(monkeypatch, tmp_path, by_s=3600)
+
+    assert await expire_dead(store, max_lost_leases=3, now_us=registered_us) == 0
+
+
+def test_a_pid_that_has_come_to_us_or_to_our_children_was_a_process_that_has_ended() -> None:
+    with subprocess.Popen(_SLEEPER, stdout=subprocess.PIPE) as child:
+        start = start_of(child.pid)
+        assert start is not None
+
+        assert has_ended(child.pid, int((start - 60) * 1_000_000))
+        assert not has_ended(child.pid, int(start * 1_000_000))
+        child.kill()
+    assert has_ended(os.getpid(), int(start * 1_000_000))
+
+
+def test_of_a_pid_that_has_come_to_another_the_lease_decides() -> None:
+    start = start_of(os.getppid())
     assert start is not None
 
-    assert has_ended(os.getpid(), int((start - 60) * 1_000_000))
-    assert not has_ended(os.getpid(), int(start * 1_000_000))
+    assert not has_ended(os.getppid(), int((start - 60) * 1_000_000))
 
 
 def _ended_pid() -> int:

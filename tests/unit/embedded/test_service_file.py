@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from soong.orchestrator.embedded.process_start import start_of
 from soong.orchestrator.embedded.service_file import (
     ServiceHeldError,
     ServiceLock,
     ServiceRecord,
     own_record,
     read_record,
-    start_of,
 )
+from tests.stepped_clock import step_clock
+
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a start is a time of the clock")
 
 
 def make_record(**overrides: object) -> ServiceRecord:
@@ -85,11 +88,46 @@ def test_our_own_process_is_alive() -> None:
     assert make_record().is_process_alive
 
 
-def test_a_pid_used_again_is_another_process() -> None:
+@on_linux
+@pytest.mark.parametrize("by_s", [-3600, -2, 2, 3600])
+def test_a_clock_that_is_set_leaves_a_service_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: int) -> None:
+    record = make_record()
+
+    step_clock(monkeypatch, tmp_path, by_s)
+
+    assert start_of(os.getpid()) == pytest.approx(record.started_at + by_s)
+    assert record.is_process_alive
+
+
+@on_linux
+def test_a_pid_used_again_is_another_process_whatever_the_clock_says() -> None:
+    boot, _, ticks = make_record().birth.partition("/")
+
+    assert not make_record(birth=f"{boot}/{int(ticks) - 1}").is_process_alive
+    assert not make_record(birth=f"{'0' * len(boot)}/{ticks}").is_process_alive
+
+
+def test_of_a_record_without_a_birth_the_start_counts() -> None:
     start = start_of(os.getpid())
     assert start is not None
 
-    assert not make_record(started_at=start - 3600).is_process_alive
+    assert make_record(birth="").is_process_alive
+    assert not make_record(birth="", started_at=start - 3600).is_process_alive
+
+
+def test_a_record_of_an_older_version_is_understood(tmp_path: Path) -> None:
+    lock = ServiceLock(tmp_path)
+    lock.acquire()
+    lock.write(make_record())
+    text = json.loads((tmp_path / "service.json").read_text())
+    del text["birth"]
+    (tmp_path / "service.json").write_text(json.dumps(text))
+
+    found = read_record(tmp_path)
+
+    assert found == make_record(birth="")
+    assert found is not None
+    assert found.is_process_alive
 
 
 def test_a_process_that_has_ended_is_not_alive() -> None:

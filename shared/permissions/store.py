@@ -156,7 +156,9 @@ class ConsentStore(Protocol):
         ...
 
     async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
-        """Insert the first answer of a pending request; the very same one again is not a second answer.
+        """Insert the first answer of a pending request.
+
+        The very same one again is not a second answer, whatever has become of the request.
 
         ``when_begun`` is called, perhaps more than once, as the transaction that holds the question begins, where
         nothing else is in it: who decides it a moment later waits for the commit.

@@ -147,13 +147,15 @@ class MemoryConsent:
 
     @transaction
     def _answer(self, answer: Answer) -> None:
+        standing = self.rows.answers.get(answer.request_id)
+        if standing == answer:
+            return
         request = self._check_pending(answer.request_id)
-        standing = self.rows.answers.setdefault(answer.request_id, answer)
-        if standing is answer:
-            note = of_answer(answer, request.identity.session_id, request.identity.run_id)
-            add_notes(self.rows, [note], answer.answered_us)
-        elif standing != answer:
+        if standing is not None:
             raise AlreadyDecidedError(answer.request_id, "answered")
+        self.rows.answers[answer.request_id] = answer
+        note = of_answer(answer, request.identity.session_id, request.identity.run_id)
+        add_notes(self.rows, [note], answer.answered_us)
 
     @transaction
     def _note_late(self, answer: Answer, state: str) -> None:

@@ -92,9 +92,10 @@ def write_answers(tx: Transaction, given: Sequence[GivenAnswer]) -> list[SoongEr
         if problem is None and found is not None and reply.rows():
             notes.append(of_answer(answer, found.session_id, found.run_id))
             now_us = max(now_us, answer.answered_us)
-        elif problem is None and _standing_answer(tx, answer.request_id) != answer:
+        elif found is not None and _standing_answer(tx, answer.request_id) == answer:
+            problem = None  # our own, told again after a commit that nobody confirmed: perhaps it is decided by now
+        elif problem is None:
             problem = AlreadyDecidedError(answer.request_id, "answered")
-        # else it is our own, told again after a commit that nobody confirmed
         outcomes.append(problem)
     if notes:
         given[0].trail.add(tx, head, notes, now_us)

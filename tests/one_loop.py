@@ -4,7 +4,7 @@ Everything is the product's own but Celery, Redis and the processes, whose ports
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self
@@ -67,9 +67,13 @@ class NoQuestions:
 @dataclass
 class NoFolders:
     written: list[str] = field(default_factory=list)
+    aside: set[str] = field(default_factory=set)
 
     async def write(self, task_id: str) -> None:
         self.written.append(task_id)
+
+    def set_aside(self) -> Collection[str]:
+        return self.aside
 
 
 @dataclass

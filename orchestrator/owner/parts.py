@@ -1,6 +1,6 @@
 """What an orchestrator is made of: the ports that it drives, and the parts that bootstrap builds for it."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -71,6 +71,10 @@ class Recorder(Protocol):
     """Writes the folders of ended tasks (soong.orchestrator.owner.run_archive)."""
 
     async def write(self, task_id: str) -> None: ...
+
+    def set_aside(self) -> Collection[str]:
+        """Return the tasks that need not be named to it now."""
+        ...
 
 
 @dataclass(slots=True)

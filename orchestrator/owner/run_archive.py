@@ -10,10 +10,10 @@ followed, and bytes that are not those of their digest are not delivered.
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import PurePosixPath
 from typing import Final, Protocol
 
@@ -59,6 +59,12 @@ DELIVERABLES: Final = "deliverables"
 FOLDERS: Final = ("logs", "workspace", DELIVERABLES, "archive")
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 """Waits between attempts while the database is away; then the next full sweep starts again."""
+GIVEN_UP_S: Final = 600.0
+"""After this time folders that could not be written are tried again: a disk that was full may have room."""
+TRIED_AGAIN: Final = 20
+"""So many at one look: those of other tasks, which can be written, come first."""
+MOST_ENDS: Final = 3
+"""Of a task, one after the other while its folders are being written."""
 
 
 class StoredArtifacts(Protocol):
@@ -95,7 +101,8 @@ class RunArchive:
     """Writes in the background, one batch after the other; :meth:`close` waits for what is under way.
 
     A task is marked when all its folders are written. An owner that ends before that leaves the task to the next one,
-    which writes the same files again. A folder that cannot be written keeps no other from being written.
+    which writes the same files again. A folder that cannot be written keeps no other from being written, and is tried
+    again some time later.
     """
 
     runs: RecordedStore
@@ -104,19 +111,32 @@ class RunArchive:
     clock: Clock = field(default_factory=SystemClock)
     memory: CandidateArchive | None = None
     _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _given_up: set[str] = field(default_factory=set)
-    """Tasks whose folders this process cannot write: another may, or itself when it is started again."""
+    _given_up: dict[str, float] = field(default_factory=dict)
+    """Tasks whose folders could not be written, and when that was, the oldest first. Another process may write them."""
+    _tampered: set[str] = field(default_factory=set)
+    """Tasks among whose files something foreign was found: they are not tried again, which would report it again."""
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _batch: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Threads that make entries of the same folder wait for each other in the kernel, and use a core for that."""
 
     async def write(self, task_id: str) -> None:
-        """Begin to write the folders of the task's runs, unless they are being written or could not be."""
+        """Begin to write the folders of the task's runs, unless they are being written or could not be of late."""
         if task_id in self._writing or task_id in self._given_up:
             return
         task = asyncio.get_running_loop().create_task(self._write_task(task_id))
         self._writing[task_id] = task
         task.add_done_callback(lambda _: self._writing.pop(task_id, None))
+
+    def set_aside(self) -> Collection[str]:
+        """Return the tasks that need not be named to :meth:`write` now.
+
+        Some that were given up long ago are forgotten by this: found unrecorded, they are tried again.
+        """
+        long_ago_s = self.clock.monotonic_s() - GIVEN_UP_S
+        due = (one for one, at_s in self._given_up.items() if at_s <= long_ago_s and one not in self._tampered)
+        for task_id in list(islice(due, TRIED_AGAIN)):
+            del self._given_up[task_id]
+        return self._given_up.keys() | self._writing.keys()
 
     async def close(self) -> None:
         """Wait for what is being written; what waits for the database is tried once more."""
@@ -127,10 +147,8 @@ class RunArchive:
         """Write all folders of a task, again and again while the database is away: nobody else will."""
         for wait_s in (*RETRY_S, None):
             try:
-                if await self._write_runs(task_id):
-                    await self.runs.tasks.mark_recorded(task_id)
-                else:
-                    self._given_up.add(task_id)
+                if not await self._record(task_id):
+                    self._give_up(task_id)
             except UnavailableError as error:
                 if wait_s is None or self._closing.is_set():
                     log.error("run_folder_left", task=task_id, error=str(error))
@@ -141,14 +159,31 @@ class RunArchive:
                         await self._closing.wait()
             except Exception:  # nobody awaits this work, and each sweep would meet the same fault again
                 log.exception("run_folder_failed", task=task_id)
-                self._given_up.add(task_id)
+                self._give_up(task_id)
                 return
             else:
                 return
 
-    async def _write_runs(self, task_id: str) -> bool:
+    def _give_up(self, task_id: str) -> None:
+        self._given_up[task_id] = self.clock.monotonic_s()
+
+    async def _record(self, task_id: str) -> bool:
+        """Write a task's folders and mark it; return whether that could be done.
+
+        Again where it was tried again and has ended meanwhile; what still runs is named again at its next end.
+        """
+        for _ in range(MOST_ENDS):
+            found = await self.runs.runs.list_runs(task_id=task_id, limit=100_000)
+            if not await self._write_runs(task_id, found):
+                return False
+            ended_us = _end_of(found)
+            if ended_us is None or await self.runs.tasks.mark_recorded(task_id, ended_us):
+                return True
+        log.warning("run_folder_unmarked", task=task_id)
+        return False
+
+    async def _write_runs(self, task_id: str, found: Sequence[Run]) -> bool:
         """Write the folder of each run that has one; return whether all of them could be written."""
-        found = await self.runs.runs.list_runs(task_id=task_id, limit=100_000)
         is_whole = True
         for batch in _batches([run for run in found if _has_folder(run)]):
             is_whole = await self._write_batch(task_id, batch) and is_whole
@@ -236,11 +271,17 @@ class RunArchive:
     async def _tell(self, run: Run, what: str, problem: str) -> None:
         """Tell the audit log of something that a worker must have left."""
         log.error("tampering_found", what=what, run=run.id, problem=problem)
+        self._tampered.add(run.identity.task_id)
         await self.runs.audit.note([of_tampering(run.identity, what, problem)], now_us=self.clock.now_us())
 
 
 def _has_folder(run: Run) -> bool:
     return bool(run.usage.tool_calls) or (run.started_us is not None and run.status is not RunStatus.COMPLETED)
+
+
+def _end_of(runs: Sequence[Run]) -> int | None:
+    """Return when the task of these runs ended: its root run, the last of them, ends with it. None: it has not."""
+    return next((run.ended_us for run in reversed(runs) if not run.identity.step_key), None)
 
 
 def _batches(runs: Sequence[Run]) -> Iterator[dict[str, Run]]:

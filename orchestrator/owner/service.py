@@ -420,8 +420,9 @@ class Orchestrator:
 
     async def _write_folders(self) -> None:
         """Begin to write the folders of tasks that are over, also of those that ended without an owner."""
-        for task_id in await self.parts.store.tasks.unrecorded(self.owner_id):
-            await self._safely(self.parts.recorder.write(task_id))
+        recorder = self.parts.recorder
+        for task_id in await self.parts.store.tasks.unrecorded(self.owner_id, set_aside=recorder.set_aside()):
+            await self._safely(recorder.write(task_id))
 
     async def _busy(self) -> set[str]:
         """Return the sessions with open work whose rows name this owner, whether we remember them or not."""

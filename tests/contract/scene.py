@@ -51,6 +51,12 @@ def step_ids(claims: Iterable[Claim]) -> list[str]:
     return [claim.step_key.rpartition("/")[2] for claim in claims]
 
 
+async def mark_recorded(store: Store, task_id: str) -> bool:
+    """Say that the folders of a task are written as of its last end; of an open one, as of an end that it never had."""
+    ended_us = (await store.tasks.task(task_id)).ended_us
+    return await store.tasks.mark_recorded(task_id, ended_us or 0)
+
+
 def outdated(claim: Claim) -> Claim:
     """Return the claim with the fence of an earlier holder."""
     return replace(claim, fence=claim.fence - 1)

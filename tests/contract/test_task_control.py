@@ -1,6 +1,7 @@
 """Pausing, resuming, cancelling and retrying a task."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -9,7 +10,7 @@ from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from tests.contract.scene import ContractHarness, cancelled
+from tests.contract.scene import ContractHarness, cancelled, mark_recorded
 from tests.model.builders import make_map, make_owner, make_step
 
 
@@ -452,8 +453,8 @@ async def test_a_task_that_is_over_is_to_be_recorded_until_that_is_said(scene: C
     await finish(scene, task_id)
 
     before = await scene.store.tasks.unrecorded(scene.own.owner_id)
-    await scene.store.tasks.mark_recorded(task_id)
-    await scene.store.tasks.mark_recorded(open_task)
+    await mark_recorded(scene.store, task_id)
+    await mark_recorded(scene.store, open_task)
 
     assert before == [task_id]
     assert await scene.store.tasks.unrecorded(scene.own.owner_id) == []
@@ -468,7 +469,7 @@ async def test_a_task_that_was_tried_again_is_recorded_again(scene: ContractHarn
     task_id = await scene.task(*CHAIN)
     await run_all(scene)
     await finish(scene, task_id)
-    await scene.store.tasks.mark_recorded(task_id)
+    await mark_recorded(scene.store, task_id)
 
     await scene.retry_task(task_id, from_step="c")
     during = await scene.store.tasks.unrecorded(scene.own.owner_id)
@@ -477,6 +478,66 @@ async def test_a_task_that_was_tried_again_is_recorded_again(scene: ContractHarn
 
     assert during == []
     assert await scene.store.tasks.unrecorded(scene.own.owner_id) == [task_id]
+
+
+@pytest.mark.spec("EVT-03")
+async def test_folders_of_an_earlier_end_do_not_record_a_task_that_has_had_another(scene: ContractHarness) -> None:
+    """They were being written while the task was tried again and ended."""
+    task_id = await scene.task(*CHAIN)
+    await run_all(scene)
+    await finish(scene, task_id)
+    first_us = (await scene.store.tasks.task(task_id)).ended_us
+    assert first_us is not None
+    await scene.retry_task(task_id, from_step="c")
+    during = await scene.store.tasks.mark_recorded(task_id, first_us)
+    scene.clock.advance(timedelta(seconds=1))
+    await run_all(scene)
+    await finish(scene, task_id)
+
+    after = await scene.store.tasks.mark_recorded(task_id, first_us)
+
+    assert (during, after) == (False, False)
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id) == [task_id]
+    assert await mark_recorded(scene.store, task_id)
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id) == []
+
+
+@pytest.mark.spec("EVT-03")
+@pytest.mark.parametrize("how", ["complete", "fail", "cancel"])
+async def test_the_root_run_of_a_task_ends_when_its_task_does(scene: ContractHarness, how: str) -> None:
+    """By it the folders of a task are known to be those of its last end."""
+    task_id = await scene.task("a")
+    scene.clock.advance(timedelta(seconds=1))
+    if how == "cancel":
+        await cancel(scene, task_id)
+    elif how == "fail":
+        claim = await scene.claim_one()
+        await scene.fail(claim)
+        await scene.store.tasks.settle_failure(scene.own, claim.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
+        await finish(scene, task_id)
+    else:
+        await run_all(scene)
+        await finish(scene, task_id)
+
+    task = await scene.store.tasks.task(task_id)
+    root = await scene.store.runs.run(task.root_run_id)
+    assert task.ended_us is not None
+    assert (root.ended_us, root.identity.step_key) == (task.ended_us, "")
+    runs = await scene.store.runs.list_runs(task_id=task_id)
+    assert [run.id for run in runs if not run.identity.step_key] == [task.root_run_id]
+
+
+@pytest.mark.spec("EVT-03")
+async def test_tasks_that_are_set_aside_keep_no_other_from_being_found(scene: ContractHarness) -> None:
+    """A hundred are found at once: as many may be those that cannot be written."""
+    stuck = [await scene.task("a") for _ in range(100)]
+    late = await scene.task("a")
+    for task_id in (*stuck, late):
+        await cancel(scene, task_id)
+
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id) == stuck
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id, set_aside=stuck) == [late]
+    assert await scene.store.tasks.unrecorded(scene.own.owner_id, set_aside=[*stuck[1:], late]) == stuck[:1]
 
 
 @pytest.mark.spec("EVT-03")

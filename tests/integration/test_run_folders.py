@@ -2,26 +2,29 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from soong.orchestrator.owner import run_archive
-from soong.orchestrator.owner.run_archive import RunArchive
+from soong.orchestrator.owner.run_archive import GIVEN_UP_S, TRIED_AGAIN, RunArchive
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.ending import FinishedTask
+from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.tools.result import ArtifactRef
+from tests.contract.scene import ContractHarness, open_scene
 from tests.model.builders import open_session, open_task, open_worker
-from tests.model.clock import START_US
+from tests.model.clock import START_US, FakeClock
 from tests.model.memory.store import MemoryStore
 
 
@@ -267,6 +270,117 @@ async def test_folders_that_cannot_be_written_are_left_to_another_owner(tmp_path
     await folders.close()
 
     assert await store.tasks.unrecorded(ownership.owner_id) == [ended.task_id]
+
+
+@pytest.mark.spec("EVT-03")
+async def test_folders_that_could_not_be_written_are_tried_again_some_time_later(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), FakeClock()
+    ended, run_id = await ended_run(store)
+    ownership = store.rows.sessions[next(iter(store.rows.sessions))].ownership
+    await store.tasks.finish_task(ownership, ended.task_id, now_us=START_US)
+    folders = run_folders(store, tmp_path)
+    folders.clock = clock
+    folders.folder, place = RootedFolder(tmp_path, "r" * 300), folders.folder  # which no file system takes
+    await folders.write(ended.task_id)
+    await asyncio.gather(*folders._writing.values())
+    folders.folder = place
+
+    at_once = set(folders.set_aside())
+    clock.advance(timedelta(seconds=GIVEN_UP_S))
+    later = set(folders.set_aside())
+    await folders.write(ended.task_id)
+    await folders.close()
+
+    assert (at_once, later) == ({ended.task_id}, set())
+    assert (tmp_path / "runs" / run_id / "events.jsonl").exists()
+    assert await store.tasks.unrecorded(ownership.owner_id) == []
+
+
+@pytest.mark.spec("EVT-03")
+async def test_of_many_that_could_not_be_written_a_few_are_tried_again_at_once(tmp_path: Path) -> None:
+    clock = FakeClock()
+    folders = run_folders(MemoryStore(), tmp_path)
+    folders.clock = clock
+    stuck = [f"task_{number}" for number in range(2 * TRIED_AGAIN + 1)]
+    for task_id in stuck:
+        folders._give_up(task_id)
+    clock.advance(timedelta(seconds=GIVEN_UP_S))
+
+    looks = [set(folders.set_aside()) for _ in range(3)]
+
+    assert looks == [set(stuck[TRIED_AGAIN:]), set(stuck[2 * TRIED_AGAIN :]), set()]
+
+
+@pytest.mark.spec("OPS-12")
+async def test_what_a_worker_has_left_in_a_folder_is_reported_once(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), FakeClock()
+    ended, run_id = await ended_run(store)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / run_id).symlink_to(tmp_path)
+    folders = run_folders(store, tmp_path)
+    folders.clock = clock
+
+    for _ in range(3):
+        await folders.write(ended.task_id)
+        await asyncio.gather(*folders._writing.values())
+        clock.advance(timedelta(seconds=GIVEN_UP_S))
+        assert set(folders.set_aside()) == {ended.task_id}
+
+    assert await security(store, run_id) == ["foreign_entry"]
+
+
+class TriedAgainStore(MemoryStore):
+    """Has something happen between the writing of folders and the mark that they are written."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def mark_recorded(self, task_id: str, ended_us: int) -> bool:
+        happening, self.meanwhile = self.meanwhile, None
+        if happening is not None:
+            await happening()
+        is_last: bool = await super().mark_recorded(task_id, ended_us)
+        return is_last
+
+
+async def fail_the_next(scene: ContractHarness, task_id: str) -> str:
+    """Let the step of a task fail, and end the task with it; return the run that failed."""
+    scene.clock.advance(timedelta(seconds=1))
+    claim = await scene.claim_one()
+    await scene.fail(claim)
+    await scene.store.tasks.settle_failure(scene.own, claim.step_key, FailurePolicy.FAIL_TASK, now_us=scene.now_us)
+    await scene.finish(task_id)
+    return claim.identity.run_id
+
+
+@pytest.mark.spec("EVT-03")
+@pytest.mark.parametrize("ends", [True, False], ids=["ends again", "runs on"])
+async def test_a_task_that_is_tried_again_while_its_folders_are_written_gets_those_of_both_attempts(
+    tmp_path: Path, ends: bool
+) -> None:
+    store = TriedAgainStore()
+    scene = await open_scene(store)
+    task_id = await scene.task("a")
+    runs = [await fail_the_next(scene, task_id)]
+    folders = run_folders(store, tmp_path)
+
+    async def try_again() -> None:
+        await scene.retry_task(task_id)
+        if ends:
+            runs.append(await fail_the_next(scene, task_id))
+
+    store.meanwhile = try_again
+    await folders.write(task_id)
+    await asyncio.gather(*folders._writing.values())
+    assert await store.tasks.unrecorded(scene.own.owner_id) == []
+    if not ends:
+        runs.append(await fail_the_next(scene, task_id))
+        assert await store.tasks.unrecorded(scene.own.owner_id, set_aside=folders.set_aside()) == [task_id]
+        await folders.write(task_id)
+    await folders.close()
+
+    assert await store.tasks.unrecorded(scene.own.owner_id) == []
+    assert len(runs) == 2
+    assert all((tmp_path / "runs" / run_id / "events.jsonl").exists() for run_id in runs)
 
 
 async def security(store: MemoryStore, run_id: str) -> list[str]:

@@ -4,7 +4,7 @@ A process is started by a supervisor, as systemd would, and ends by being killed
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -187,6 +187,9 @@ class NoFolders:
     """Run folders are files, and files are no part of the ledger."""
 
     async def write(self, task_id: str) -> None: ...
+
+    def set_aside(self) -> Collection[str]:
+        return ()
 
 
 class OwnerActor(Actor):

@@ -197,15 +197,15 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def unrecorded(self, owner_id: str) -> Sequence[str]:
-        """Return tasks that are over and whose run folders are not written, oldest first.
+    async def unrecorded(self, owner_id: str, *, set_aside: Collection[str] = ()) -> Sequence[str]:
+        """Return up to 100 tasks that are over and whose run folders are not written, oldest first.
 
-        Of sessions that are the owner's or nobody's; none of which a step is still held.
+        Of sessions that are the owner's or nobody's; none of which a step is still held, and none that is set aside.
         """
         ...
 
-    async def mark_recorded(self, task_id: str) -> None:
-        """Say that the run folders of a task that is over are written; nothing when it runs again."""
+    async def mark_recorded(self, task_id: str, ended_us: int) -> bool:
+        """Say that the run folders of a task are written as of that end; say whether it is still its last one."""
         ...
 
     async def pause_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> frozenset[str]:

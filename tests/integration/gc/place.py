@@ -14,7 +14,7 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.store import SqlStore
-from tests.contract.scene import ContractHarness, completed
+from tests.contract.scene import ContractHarness, completed, mark_recorded
 from tests.integration.sql_stores import connected
 
 DAY_US = 86_400_000_000
@@ -53,7 +53,7 @@ class Place:
         while claims := await self.scene.claim():
             await self.scene.advance([completed(claim, "done", events=events) for claim in claims])
         assert await self.scene.store.tasks.finish_task(self.scene.own, task_id, now_us=self.scene.now_us)
-        await self.store.tasks.mark_recorded(task_id)
+        await mark_recorded(self.store, task_id)
         return task_id
 
     def tables(self) -> dict[str, list[Any]]:

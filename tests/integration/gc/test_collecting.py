@@ -24,7 +24,7 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.store import open_store
-from tests.contract.scene import ContractHarness
+from tests.contract.scene import ContractHarness, mark_recorded
 from tests.integration.gc.place import DAY_US, Place
 from tests.integration.sql_stores import connected
 from tests.model.builders import make_request, make_session, make_step, make_task
@@ -146,7 +146,7 @@ async def test_a_collection_amid_any_history_changes_no_row_of_open_work(place: 
 async def test_a_task_that_is_tried_again_first_is_not_removed(place: Place) -> None:
     task_id = await place.scene.task("a")
     await _play(place.scene, task_id, ("claim", "fail", "settle", "finish"))
-    await place.store.tasks.mark_recorded(task_id)
+    await mark_recorded(place.store, task_id)
     (listed,) = await place.rows.ended_tasks(before_us=place.all_ended.before_us, limit=10)
 
     await place.scene.retry_task(task_id)
@@ -395,7 +395,7 @@ async def _planned(place: Place, agent: RunIdentity, *steps: str) -> str:
 
 async def _ended(place: Place, task_id: str) -> None:
     await place.store.tasks.finish_task(place.scene.own, task_id, now_us=place.scene.now_us)
-    await place.store.tasks.mark_recorded(task_id)
+    await mark_recorded(place.store, task_id)
 
 
 @pytest.mark.spec("OPS-10.c")

@@ -30,7 +30,7 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.store import open_store
-from tests.contract.scene import completed, failed, open_scene
+from tests.contract.scene import completed, failed, mark_recorded, open_scene
 from tests.integration.sql_stores import connected
 from tests.model.builders import make_request, make_retry, make_step, make_task
 from tests.servers import PostgresServer
@@ -141,7 +141,7 @@ class CollectingTakesNothingOpen(RuleBasedStateMachine):
                     self.do(self.store.tasks.settle_failure(self.scene.own, step.key, policy, now_us=self.scene.now_us))
             self.do(self.store.tasks.finish_task(self.scene.own, task.id, now_us=self.scene.now_us))
             if is_recorded and self.do(self.store.tasks.task(task.id)).status.is_terminal:
-                self.do(self.store.tasks.mark_recorded(task.id))
+                self.do(mark_recorded(self.store, task.id))
 
     @rule(which=ANY)
     def retry(self, which: int) -> None:

@@ -214,20 +214,25 @@ class MemoryOwning:
         return replace(work, open_tasks=tuple(task for task in work.open_tasks if task.id not in over)), ended
 
     @transaction
-    def unrecorded(self, owner_id: str) -> Sequence[str]:
-        return [
+    def unrecorded(self, owner_id: str, *, set_aside: Collection[str] = ()) -> Sequence[str]:
+        found = [
             task.id
             for task in self.rows.tasks.values()
             if task.status.is_terminal
             and task.id not in self.rows.recorded
+            and task.id not in set_aside
             and self.rows.session(task.session_id).owner_id in ("", owner_id)
             and not any(step.status.is_leased for step in self.rows.steps_of(task.id))
         ]
+        return found[:100]
 
     @transaction
-    def mark_recorded(self, task_id: str) -> None:
-        if self.rows.task(task_id).status.is_terminal:
+    def mark_recorded(self, task_id: str, ended_us: int) -> bool:
+        task = self.rows.tasks.get(task_id)
+        is_last = task is not None and task.status.is_terminal and task.ended_us == ended_us
+        if is_last:
             self.rows.recorded.add(task_id)
+        return is_last
 
     @transaction
     def open_tasks(self, ownership: Ownership) -> Sequence[OpenTask]:

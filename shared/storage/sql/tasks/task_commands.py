@@ -41,17 +41,22 @@ from soong.shared.storage.sql.tasks.sessions import adopt
 from soong.shared.storage.sql.tasks.task_updates import SqlChanging
 
 UNRECORDED: Final = Statement(
-    "unrecorded: tasks that are over, of sessions of this owner or of nobody's, whose folders are not written",
+    "unrecorded: tasks that are over, of sessions of this owner or of nobody's, whose folders are not written, without "
+    "those that it has set aside",
     """
     SELECT t.id FROM tasks AS t JOIN sessions AS s ON s.id = t.session_id
     WHERE t.is_recorded = 0 AND t.status IN ('completed', 'failed', 'cancelled') AND s.owner_id IN ('', :owner_id)
+      AND NOT (t.id IN @set_aside)
       AND NOT EXISTS (SELECT 1 FROM steps WHERE steps.task_id = t.id AND steps.status IN ('claimed', 'running'))
     ORDER BY t.ordinal LIMIT 100
     """,
 )
 RECORDED: Final = Statement(
-    "recorded: the folders of a task that is over are written",
-    "UPDATE tasks SET is_recorded = 1 WHERE id = :task_id AND status IN ('completed', 'failed', 'cancelled')",
+    "recorded: the folders of a task that is over are written, as of that end: it may have had another since",
+    """
+    UPDATE tasks SET is_recorded = 1
+    WHERE id = :task_id AND ended_us = :ended_us AND status IN ('completed', 'failed', 'cancelled')
+    """,
 )
 PAUSE_LEASED: Final = Statement(
     "pause leased: copy a task's pause to its leased steps; their workers learn of it as an interrupt",
@@ -202,11 +207,12 @@ class SqlTaskCommands(SqlChanging):
 
         return await self._database.write(write)
 
-    async def unrecorded(self, owner_id: str) -> Sequence[str]:
-        return await self._database.read(lambda tx: tx.column(UNRECORDED, owner_id=owner_id))
+    async def unrecorded(self, owner_id: str, *, set_aside: Collection[str] = ()) -> Sequence[str]:
+        without = list(set_aside)
+        return await self._database.read(lambda tx: tx.column(UNRECORDED, owner_id=owner_id, set_aside=without))
 
-    async def mark_recorded(self, task_id: str) -> None:
-        await self._database.write(lambda tx: tx.count(RECORDED, task_id=task_id))
+    async def mark_recorded(self, task_id: str, ended_us: int) -> bool:
+        return await self._database.write(lambda tx: tx.count(RECORDED, task_id=task_id, ended_us=ended_us) > 0)
 
     async def finish_task(self, ownership: Ownership, task_id: str, *, now_us: int) -> TaskStatus | None:
         status, left = await self._database.write(lambda tx: _finish(tx, ownership, task_id, now_us))

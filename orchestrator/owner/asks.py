@@ -72,6 +72,8 @@ class AskRunner:
     _ended: Ended = lambda _session_id, _task_id: None
     _held: dict[str, _HeldAsk] = field(default_factory=dict)
     """By task."""
+    _waiting: dict[str, None] = field(default_factory=dict)
+    """Sessions with asks that there was no room for at the last look, in the order in which they came to wait."""
 
     def on_end(self, ended: Ended) -> None:
         """Say who hears of it when a run here is over, or was stopped."""
@@ -87,12 +89,29 @@ class AskRunner:
         for task_id, held in list(self._held.items()):
             if held.ownership.session_id == ownership.session_id:
                 self._keep_or_stop(held, ownership, open_asks.get(task_id))
+        waits = False
         for task_id, ask in open_asks.items():
-            if ask.status is TaskStatus.RUNNING and task_id not in self._held and len(self._held) < self.most:
-                await self._begin(ownership, task_id)
+            if ask.status is TaskStatus.RUNNING and task_id not in self._held:
+                if len(self._held) < self.most:
+                    await self._begin(ownership, task_id)
+                else:
+                    waits = True
+        if waits:
+            self._waiting.setdefault(ownership.session_id)
+        else:
+            self._waiting.pop(ownership.session_id, None)
+
+    def next_waiting(self) -> str:
+        """Return the session that has waited longest for room, if there is room now; it waits no more by this."""
+        if not self._waiting or len(self._held) >= self.most:
+            return ""
+        session_id = next(iter(self._waiting))
+        del self._waiting[session_id]
+        return session_id
 
     def drop(self, session_id: str) -> None:
         """Let go of a session's agents at once: another owner runs them."""
+        self._waiting.pop(session_id, None)
         for held in list(self._held.values()):
             if held.ownership.session_id == session_id:
                 held.stop("drop", "the session has another owner")

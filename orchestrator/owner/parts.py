@@ -39,6 +39,10 @@ class SessionAgents(Protocol):
 
     async def look(self, ownership: Ownership) -> None: ...
 
+    def next_waiting(self) -> str:
+        """Return a session with an ask that waits for room, which there is now, to be looked at; empty: none."""
+        ...
+
     def drop(self, session_id: str) -> None: ...
 
     async def stop(self, *, is_abandoned: bool = False) -> None: ...
@@ -61,6 +65,9 @@ class NoAsks:
         return False
 
     async def look(self, ownership: Ownership) -> None: ...
+
+    def next_waiting(self) -> str:
+        return ""
 
     def drop(self, session_id: str) -> None: ...
 

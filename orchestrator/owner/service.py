@@ -140,20 +140,20 @@ class Orchestrator:
         async with self._reconciling:
             await self._adopt()
         for session_id in await self._busy():
-            if await self._is_asked(session_id):
-                return True
-            open_tasks = await self.parts.store.tasks.list_tasks(session_id=session_id)
-            if any(task.status is TaskStatus.RUNNING for task in open_tasks):
+            if await self._has_work(session_id):
                 return True
         return False
 
-    async def _is_asked(self, session_id: str) -> bool:
-        """Say whether a client waits for a command that is not carried out yet, such as the end of its session."""
+    async def _has_work(self, session_id: str) -> bool:
+        """Say whether a task of a session of ours runs, or a client waits for a command, such as the session's end."""
         ownership = self._owned.get(session_id)
+        if ownership is None:
+            return False
         try:
-            return ownership is not None and (await self.parts.store.tasks.session_work(ownership)).has_commands
+            work = await self.parts.store.tasks.session_work(ownership)
         except NotOwnerError:
-            return False  # its new owner carries it out
+            return False  # its new owner does what there is to do
+        return work.has_commands or any(task.status is TaskStatus.RUNNING for task in work.open_tasks)
 
     async def reconcile(
         self, session_ids: Iterable[str], *, is_sweep: bool = False, marks: Mapping[str, str] = NO_MARKS
@@ -349,15 +349,23 @@ class Orchestrator:
             self._begin(self._safely(self._after_ask(session_id, task_id)))
 
     async def _after_ask(self, session_id: str, task_id: str) -> None:
-        if (await self.parts.store.tasks.task(task_id)).status.is_terminal:
-            await self.parts.recorder.write(task_id)
-            await self.parts.notifier.notify_session(session_id)
-            ownership = self._owned.get(session_id)
-            memory = self.parts.memory
-            if ownership is not None and memory is not None and await memory.ended(ownership, task_id):
-                self._forget(ownership)
-                return
-        await self.reconcile([session_id])
+        is_all = await self._within(self._tell_ask_end(session_id, task_id), False)
+        while waiting := self.parts.agents.next_waiting():  # it has left room for an ask that came before
+            await self._safely(self.reconcile([waiting]))
+        if not is_all:
+            await self.reconcile([session_id])
+
+    async def _tell_ask_end(self, session_id: str, task_id: str) -> bool:
+        """Tell of a task that has ended with its agent; say whether that was all that there was in its session."""
+        if not (await self.parts.store.tasks.task(task_id)).status.is_terminal:
+            return False
+        await self.parts.recorder.write(task_id)
+        await self.parts.notifier.notify_session(session_id)
+        ownership, memory = self._owned.get(session_id), self.parts.memory
+        if ownership is None or memory is None or not await memory.ended(ownership, task_id):
+            return False
+        self._forget(ownership)
+        return True
 
     def _reconcile_later(self, session_id: str, due_us: int | None) -> None:
         """Come back when the session's next retry is due, if that is before the next sweep, and at no other time."""

@@ -91,6 +91,44 @@ async def test_sessions_that_were_lost_in_the_middle_of_a_look_are_not_looked_at
     assert not store.orchestrator._owned
 
 
+async def test_a_task_that_runs_behind_a_hundred_newer_ones_is_work() -> None:
+    store = MemoryStore()
+    orchestrator = make_orchestrator(store, MemoryBus())
+    await orchestrator._register()
+    await store.sessions.open_session(make_session("sess_1"))
+    running = make_task("sess_1", "a")
+    await store.tasks.create_task(running)
+    assert await orchestrator.is_working()
+    own = orchestrator._owned["sess_1"]
+    for _ in range(100):
+        newer = make_task("sess_1", "a")
+        await store.tasks.create_task(newer)
+        await store.tasks.cancel_task(own, newer.id, reason="enough", now_us=START_US)
+
+    assert await orchestrator.is_working()
+
+    await store.tasks.cancel_task(own, running.id, reason="enough", now_us=START_US)
+    assert not await orchestrator.is_working()
+
+
+async def test_folders_that_are_set_aside_keep_no_others_from_being_written() -> None:
+    store, folders = MemoryStore(), NoFolders()
+    orchestrator = make_orchestrator(store, MemoryBus())
+    orchestrator.parts.recorder = folders
+    await orchestrator._register()
+    await store.sessions.open_session(make_session("sess_1"))
+    await orchestrator._adopt()
+    tasks = [make_task("sess_1", "a") for _ in range(101)]
+    for task in tasks:
+        await store.tasks.create_task(task)
+        await store.tasks.cancel_task(orchestrator._owned["sess_1"], task.id, reason="enough", now_us=START_US)
+    folders.aside = {task.id for task in tasks[:100]}
+
+    await orchestrator._write_folders()
+
+    assert folders.written == [tasks[100].id]
+
+
 class BusyStore(MemoryStore):
     """Has its first adoption pass over every session, as PostgreSQL does while a claim holds their rows."""
 

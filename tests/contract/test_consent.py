@@ -223,33 +223,6 @@ async def test_of_answers_at_once_one_wins(scene: ContractHarness, open_another:
     assert await scene.store.consent.answer_of(request.id) == answers[outcomes.index(None)]
 
 
-@pytest.mark.parametrize("state", [None, RequestState.DECIDED, RequestState.EXPIRED, RequestState.WITHDRAWN])
-@pytest.mark.spec("PER-15.d")
-async def test_an_answer_that_is_given_again_after_a_lost_commit_is_no_late_one(
-    scene: ContractHarness, state: RequestState | None
-) -> None:
-    """Its responder cannot know that it was written, and the owner has perhaps settled the question meanwhile."""
-    claim = await scene.start("a")
-    request = await ask(scene, claim)
-    answer = make_answer(request, Choice.ALLOW_FOR_SESSION)
-    await scene.store.consent.answer(answer)
-    if state is RequestState.WITHDRAWN:
-        await scene.store.consent.withdraw(
-            claim.identity.run_id, "call_1", claim.fence, reason="abort", now_us=scene.now_us
-        )
-    elif state is not None:
-        await decide(scene, request, state)
-    before = await scene.event_types(claim.identity.run_id)
-
-    await scene.store.consent.answer(answer)
-    with pytest.raises(AlreadyDecidedError):
-        await scene.store.consent.answer(replace(answer, principal="bob"))
-
-    kinds = [entry.kind for entry in await scene.store.audit.audit_entries()]
-    assert (kinds.count(AuditKind.ANSWER), kinds.count(AuditKind.SECURITY)) == (1, 1)
-    assert await scene.event_types(claim.identity.run_id) == [*before, "security"]
-
-
 @pytest.mark.parametrize("state", [RequestState.DECIDED, RequestState.EXPIRED], ids=str)
 @pytest.mark.spec("PER-15")
 async def test_answer_to_a_closed_question_learns_how_it_was_closed(

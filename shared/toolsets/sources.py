@@ -115,7 +115,7 @@ def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()
         registry.add(source, is_builtin=True)
     register_modules(registry, environment.modules, environment.import_folders)
     if environment.home is not None:
-        paths = environment.paths
-        DeclarativeTools(environment.home, environment.runner, environment.config, paths).register(registry)
+        paths, known = environment.paths, environment.redactor
+        DeclarativeTools(environment.home, environment.runner, environment.config, paths, known).register(registry)
     McpTools(environment.mcp, environment.max_timeout).register(registry)
     return registry

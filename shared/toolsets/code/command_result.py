@@ -80,10 +80,11 @@ def _signal_name(number: int) -> str:
 def _blocks(transcript: OutputTranscript) -> list[ContentBlock]:
     """Return output and then stderr, which is a log: each led by its last part where it is long."""
     streams: tuple[tuple[Stream, str], ...] = (("stdout", ""), ("stderr", "stderr:\n"))
-    return [_block(transcript, stream, title) for stream, title in streams if transcript.said[stream]]
+    return [block_of(transcript, stream, title) for stream, title in streams if transcript.said[stream]]
 
 
-def _block(transcript: OutputTranscript, stream: Stream, title: str) -> TextBlock:
+def block_of(transcript: OutputTranscript, stream: Stream, title: str) -> TextBlock:
+    """Return what was said on a stream, led by its last part where it is long."""
     raw = transcript.raw(stream)
     original = (title + raw).encode("utf-8", "surrogateescape")
     if "\0" in raw and len(raw) > LONG_CHARS:

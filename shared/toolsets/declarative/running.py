@@ -13,19 +13,20 @@ from typing import Any, Final
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandRunner, Finished
 from soong.shared.sandbox.descriptors import opened_directory
+from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.command_access import access_of
 from soong.shared.tools.definition import Permission, Progress, RunDirs, ToolContext
-from soong.shared.tools.result import ErrorType, ToolError, ToolResult
+from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
+from soong.shared.tools.results.normalize import refusal
 from soong.shared.toolsets.code.command_result import SANDBOX_HINT
 from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool
 from soong.shared.toolsets.declarative.invocation import EFFECT_VARIABLE, Invocation
-from soong.shared.toolsets.declarative.plaintext import last_lines
+from soong.shared.toolsets.declarative.program_output import ProgramOutput
 from soong.shared.toolsets.declarative.protocol import read_result
 
 PROGRESS_S: Final = 1.5
 """Between two signs of life; people are promised one every 2 s (EXE-09)."""
-MAX_LOG_CHARS: Final = 4_000
 MAX_SUMMARY_CHARS: Final = 1_500
 
 
@@ -36,19 +37,34 @@ async def run_tool(
     call_input: JsonObject,
     runner: CommandRunner,
     bounds: Bounds,
+    redactor: Redactor,
 ) -> ToolResult:
-    """Run a call to its result.
+    """Run a call to its result: an error if the program failed, printed an invalid result, or met one of its bounds.
+
+    Cancelled, hand over what the program said so far.
 
     Raises:
-        ToolError: the program failed, printed an invalid result, or met one of its bounds.
+        ToolError: the program cannot be started.
         PathRefusedError: the working directory is gone.
     """
-    stderr = bytearray()
+    output = ProgramOutput(tool, redactor)
+    try:
+        finished = await _finished(tool, made, context, call_input, runner, bounds, output)
+        return await _result(tool, context, finished, output)
+    except asyncio.CancelledError:
+        context.keep_partial(output.so_far())
+        raise
 
-    def heard(stream: str, piece: bytes) -> None:
-        if stream == "stderr":
-            stderr.extend(piece[: tool.stderr_limit_bytes - len(stderr)])
 
+async def _finished(
+    tool: DeclaredTool,
+    made: Invocation,
+    context: ToolContext,
+    call_input: JsonObject,
+    runner: CommandRunner,
+    bounds: Bounds,
+    output: ProgramOutput,
+) -> Finished:
     with opened_directory(made.cwd) as cwd:
         command = ChildCommand(
             argv=made.argv,
@@ -58,19 +74,14 @@ async def run_tool(
             timeout=tool.timeout or bounds.max_timeout,
             max_stdout_bytes=tool.stdout_limit_bytes,
             stdin=dump(call_input).encode("utf-8"),
-            max_stderr_bytes=tool.stderr_limit_bytes,
-            heard=heard,
+            max_stderr_bytes=0,
+            heard=output.hear,
             access=access_of_tool(tool, made.cwd, context.run_dirs),
         )
         try:
-            finished = await _accompanied(runner.run(command), context.progress)
-        except asyncio.CancelledError:
-            words = last_lines(bytes(stderr), MAX_LOG_CHARS, is_cut=len(stderr) >= tool.stderr_limit_bytes)
-            context.keep_partial(words)
-            raise
+            return await _accompanied(runner.run(command), context.progress)
         except (OSError, ValueError) as error:
             raise _not_started(made, error) from error
-    return await _result(tool, context, finished)
 
 
 def access_of_tool(tool: DeclaredTool, cwd: Path, place: RunDirs) -> CommandAccess:
@@ -94,21 +105,32 @@ async def _accompanied(running: Coroutine[Any, Any, Finished], progress: Progres
                 await asyncio.wait({task})
 
 
-async def _result(tool: DeclaredTool, context: ToolContext, finished: Finished) -> ToolResult:
-    is_cut = finished.stderr_bytes > tool.stderr_limit_bytes
-    _refuse_failed(tool, finished, last_lines(finished.stderr, MAX_SUMMARY_CHARS, is_cut=is_cut))
-    result = await run_blocking(
-        lambda _stop: read_result(context.tool_call_id, finished.stdout, tool.stdout_limit_bytes)
-    )
-    log = last_lines(finished.stderr, MAX_LOG_CHARS, is_cut=is_cut)
-    facts: dict[str, Json] = {"sandbox": finished.sandbox or "none"}
-    if log:
-        facts |= {"stderr": log, "stderr_bytes": finished.stderr_bytes}
-    return replace(result, metadata={**result.metadata, **facts})
+async def _result(tool: DeclaredTool, context: ToolContext, finished: Finished, output: ProgramOutput) -> ToolResult:
+    if finished.ended != "exited" or finished.code != 0:
+        log = await run_blocking(lambda _stop: output.last_lines("stderr", MAX_SUMMARY_CHARS))
+        failure = _failure(tool, finished, log)
+        return await _failed(context, failure, output, is_partial=finished.ended != "exited")
+    try:
+        result = await run_blocking(
+            lambda _stop: read_result(context.tool_call_id, finished.stdout, tool.stdout_limit_bytes)
+        )
+    except ToolError as error:
+        return await _failed(context, error.failure, output, is_partial=False)
+    kept = await output.kept(context, has_stdout=False)
+    facts: dict[str, Json] = {**result.metadata, "sandbox": finished.sandbox or "none", **kept.facts}
+    return replace(result, metadata=facts, artifacts=(*result.artifacts, *kept.artifacts))
 
 
-def _refuse_failed(tool: DeclaredTool, finished: Finished, log: str) -> None:
-    """Raise for a child that did not end well; its log says why."""
+async def _failed(context: ToolContext, failure: ToolFailure, output: ProgramOutput, *, is_partial: bool) -> ToolResult:
+    """Return the result of a program that did not end well, with what it said until then."""
+    kept = await output.kept(context, has_stdout=True)
+    facts = {**kept.facts, "partial": True} if is_partial and kept.facts else kept.facts
+    head = refusal(context.tool_call_id, failure, None, **facts)
+    return replace(head, content=(*head.content, *kept.artifacts), artifacts=kept.artifacts)
+
+
+def _failure(tool: DeclaredTool, finished: Finished, log: str) -> ToolFailure:
+    """Return why a child did not end well; its log says more."""
     details: dict[str, Json] = {"stderr": log} if log else {}
     words = f"\nstderr:\n{log}" if log else ""
     if finished.ended == "output_limit":
@@ -116,15 +138,14 @@ def _refuse_failed(tool: DeclaredTool, finished: Finished, log: str) -> None:
         hint = "ask for less at once, or let the user raise stdout_limit_bytes of the tool"
         details |= {"stdout_limit_bytes": limit}
         problem = f"the tool printed more than {limit} bytes and was ended{words}"
-        raise ToolError(ErrorType.LIMIT_EXCEEDED, problem, hint=hint, details=details)
+        return ToolFailure(ErrorType.LIMIT_EXCEEDED, problem, hint, details)
     if finished.ended == "timeout":
-        raise ToolError(ErrorType.TIMEOUT, f"no result in time{words}", details=details)
-    if finished.code != 0:
-        details |= {"exit_code": finished.code}
-        if finished.denial:
-            problem = f"{_ending(finished.code)}; {finished.denial}{words}"
-            raise ToolError(ErrorType.SANDBOX_DENIED, problem, hint=SANDBOX_HINT, details=details)
-        raise ToolError(ErrorType.EXECUTION_FAILED, f"{_ending(finished.code)}{words}", details=details)
+        return ToolFailure(ErrorType.TIMEOUT, f"no result in time{words}", details=details)
+    details |= {"exit_code": finished.code}
+    if finished.denial:
+        problem = f"{_ending(finished.code)}; {finished.denial}{words}"
+        return ToolFailure(ErrorType.SANDBOX_DENIED, problem, SANDBOX_HINT, details)
+    return ToolFailure(ErrorType.EXECUTION_FAILED, f"{_ending(finished.code)}{words}", details=details)
 
 
 def _ending(code: int) -> str:

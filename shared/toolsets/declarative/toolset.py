@@ -12,6 +12,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.programs import untrusted_folders
+from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import HandlerOutput, Target, ToolContext, ToolDefinition
 from soong.shared.tools.docs import EVERY_CALL
 from soong.shared.tools.registry import ToolRegistry
@@ -40,6 +41,7 @@ class DeclarativeTools:
     runner: CommandRunner
     config: Config = field(default_factory=Config)
     paths: PathPolicy = field(default_factory=PathPolicy)
+    redactor: Redactor = field(default_factory=Redactor)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         """Read the files again each time.
@@ -51,7 +53,8 @@ class DeclarativeTools:
         files = read_tool_files(self.home, bounds)
         if files.problems:
             raise InvalidConfigError("\n".join(map(str, files.problems)))
-        return tuple(command_tool(tool, bounds, self.config, self.runner, self.paths) for tool in files.tools)
+        surroundings = bounds, self.config, self.runner, self.paths, self.redactor
+        return tuple(command_tool(tool, *surroundings) for tool in files.tools)
 
     def register(self, registry: ToolRegistry) -> None:
         """Register the tools, each with its file as its source.
@@ -68,7 +71,12 @@ class DeclarativeTools:
 
 
 def command_tool(
-    tool: DeclaredTool, bounds: Bounds, config: Config, runner: CommandRunner, paths: PathPolicy
+    tool: DeclaredTool,
+    bounds: Bounds,
+    config: Config,
+    runner: CommandRunner,
+    paths: PathPolicy,
+    redactor: Redactor,
 ) -> ToolDefinition:
     """Return the registered form of one definition."""
 
@@ -91,7 +99,7 @@ def command_tool(
     async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         now = made(context, call_input)
         hold_to_permission(context, await asyncio.to_thread(target_of_made, context, call_input, now))
-        return await run_tool(tool, now, context, call_input, runner, bounds)
+        return await run_tool(tool, now, context, call_input, runner, bounds, redactor)
 
     return ToolDefinition(
         name=tool.name,

@@ -1,5 +1,6 @@
 """Builders for the tool system: small real tools, a gate and a log that remember what they were told."""
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,7 +101,7 @@ class Artifacts:
 
     async def put(self, data: bytes, media_type: str, name: str) -> ArtifactRef:
         self.stored.append(data)
-        return ArtifactRef(f"digest-{len(self.stored)}", len(data), media_type, name)
+        return ArtifactRef(hashlib.sha256(data).hexdigest(), len(data), media_type, name)
 
     async def put_made(self, make: Callable[[], bytes], media_type: str, name: str) -> ArtifactRef:
         return await self.put(make(), media_type, name)

@@ -8,7 +8,9 @@ from typing import Any
 
 from soong.shared.core.config import Config
 from soong.shared.core.jsontext import Json
+from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
+from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import Target, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.toolsets.declarative.toolset import DeclarativeTools
@@ -31,6 +33,8 @@ class Declared:
     config: Config = field(default_factory=Config)
     options: dict[str, Any] = field(default_factory=dict)
     bench: PipelineHarness | None = None
+    redactor: Redactor = field(default_factory=Redactor)
+    """Knows the secrets of the process, for the tools and the pipeline."""
 
     def write(self, name: str = "team.tool", **fields: Any) -> Path:
         """Declare a tool; what is not said is a harmless default."""
@@ -49,11 +53,15 @@ class Declared:
         self.write(command_type="shell", command=line, args=list(args), **fields)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        return DeclarativeTools(self.home, ProcessRunner(), self.config).tools()
+        return DeclarativeTools(self.home, ProcessRunner(), self.config, PathPolicy(), self.redactor).tools()
+
+    def made_bench(self) -> PipelineHarness:
+        """Return a new pipeline over the tools; it is :attr:`bench` from now on."""
+        self.bench = make_bench(self.tools(), project=self.project, redactor=self.redactor, **self.options)
+        return self.bench
 
     async def call(self, **arguments: Json) -> ToolResult:
-        self.bench = make_bench(self.tools(), project=self.project, **self.options)
-        return await self.bench.call("team.tool", arguments)
+        return await self.made_bench().call("team.tool", arguments)
 
     async def data(self, **arguments: Json) -> Any:
         result = await self.call(**arguments)
@@ -64,6 +72,12 @@ class Declared:
         result = await self.call(**arguments)
         assert result.error is not None, result
         return result.error.type, result.error.message
+
+    @property
+    def stored(self) -> list[bytes]:
+        """The artifacts of the last call."""
+        assert self.bench is not None
+        return self.bench.artifacts.stored
 
     @property
     def target(self) -> Target:

@@ -1,0 +1,181 @@
+"""What declared tools print: shown short, stored where it is longer, kept when the call ends early."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from soong.shared.sandbox.redact import redactor
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
+from tests.unit.tools.parts import Artifacts
+from tests.unit.toolsets.commands import text_of
+from tests.unit.toolsets.declaring import Declared, make_declared
+
+OK = 'print(\'{"summary": "ok"}\')'
+LOG = "import sys\nfor n in range({lines}): print('log', n, file=sys.stderr)\n"
+SAY = "import sys, time\nfor n in range({lines}): print('line', n)\nprint('the end', flush=True)\n"
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Declared:
+    return make_declared(tmp_path)
+
+
+def refs(result: ToolResult) -> dict[str, ArtifactRef]:
+    """Return the artifacts of a result by the stream that they hold."""
+    return {ref.name.removeprefix("team.tool-call_1-").removesuffix(".txt"): ref for ref in result.artifacts}
+
+
+@pytest.mark.spec("CMD-03.e", "RES-03")
+async def test_a_log_that_is_longer_than_what_is_shown_becomes_an_artifact(declared: Declared) -> None:
+    declared.python(LOG.format(lines=2000) + OK)
+
+    result = await declared.call()
+
+    assert result.ok
+    assert str(result.metadata["stderr"]).endswith("log 1999")
+    assert result.metadata["stderr_artifact"] == refs(result)["stderr"].digest
+    assert declared.stored == ["".join(f"log {number}\n" for number in range(2000)).encode()]
+
+
+@pytest.mark.spec("CMD-03.e")
+async def test_a_log_that_is_shown_in_full_becomes_none(declared: Declared) -> None:
+    declared.python(LOG.format(lines=20) + OK)
+
+    result = await declared.call()
+
+    assert (result.artifacts, declared.stored) == ((), [])
+    assert "stderr_artifact" not in result.metadata
+
+
+@pytest.mark.spec("CMD-03.e")
+async def test_of_a_log_over_its_limit_the_beginning_and_the_end_are_kept(declared: Declared) -> None:
+    declared.python(LOG.format(lines=200_000) + OK, stderr_limit_bytes=50_000)
+
+    result = await declared.call()
+
+    (stored,) = declared.stored
+    assert str(result.metadata["stderr"]).endswith("log 199999")
+    assert stored.startswith(b"log 0\n")
+    assert stored.endswith(b"log 199999\n")
+    assert b"bytes left out" in stored
+    assert len(stored) < 350_000
+
+
+@pytest.mark.spec("CMD-03.e", "CMD-03.d")
+async def test_a_failed_program_keeps_both_streams_and_the_model_is_shown_where(declared: Declared) -> None:
+    declared.python(LOG.format(lines=2000) + SAY.format(lines=2000) + "sys.exit(3)")
+
+    result = await declared.call()
+
+    assert result.error is not None
+    assert result.error.message.startswith("exit code 3\nstderr:\n")
+    assert result.error.message.endswith("log 1999")
+    assert len(text_of(result)) < 2_000
+    assert {ref.digest for ref in result.content if isinstance(ref, ArtifactRef)} == {
+        result.metadata["stdout_artifact"],
+        result.metadata["stderr_artifact"],
+    }
+    assert [b"line 0\n" in declared.stored[0], b"log 0\n" in declared.stored[1]] == [True, True]
+
+
+@pytest.mark.spec("CMD-03.e", "CMD-03.b")
+async def test_output_that_is_no_result_is_kept(declared: Declared) -> None:
+    declared.python(SAY.format(lines=2000))
+
+    result = await declared.call()
+
+    assert result.error is not None
+    assert result.error.type is ErrorType.INVALID_OUTPUT
+    assert str(result.metadata["stdout"]).endswith("the end")
+    assert declared.stored[0].startswith(b"line 0\n")
+
+
+@pytest.mark.spec("CMD-03.e")
+async def test_of_output_over_its_limit_the_kept_part_becomes_an_artifact(declared: Declared) -> None:
+    declared.python("n = 0\nwhile True: print('line', n); n += 1", stdout_limit_bytes=100_000)
+
+    result = await declared.call()
+
+    assert result.error is not None
+    assert (result.error.type, result.metadata["partial"]) == (ErrorType.LIMIT_EXCEEDED, True)
+    assert result.metadata["stdout_artifact"] == refs(result)["stdout"].digest
+    assert declared.stored[0].startswith(b"line 0\nline 1\n")
+    assert 50_000 < len(declared.stored[0]) < 500_000
+
+
+@pytest.mark.spec("CMD-03.e", "EXE-08.f", "EXE-07.b")
+async def test_at_the_time_limit_the_output_so_far_is_kept(declared: Declared) -> None:
+    declared.python(
+        SAY.format(lines=5000) + "print('waiting', file=sys.stderr, flush=True); time.sleep(60)", timeout_ms=2500
+    )
+
+    result = await declared.call()
+
+    assert result.error is not None
+    assert (result.error.type, result.metadata["partial"]) == (ErrorType.TIMEOUT, True)
+    assert "the end" in text_of(result)
+    assert len(result.artifacts) == 1
+    assert b"line 0\n" in declared.stored[0]
+    assert declared.stored[0].endswith(b"stderr:\nwaiting\n")
+
+
+@pytest.mark.spec("CMD-03.e", "EXE-07.b")
+@pytest.mark.parametrize(("lines", "artifacts"), [(3, 0), (5000, 1)], ids=["short", "long"])
+async def test_an_aborted_call_keeps_the_output_so_far(declared: Declared, lines: int, artifacts: int) -> None:
+    declared.python(SAY.format(lines=lines) + "open('said', 'w'); time.sleep(60)")
+    bench = declared.made_bench()
+    call = asyncio.ensure_future(bench.pipeline.execute(ToolCall("call_1", "team.tool", {})))
+    async with asyncio.timeout(10):
+        while not (declared.project / "said").exists():  # noqa: ASYNC110  # another process's state has no event
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)  # its last word is on the way
+
+    call.cancel("a person pressed stop")
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+    ended = bench.ended
+    assert ended.error is not None
+    assert (ended.error.type, ended.metadata["partial"]) == (ErrorType.ABORTED, True)
+    assert "the end" in text_of(ended)
+    assert len(ended.artifacts) == artifacts
+    assert all(b"line 0\n" in stored for stored in declared.stored)
+
+
+@pytest.mark.spec("CMD-03.e", "EVT-05.c")
+@pytest.mark.parametrize("shift", range(0, 40, 7))
+async def test_no_secret_is_in_what_is_stored_wherever_a_stream_is_cut(declared: Declared, shift: int) -> None:
+    declared.redactor = redactor(["canary-secret-value"])
+    token = "ghp_" + "a1" * 20
+    code = (
+        "import sys\n"
+        f"line = '.' * 40 + ' canary-secret-value {token}\\n'\n"
+        "for stream in (sys.stderr, sys.stdout): stream.write(line * 10_000)\n"
+        "sys.exit(1)"
+    )
+    declared.python(code, stderr_limit_bytes=30_000 + shift, stdout_limit_bytes=2_000_000)
+
+    result = await declared.call()
+
+    assert len(declared.stored) == 2
+    for text in (*declared.stored, repr(result).encode()):
+        assert b"canary" not in text
+        assert token[4:12].encode() not in text
+
+
+@pytest.mark.spec("CMD-03.e")
+async def test_output_that_cannot_be_stored_keeps_no_call_from_its_result(
+    declared: Declared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> ArtifactRef:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Artifacts, "put", full)
+    declared.python(LOG.format(lines=2000) + OK)
+
+    result = await declared.call()
+
+    assert (result.ok, result.artifacts) == (True, ())
+    assert "No space left" in str(result.metadata["stderr_artifact_error"])

@@ -24,7 +24,7 @@ async def test_answer_that_asks_is_stored_with_its_question(scene: ContractHarne
     assert (await scene.event_types(run_id))[-2:] == ["model_responded", "permission_requested"]
 
 
-@pytest.mark.spec("EVT-01.b", "EXE-06.a")
+@pytest.mark.spec("EVT-01.b", "EXE-06.d")
 async def test_answer_that_writes_is_stored_with_the_start_of_its_call(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     run_id, answer = claim.identity.run_id, NewNode(NodeKind.ASSISTANT, {"v": 1, "message": {}})

@@ -2,7 +2,8 @@
 
 A write call is recorded before its handler starts, with its ledger row and the consumption of its decision, in one
 transaction, and its end in another: two by design. A read can be run again, so all that is known of it is kept back and
-written with its end: one transaction per call, its ledger row among it (PER-19, EXE-02).
+written with its end: one transaction per call, its ledger row among it (PER-19, EXE-02). In the order of the log its
+start comes before its end all the same.
 
 Events that are kept back are written after ``SHOW_AFTER_S`` at the latest, so that a watcher sees a long call
 while it runs (EXE-09, EXE-11); a short one costs nothing for that. An answer is kept back, too, for ``HOLD_S`` at

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from soong.shared.agents.runtime.call_log import RunCallLog
+from soong.shared.agents.runtime.call_log import SHOW_AFTER_S, RunCallLog
 from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
@@ -21,13 +21,13 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, NamedPreHook, PreOutcome
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
-from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.ports import ToolCall, Verdict
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.schedule import run_turn
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryStore
-from tests.unit.tools.parts import Artifacts, RecordingGate, make_run_dirs, make_tool
+from tests.unit.tools.parts import ALLOWED, Artifacts, RecordingGate, make_run_dirs, make_tool
 
 SECRET = "hunter2-very-secret"
 
@@ -76,7 +76,9 @@ class CallLogHarness:
         return [each for each, _ in await self.events()]
 
 
-async def make_bench(*tools: ToolDefinition, show_after_s: float = 60, hooks: Hooks = NO_HOOKS) -> CallLogHarness:
+async def make_bench(
+    *tools: ToolDefinition, show_after_s: float = 60, hooks: Hooks = NO_HOOKS, verdict: Verdict = ALLOWED
+) -> CallLogHarness:
     store = CountingStore()
     ownership = await open_session(store)
     await open_task(store, ownership, "a")
@@ -91,7 +93,7 @@ async def make_bench(*tools: ToolDefinition, show_after_s: float = 60, hooks: Ho
         store, Artifacts(), FakeClock(), run_id, claim.fence, interruption, clean, show_after_s=show_after_s
     )
     scope = RunScope(claim.identity, claim.fence, make_run_dirs(Path("/p")))
-    pipeline = ToolPipeline(tools or (make_tool(),), scope, RecordingGate(), log, hooks=hooks, redactor=clean)
+    pipeline = ToolPipeline(tools or (make_tool(),), scope, RecordingGate(verdict), log, hooks=hooks, redactor=clean)
     return CallLogHarness(store, claim, log, pipeline, interruption, len(await store.runs.events(run_id)))
 
 
@@ -126,7 +128,23 @@ async def test_a_read_is_one_transaction_with_its_row() -> None:
     assert row.facts["raw"] == {"name": "test__echo", "id": "raw"}
 
 
-@pytest.mark.spec("EXE-06.a", "EXE-06.c", "DAG-09.a")
+@pytest.mark.spec("EXE-06.a", "EXE-06.e")
+async def test_the_start_of_a_read_is_written_with_its_end_and_before_it_in_the_log() -> None:
+    seen: list[list[str]] = []
+
+    async def look(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        seen.append(await bench.types())
+        return None
+
+    bench = await make_bench(make_tool(handler=look))
+
+    await bench.pipeline.execute(ToolCall("c1", "test.echo", {}))
+
+    assert seen == [[]]
+    assert (bench.store.writes, await bench.types()) == (1, ["tool_started", "tool_completed"])
+
+
+@pytest.mark.spec("EXE-06.d", "EXE-06.c", "DAG-09.a")
 async def test_a_write_is_two_transactions_its_start_before_the_handler() -> None:
     seen: list[tuple[list[str], int]] = []
 
@@ -139,6 +157,23 @@ async def test_a_write_is_two_transactions_its_start_before_the_handler() -> Non
     await bench.pipeline.execute(ToolCall("c1", "test.echo", {}))
 
     assert seen == [(["tool_started"], 0)]
+    assert bench.store.writes == 2
+
+
+@pytest.mark.spec("EXE-06.d")
+async def test_a_read_by_a_decision_is_two_transactions_its_start_before_the_handler() -> None:
+    seen: list[list[str]] = []
+
+    async def look(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
+        seen.append(await bench.types())
+        return None
+
+    verdict = Verdict(is_allowed=True, author="person", decision_id="dec_1")
+    bench = await make_bench(make_tool(handler=look), verdict=verdict)
+
+    await bench.pipeline.execute(ToolCall("c1", "test.echo", {}))
+
+    assert seen == [["tool_started"]]
     assert bench.store.writes == 2
 
 
@@ -212,7 +247,7 @@ async def test_a_call_that_was_refused_has_read_nothing_and_taints_nothing() -> 
     assert not await bench.store.runs.is_tainted(bench.run_id)
 
 
-@pytest.mark.spec("EXE-09.a", "EXE-11")
+@pytest.mark.spec("EXE-06.e", "EXE-09.a", "EXE-11")
 async def test_a_call_that_takes_its_time_is_seen_while_it_runs() -> None:
     bench = await make_bench(make_tool(handler=holding(lambda: bench)), show_after_s=0.01)
     calls = [ToolCall("c1", "test.echo", {})]
@@ -225,6 +260,7 @@ async def test_a_call_that_takes_its_time_is_seen_while_it_runs() -> None:
     await bench.log.flush()
 
     assert await bench.types() == ["tool_queued", "tool_started", "tool_failed", "aborted_tools"]
+    assert SHOW_AFTER_S == 1.0
 
 
 async def _has(bench: CallLogHarness, types: list[str]) -> bool:
@@ -390,7 +426,7 @@ async def test_an_answer_that_only_reads_is_written_with_the_first_end_of_its_ca
     assert (await bench.types())[0] == "model_responded"
 
 
-@pytest.mark.spec("EXE-06.a", "EVT-01.b", "DAG-09.a")
+@pytest.mark.spec("EXE-06.d", "EVT-01.b", "DAG-09.a")
 async def test_an_answer_that_writes_is_written_with_the_start_of_its_call() -> None:
     seen: list[tuple[list[NodeKind], list[str]]] = []
 

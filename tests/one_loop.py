@@ -66,14 +66,20 @@ class NoQuestions:
 
 @dataclass
 class NoFolders:
+    """Keeps the tasks whose folders it was to write, and the owners of whose open tasks it was."""
+
     written: list[str] = field(default_factory=list)
     aside: set[str] = field(default_factory=set)
+    owners: list[str] = field(default_factory=list)
 
     async def write(self, task_id: str) -> None:
         self.written.append(task_id)
 
     def set_aside(self) -> Collection[str]:
         return self.aside
+
+    async def write_ended(self, owner_id: str) -> None:
+        self.owners.append(owner_id)
 
 
 @dataclass

@@ -75,9 +75,15 @@ class NoAsks:
 
 
 class Recorder(Protocol):
-    """Writes the folders of ended tasks (soong.orchestrator.owner.run_archive)."""
+    """Writes the folders of runs (soong.orchestrator.owner.run_archive), in the background."""
 
-    async def write(self, task_id: str) -> None: ...
+    async def write(self, task_id: str) -> None:
+        """Write those of a task that has ended."""
+        ...
+
+    async def write_ended(self, owner_id: str) -> None:
+        """Write those of runs that ended a while ago in open tasks of this owner."""
+        ...
 
     def set_aside(self) -> Collection[str]:
         """Return the tasks that need not be named to it now."""

@@ -1,8 +1,9 @@
 """Run folders: what a task's runs did, as files for people and other programs (EVT-03).
 
 ``runs/<run>/`` in the home gets ``events.jsonl`` (CloudEvents), ``logs/tools.jsonl``, ``logs/errors.jsonl`` and
-``deliverables/``, from rows and artifacts, when the task has ended. The rows stay the truth: a folder can be deleted
-and written again. Runs that called no tool and ended well get none.
+``deliverables/``, from rows and artifacts, when the task has ended; where the task lasts, also a while after the run
+has. The rows stay the truth: a folder can be deleted and written again. Runs in which no agent worked (of functions,
+and of plans themselves) get one only if they did not end well: it would cost more than the step.
 
 Workers write beneath the same folder and write the rows that name deliverables, so neither is trusted: no link is
 followed, and bytes that are not those of their digest are not delivered.
@@ -24,7 +25,7 @@ from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import Event, EventType
-from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.store import TaskStore
@@ -57,6 +58,10 @@ PORTION_BYTES: Final = 4 * 1024 * 1024
 MAX_NAME_BYTES: Final = 200
 DELIVERABLES: Final = "deliverables"
 FOLDERS: Final = ("logs", "workspace", DELIVERABLES, "archive")
+ENDED_FOR_US: Final = 30_000_000
+"""So long after its end a run gets its folder although its task has not ended; short tasks are written once."""
+MOST_ENDED: Final = 1_000
+"""So many such runs are read at a time."""
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 """Waits between attempts while the database is away; then the next full sweep starts again."""
 GIVEN_UP_S: Final = 600.0
@@ -118,6 +123,11 @@ class RunArchive:
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _batch: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Threads that make entries of the same folder wait for each other in the kernel, and use a core for that."""
+    _early: asyncio.Task[None] | None = None
+    _early_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held from the reading of logs before their task's end until they are written: they replace no newer ones."""
+    _reached: tuple[int, str] = (0, "")
+    """The end and the id of the last run that was written before its task's end."""
 
     async def write(self, task_id: str) -> None:
         """Begin to write the folders of the task's runs, unless they are being written or could not be of late."""
@@ -138,10 +148,39 @@ class RunArchive:
             del self._given_up[task_id]
         return self._given_up.keys() | self._writing.keys()
 
+    async def write_ended(self, owner_id: str) -> None:
+        """Begin to write the folders of runs that ended a while ago in open tasks of the owner, each once.
+
+        They are written again with their task's end: until then a worker can change them, and their logs can grow.
+        """
+        if self._early is None or self._early.done():
+            self._early = asyncio.get_running_loop().create_task(self._write_ended(owner_id))
+
     async def close(self) -> None:
         """Wait for what is being written; what waits for the database is tried once more."""
         self._closing.set()
-        await asyncio.gather(*self._writing.values(), return_exceptions=True)
+        early = () if self._early is None else (self._early,)
+        await asyncio.gather(*self._writing.values(), *early, return_exceptions=True)
+
+    async def _write_ended(self, owner_id: str) -> None:
+        before_us = self.clock.now_us() - ENDED_FOR_US
+        found: Sequence[Run] = ()
+        is_more = True
+        try:
+            while is_more and not self._closing.is_set():
+                found = await self.runs.runs.ended_in_open_tasks(
+                    owner_id, after=self._reached, before_us=before_us, limit=MOST_ENDED
+                )
+                is_more = len(found) == MOST_ENDED
+                for batch in _batches(found):
+                    async with self._early_turn:
+                        await self._write_batch(batch)
+                    self._reached = max(map(_place, batch.values()))
+        except UnavailableError as error:  # the next call tries again
+            log.warning("run_folders_wait", error=str(error))
+        except Exception:  # the next call would meet the same fault; the end of their tasks tries once more
+            log.exception("run_folders_failed")
+            self._reached = max(map(_place, found), default=self._reached)
 
     async def _write_task(self, task_id: str) -> None:
         """Write all folders of a task, again and again while the database is away: nobody else will."""
@@ -172,6 +211,8 @@ class RunArchive:
 
         Again where it was tried again and has ended meanwhile; what still runs is named again at its next end.
         """
+        async with self._early_turn:
+            pass  # what was read of these runs before is written now
         for _ in range(MOST_ENDS):
             found = await self.runs.runs.list_runs(task_id=task_id, limit=100_000)
             if not await self._write_runs(task_id, found):
@@ -186,7 +227,7 @@ class RunArchive:
         """Write the folder of each run that has one; return whether all of them could be written."""
         is_whole = True
         for batch in _batches([run for run in found if _has_folder(run)]):
-            is_whole = await self._write_batch(task_id, batch) and is_whole
+            is_whole = await self._write_batch(batch) and is_whole
         return await self._write_candidates(task_id, found) and is_whole
 
     async def _write_candidates(self, task_id: str, runs: Sequence[Run]) -> bool:
@@ -204,7 +245,7 @@ class RunArchive:
                 is_whole = False
         return is_whole
 
-    async def _write_batch(self, task_id: str, batch: Mapping[str, Run]) -> bool:
+    async def _write_batch(self, batch: Mapping[str, Run]) -> bool:
         """Write the folders of these runs: one read and one hand-over to a thread for all of them."""
         events = await self.runs.runs.events_of(list(batch))
         logs = {run_id: tuple(group) for run_id, group in groupby(events, key=lambda event: event.run_id)}
@@ -212,13 +253,11 @@ class RunArchive:
         async with self._batch:
             problems = await asyncio.to_thread(_write_logs, self.folder, wanted)
         for run_id, problem in problems.items():
-            await self._tell_failed(task_id, batch[run_id], problem)
+            await self._tell_failed(batch[run_id], problem)
         delivered = {run_id: logs[run_id] for run_id in batch if run_id in logs and run_id not in problems}
-        return await self._write_deliverables(task_id, batch, delivered) and not problems
+        return await self._write_deliverables(batch, delivered) and not problems
 
-    async def _write_deliverables(
-        self, task_id: str, batch: Mapping[str, Run], logs: Mapping[str, Sequence[Event]]
-    ) -> bool:
+    async def _write_deliverables(self, batch: Mapping[str, Run], logs: Mapping[str, Sequence[Event]]) -> bool:
         """Write what these runs deliver; return whether all of it could be written."""
         failed: set[str] = set()
         portion: dict[str, dict[str, bytes]] = {}
@@ -226,17 +265,17 @@ class RunArchive:
         for run_id, events in logs.items():
             names = deliverable_names(events)
             for event in events if names else ():
-                data = await self._delivered(task_id, batch[run_id], event, names, failed)
+                data = await self._delivered(batch[run_id], event, names, failed)
                 portion.setdefault(run_id, {}).update(data)
                 size += sum(map(len, data.values()))
                 if size > PORTION_BYTES:
-                    failed |= await self._write_portion(task_id, batch, portion)
+                    failed |= await self._write_portion(batch, portion)
                     portion, size = {}, 0
-        failed |= await self._write_portion(task_id, batch, portion)
+        failed |= await self._write_portion(batch, portion)
         return not failed
 
     async def _delivered(
-        self, task_id: str, run: Run, event: Event, names: Mapping[str, str], failed: set[str]
+        self, run: Run, event: Event, names: Mapping[str, str], failed: set[str]
     ) -> Mapping[str, bytes]:
         """Return the file that an event delivers, by its name; a run whose file cannot be read has ``failed``."""
         try:
@@ -245,11 +284,11 @@ class RunArchive:
             await self._tell(run, error.what, str(error))
         except (ForeignEntryError, OSError) as error:
             failed.add(run.id)
-            await self._tell_failed(task_id, run, error)
+            await self._tell_failed(run, error)
         return {}
 
     async def _write_portion(
-        self, task_id: str, batch: Mapping[str, Run], portion: Mapping[str, Mapping[str, bytes]]
+        self, batch: Mapping[str, Run], portion: Mapping[str, Mapping[str, bytes]]
     ) -> frozenset[str]:
         """Write files of runs in one thread; return the runs whose files could not be written."""
         wanted = {run_id: files for run_id, files in portion.items() if files}
@@ -258,15 +297,15 @@ class RunArchive:
         async with self._batch:
             problems = await asyncio.to_thread(_write_delivered, self.folder, wanted)
         for run_id, problem in problems.items():
-            await self._tell_failed(task_id, batch[run_id], problem)
+            await self._tell_failed(batch[run_id], problem)
         return frozenset(problems)
 
-    async def _tell_failed(self, task_id: str, run: Run, problem: ForeignEntryError | OSError) -> None:
+    async def _tell_failed(self, run: Run, problem: ForeignEntryError | OSError) -> None:
         """Tell of a folder that could not be written."""
         if isinstance(problem, ForeignEntryError):
             await self._tell(run, "foreign_entry", str(problem))
         else:
-            log.error("run_folder_failed", task=task_id, run=run.id, error=str(problem))
+            log.error("run_folder_failed", task=run.identity.task_id, run=run.id, error=str(problem))
 
     async def _tell(self, run: Run, what: str, problem: str) -> None:
         """Tell the audit log of something that a worker must have left."""
@@ -276,7 +315,13 @@ class RunArchive:
 
 
 def _has_folder(run: Run) -> bool:
-    return bool(run.usage.tool_calls) or (run.started_us is not None and run.status is not RunStatus.COMPLETED)
+    """Say whether a run has a folder. An agent that ended well has used something: it has asked a model."""
+    return run.usage != Usage() or (run.started_us is not None and run.status is not RunStatus.COMPLETED)
+
+
+def _place(run: Run) -> tuple[int, str]:
+    """Return where a run that has ended is in the order of ends."""
+    return run.ended_us or 0, run.id
 
 
 def _end_of(runs: Sequence[Run]) -> int | None:

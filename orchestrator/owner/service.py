@@ -422,6 +422,8 @@ class Orchestrator:
         if is_full:
             wanted |= await self._within(self._busy(), set())
             await self._safely(self._write_folders())
+            if self._owned:
+                await self._safely(self.parts.recorder.write_ended(self.owner_id))
         # Also when nobody asks: an exchanged signing key is told before it is needed.
         await self._safely(self.parts.broker.review(()))
         await self._safely(self.reconcile(wanted, is_sweep=True))

@@ -191,6 +191,8 @@ class NoFolders:
     def set_aside(self) -> Collection[str]:
         return ()
 
+    async def write_ended(self, owner_id: str) -> None: ...
+
 
 class OwnerActor(Actor):
     """An orchestrator."""

@@ -91,6 +91,16 @@ class RunStore(Protocol):
         """Return runs in order of creation."""
         ...
 
+    async def ended_in_open_tasks(
+        self, owner_id: str, *, after: tuple[int, str], before_us: int, limit: int
+    ) -> Sequence[Run]:
+        """Return runs that ended before ``before_us`` in tasks of an owner's sessions that have not ended.
+
+        In the order of their ends, then ids, from behind ``after``, such a pair. Those that used nothing and ended well
+        are left out.
+        """
+        ...
+
     async def append(
         self,
         run_id: str,

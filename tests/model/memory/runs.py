@@ -7,7 +7,8 @@ from dataclasses import replace
 from soong.shared.core.errors import AlreadyConsumedError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
-from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.record import Run, Usage
+from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Step
@@ -46,6 +47,23 @@ class MemoryRuns:
             if session_id in {"", run.identity.session_id} and task_id in {"", run.identity.task_id}
         ]
         return found[:limit]
+
+    @transaction
+    def ended_in_open_tasks(
+        self, owner_id: str, *, after: tuple[int, str], before_us: int, limit: int
+    ) -> Sequence[Run]:
+        found = sorted(
+            (run.ended_us, run.id)
+            for run in self.rows.runs.values()
+            if run.ended_us is not None and run.ended_us < before_us and self._is_in_open_task(run, owner_id)
+        )
+        return [self.rows.runs[run_id] for ended_us, run_id in found if (ended_us, run_id) > after][:limit]
+
+    def _is_in_open_task(self, run: Run, owner_id: str) -> bool:
+        task = self.rows.task(run.identity.task_id)
+        is_owned = self.rows.session(task.session_id).ownership.owner_id == owner_id
+        has_folder = run.usage != Usage() or (run.started_us is not None and run.status is not RunStatus.COMPLETED)
+        return is_owned and has_folder and not task.status.is_terminal
 
     @transaction
     def append(

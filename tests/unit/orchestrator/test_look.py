@@ -236,6 +236,23 @@ async def test_folders_of_a_task_that_its_worker_has_ended_are_written_without_a
     assert (store.adoptions, store.looks_for_nobodys, dict(orchestrator._owned)) == (0, 0, {})
 
 
+@pytest.mark.spec("EVT-03.d")
+async def test_an_owner_of_sessions_writes_folders_before_the_end_of_tasks_with_each_full_sweep() -> None:
+    store = MemoryStore()
+    orchestrator = make_orchestrator(store, MemoryBus())
+    folders = orchestrator.parts.recorder
+    assert isinstance(folders, NoFolders)
+    await orchestrator._register()
+
+    await orchestrator._sweep_once(is_full=True)
+    of_nothing = list(folders.owners)
+    await store.sessions.open_session(make_session())
+    await orchestrator._sweep_once(is_full=False)
+    await orchestrator._sweep_once(is_full=True)
+
+    assert (of_nothing, folders.owners) == ([], [orchestrator.owner_id])
+
+
 async def test_an_owner_that_stops_writes_the_folders_of_tasks_that_have_just_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -94,6 +94,17 @@ EVENTS_OF: Final = Statement(
     WHERE r.id IN @run_ids ORDER BY r.ordinal, e.seq
     """,
 )
+# Joined in this order: without statistics SQLite would begin with all runs.
+ENDED_IN_OPEN_TASKS: Final = Statement(
+    "ended in open tasks: runs of an owner's open tasks that ended in a span of time and used something or failed",
+    """
+    SELECT r.ended_us, r.id FROM tasks AS t CROSS JOIN sessions AS s CROSS JOIN runs AS r
+    WHERE s.id = t.session_id AND r.task_id = t.id AND t.status IN ('running', 'paused')
+      AND t.created_us < :before_us AND s.owner_id = :owner_id
+      AND r.ended_us >= :after_us AND r.ended_us < :before_us
+      AND (r.usage <> '{}' OR (r.started_us IS NOT NULL AND r.status <> 'completed'))
+    """,
+)
 CALLS: Final = TableRead(
     "calls: of a run, in the order in which they began", calls, "WHERE run_id = :run_id ORDER BY position"
 )
@@ -176,6 +187,18 @@ class SqlRuns:
         if task_id:
             wanted = wanted.where(runs.c.task_id == task_id)
         return await self._database.read(lambda tx: [run_of(row) for row in tx.execute(wanted)])
+
+    async def ended_in_open_tasks(
+        self, owner_id: str, *, after: tuple[int, str], before_us: int, limit: int
+    ) -> Sequence[Run]:
+        def read(tx: Transaction) -> list[Run]:
+            span = {"owner_id": owner_id, "after_us": after[0], "before_us": before_us}
+            places = sorted(map(tuple, tx.rows(ENDED_IN_OPEN_TASKS, **span)))
+            ids = [run_id for ended_us, run_id in places if (ended_us, run_id) > after][:limit]
+            found = {row.id: run_of(row) for row in tx.execute(WHOLE_RUNS.where(runs.c.id.in_(ids)))} if ids else {}
+            return [found[run_id] for run_id in ids]
+
+        return await self._database.read(read)
 
     async def append(
         self,

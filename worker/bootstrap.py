@@ -14,6 +14,7 @@ from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.agents.runtime.observer import AgentObserver
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
+from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import configure
 from soong.shared.core.settings import Settings, secret_values
@@ -51,6 +52,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     """
     pulse = Pulse(settings.hang_s)
     config = load_config(settings.home)
+    settings = with_config(settings, config)
     clean = redactor(secret_values(settings, config.secret_env, config.secret_files))
     configure(settings.log_level, process="worker", clean=clean.text)
     # Loop, writer and heartbeat hand each other short work: with CPython's 5 ms a hop waits for the busiest of them.

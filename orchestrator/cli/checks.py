@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from soong.orchestrator.cli.answer_check import check_answers
@@ -213,11 +214,14 @@ async def check_ripgrep(_settings: Settings) -> Finding:
 async def check_tool_files(settings: Settings) -> Finding:
     """A broken definition in ``tools/`` of the home keeps every worker from starting."""
     from soong.shared.core.config import load_config
+    from soong.shared.core.configured_settings import with_config
     from soong.shared.toolsets.declarative.definition import Bounds
     from soong.shared.toolsets.declarative.folder import read_tool_files
 
     try:
-        bounds = Bounds.of(load_config(settings.home))
+        config = load_config(settings.home)
+        limit = timedelta(milliseconds=with_config(settings, config).tool_max_timeout_ms)
+        bounds = Bounds.of(config, limit)
     except InvalidConfigError as error:
         return Finding("tools", Level.FAIL, str(error), "fix config.toml")
     files = read_tool_files(settings.home, bounds)

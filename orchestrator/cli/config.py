@@ -6,7 +6,8 @@ from typing import Final
 import typer
 
 from soong.orchestrator.cli.console import emit, output, table
-from soong.shared.core.config import CONFIG_FILE, load_config
+from soong.shared.core.config import CONFIG_FILE, Config, load_config
+from soong.shared.core.configured_settings import given_by, with_config
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings, source_of, without_password
 
@@ -16,7 +17,10 @@ _URLS: Final = frozenset({"artifacts_url", "database_url", "redis_url"})
 
 @dataclass(frozen=True, slots=True)
 class SettingValue:
-    """One setting as it is in force. ``source`` is `environment`, `file` (``SOONG_<NAME>_FILE``) or `default`."""
+    """One setting as it is in force.
+
+    ``source`` is `environment`, `file` (``SOONG_<NAME>_FILE``), `config.toml` or `default`.
+    """
 
     name: str
     value: str
@@ -33,9 +37,8 @@ def _group() -> None:
 def show(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON document.")) -> None:
     """Show the settings that a command started here uses, and the configuration file of the home."""
     settings = load_settings()
-    values = settings_in_force(settings)
+    values = settings_in_force(settings, load_config(settings.home))
     path = settings.home / CONFIG_FILE
-    load_config(settings.home)  # a file that cannot be used is named here, with its place
     if is_json:
         emit({"settings": [asdict(one) for one in values], "file": {"path": str(path), "exists": path.exists()}})
         return
@@ -44,13 +47,14 @@ def show(*, is_json: bool = typer.Option(False, "--json", help="Print one JSON d
     output("A running service keeps the settings that it was started with.")
 
 
-def settings_in_force(settings: Settings) -> list[SettingValue]:
+def settings_in_force(settings: Settings, config: Config) -> list[SettingValue]:
     """Return every setting in the order of the README. Passwords in URLs are left out."""
+    in_force, configured = with_config(settings, config), given_by(config)
     return [
         SettingValue(
             f"SOONG_{name.upper()}",
-            _text(name, getattr(settings, name)),
-            source_of(name),
+            _text(name, getattr(in_force, name)),
+            CONFIG_FILE if name in configured and source_of(name) == "default" else source_of(name),
             field.description or "",
         )
         for name, field in Settings.model_fields.items()

@@ -168,10 +168,12 @@ def _config(settings: Settings) -> "Config":
 
 def opened(settings: Settings) -> "McpTools":
     """Return the servers of a home, none of them started, with what they were last seen to offer."""
+    from soong.shared.core.configured_settings import with_config
     from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
 
-    most = timedelta(milliseconds=settings.tool_max_timeout_ms)
-    return McpTools(servers_of(settings.home, _config(settings)), most)
+    config = _config(settings)
+    most = timedelta(milliseconds=with_config(settings, config).tool_max_timeout_ms)
+    return McpTools(servers_of(settings.home, config), most)
 
 
 def must_be_known(servers: "McpServers", names: Sequence[str]) -> None:

@@ -74,15 +74,16 @@ def list_tools(
 def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
     """Show a tool: what it is for, its arguments, its limits, how its calls may end."""
     from soong.orchestrator.cli.tool_text import tool_json, tool_text
+    from soong.shared.core.configured_settings import with_config
 
     settings = load_settings()
-    _, registry = _registered(settings)
+    config, registry = _registered(settings)
     tool = _find(registry, name)
     source = registry.source_of(tool.name)
     if is_json:
         emit(tool_json(tool, source))
     else:
-        output(tool_text(tool, source, settings))
+        output(tool_text(tool, source, with_config(settings, config)))
 
 
 @app.command()

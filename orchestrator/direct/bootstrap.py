@@ -15,6 +15,7 @@ from soong.orchestrator.direct.service_calls import ServiceCalls, session_of_cal
 from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
+from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
@@ -156,6 +157,7 @@ def build(
     settings: Settings, config: Config, registry: ToolRegistry, request: DirectRequest
 ) -> tuple[DirectSession, ServiceCalls]:
     """Put a session together, and what makes its calls of a service's tools. Raises: UsageError."""
+    settings = with_config(settings, config)
     surface = surface_of(registry, config, request)
     of_service = frozenset(tool.name for source in run_sources() for tool in source.tools())
     clock, secrets = SystemClock(), redactor(secret_values(settings, config.secret_env, config.secret_files))
@@ -257,7 +259,7 @@ def _hooks(settings: Settings, config: Config, request: DirectRequest, redactor:
 def _limits(settings: Settings, timeout: timedelta | None) -> PipelineConfig:
     most = timedelta(milliseconds=settings.tool_max_timeout_ms)
     if timeout is not None and not timedelta(0) < timeout <= most:
-        known = f"{settings.tool_max_timeout_ms} ms (SOONG_TOOL_MAX_TIMEOUT_MS)"
+        known = f"{settings.tool_max_timeout_ms} ms (tools.max_timeout_ms, SOONG_TOOL_MAX_TIMEOUT_MS)"
         raise UsageError(f"a call's time must be above 0 and at most {known}")
     return PipelineConfig(
         default_timeout=timeout or timedelta(milliseconds=settings.tool_timeout_ms),

@@ -29,6 +29,7 @@ from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.config import Config
+from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.lazy_dataclass import dataclass
@@ -83,8 +84,9 @@ async def build(settings: Settings) -> Orchestrator:
     clock = SystemClock()
     retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
     catalogue = Catalogue.of(settings, starts_servers=settings.is_embedded)
-    planner = _planner(settings, catalogue)
     config = catalogue.config
+    settings = with_config(settings, config)
+    planner = _planner(settings, catalogue)
     secrets = redactor(secret_values(settings, config.secret_env, config.secret_files))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)
     try:

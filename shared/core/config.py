@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 from pydantic import BaseModel, Field, ValidationError
 
 from soong.shared.core.acp_config import AcpConfig
-from soong.shared.core.config_section import ConfigSection, Seconds, Text
+from soong.shared.core.config_section import MAX_WAIT_S, ConfigSection, Seconds, Text
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.mcp_config import PUBLIC_VARIABLES, McpConfig
 from soong.shared.core.notification_config import NotificationsConfig
@@ -29,6 +29,7 @@ MAX_CONFIG_BYTES: Final = 1024 * 1024
 
 ModelName = Annotated[str, Field(pattern=r"^[^\s:]{1,100}:\S{1,200}$")]
 Globs = Annotated[tuple[Text, ...], Field(strict=False)]
+Milliseconds = Annotated[int, Field(ge=1, le=MAX_WAIT_S * 1000)]
 
 
 class RuleConfig(ConfigSection):
@@ -49,6 +50,14 @@ class PermissionConfig(ConfigSection):
         default="auto", description="`strict` asks each time for everything above reading (PER-20)."
     )
     rules: tuple[RuleConfig, ...] = Field(default=(), strict=False, description="Rules, `[[permission.rules]]`.")
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_WAIT_S)] | None = Field(
+        default=None,
+        description="How long an attached responder may take for one question [300]; SOONG_PERMISSION_TIMEOUT_S wins.",
+    )
+    park_after_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] | None = Field(
+        default=None,
+        description="How long a waiting run keeps its slot [30]; 0: not at all. SOONG_PARK_AFTER_S wins.",
+    )
 
 
 class ToolsConfig(ConfigSection):
@@ -70,6 +79,12 @@ class ToolsConfig(ConfigSection):
         strict=False,
         description="Globs of tools that a worker asks for in addition to those of its definition, where its step "
         "names no `allowed_tools`.",
+    )
+    default_timeout_ms: Milliseconds | None = Field(
+        default=None, description="Time of a tool that declares none [120000]; SOONG_TOOL_TIMEOUT_MS wins."
+    )
+    max_timeout_ms: Milliseconds | None = Field(
+        default=None, description="Longest time of any tool [600000]; SOONG_TOOL_MAX_TIMEOUT_MS wins."
     )
 
 
@@ -109,7 +124,7 @@ class CommandsConfig(ConfigSection):
         default=120_000,
         ge=1,
         le=600_000,
-        description="Longest run of one command, within `SOONG_TOOL_MAX_TIMEOUT_MS`; a model can only ask for less.",
+        description="Longest run of one command, within `tools.max_timeout_ms`; a model can only ask for less.",
     )
     sandbox: Literal["auto", "required", "off"] = Field(
         default="off",
@@ -379,6 +394,7 @@ _WORDS: Final = {
     "string_type": "takes text in quotes",
     "bool_type": "takes true or false",
     "int_type": "takes an integer",
+    "float_type": "takes a number",
     "missing": "is missing",
 }
 

@@ -147,7 +147,9 @@ class Settings(BaseModel):
     )
 
     permission_timeout_s: Seconds = Field(
-        default=300.0, description="How long an attached responder may take for one question."
+        default=300.0,
+        description="How long an attached responder may take for one question; in `config.toml`: "
+        "`permission.timeout_s`.",
     )
     no_worker_s: Seconds = Field(
         default=30.0, description="Warn when no live worker has been able to run a ready step for this long."
@@ -162,7 +164,7 @@ class Settings(BaseModel):
         default=30.0,
         ge=0,
         description="A run all of whose calls have waited for consent this long gives up its slot; 0: at once. So"
-        " does one that its provider makes wait for longer.",
+        " does one that its provider makes wait for longer. In `config.toml`: `permission.park_after_s`.",
     )
     max_asks: int = Field(
         default=100, ge=1, description="Agents that an orchestrator runs itself at once (`soong ask`); others wait."
@@ -172,10 +174,20 @@ class Settings(BaseModel):
     )
     decision_ttl_s: Seconds = Field(default=86400.0, description="An unused decision expires after this long.")
 
-    tool_timeout_ms: int = Field(default=120_000, ge=1, description="Default time of a tool's handler.")
-    tool_max_timeout_ms: int = Field(default=600_000, ge=1, description="Longest time a tool definition may set.")
+    tool_timeout_ms: int = Field(
+        default=120_000,
+        ge=1,
+        description="Default time of a tool's handler; in `config.toml`: `tools.default_timeout_ms`.",
+    )
+    tool_max_timeout_ms: int = Field(
+        default=600_000,
+        ge=1,
+        description="Longest time a tool definition may set; in `config.toml`: `tools.max_timeout_ms`.",
+    )
     max_result_chars: int = Field(
-        default=12_000, ge=100, description="Longer tool output becomes an artifact with a preview."
+        default=12_000,
+        ge=100,
+        description="Longer tool output becomes an artifact with a preview; a page of a file ends early.",
     )
     stream: bool = Field(
         default=True, description="Answers of models arrive piece by piece where they can; off: in one piece."

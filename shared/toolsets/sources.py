@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from soong.shared.core.config import Config, load_config
+from soong.shared.core.configured_settings import with_config
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, secret_files, secret_values
 from soong.shared.sandbox.command import CommandRunner
@@ -70,6 +71,7 @@ class ToolEnvironment:
             InvalidConfigError: the configuration of the home cannot be used.
         """
         wanted = load_config(settings.home) if config is None else config
+        settings = with_config(settings, wanted)
         secrets = redactor(secret_values(settings, wanted.secret_env, wanted.secret_files))
         limit = timedelta(milliseconds=settings.tool_max_timeout_ms)
         return cls(
@@ -115,7 +117,13 @@ def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()
         registry.add(source, is_builtin=True)
     register_modules(registry, environment.modules, environment.import_folders)
     if environment.home is not None:
-        paths, known = environment.paths, environment.redactor
-        DeclarativeTools(environment.home, environment.runner, environment.config, paths, known).register(registry)
+        DeclarativeTools(
+            environment.home,
+            environment.runner,
+            environment.config,
+            environment.paths,
+            redactor=environment.redactor,
+            max_timeout=environment.max_timeout,
+        ).register(registry)
     McpTools(environment.mcp, environment.max_timeout).register(registry)
     return registry

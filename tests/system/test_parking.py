@@ -109,6 +109,19 @@ async def test_a_run_that_waits_gives_up_the_only_slot_and_goes_on_in_another_pr
     assert (await service.store.runs.run(run.id)).fence == run.fence + 1
 
 
+@pytest.mark.spec("PER-13.b", "PER-13.l")
+async def test_a_worker_parks_its_runs_after_the_time_that_the_file_of_its_home_gives(
+    service: Deployment, file: Path
+) -> None:
+    config = service.settings.home / "config.toml"
+    config.write_text(f"{config.read_text()}[permission]\npark_after_s = 0.2\n", encoding="utf-8")
+    await service.start_workers(1, slots=1)
+
+    _, request = await asking(service, file)
+
+    assert (await service.store.runs.run(request.identity.run_id)).status is RunStatus.PARKED
+
+
 @pytest.mark.spec("PER-13", "DAG-07", "DAG-09")
 @pytest.mark.parametrize(
     ("service", "killed"), [("sqlite", "parked"), ("sqlite", "decided"), ("postgres", "owner")], indirect=["service"]

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,7 +16,7 @@ from soong.shared.sandbox.programs import untrusted_folders
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import HandlerOutput, Target, ToolContext, ToolDefinition
 from soong.shared.tools.docs import EVERY_CALL
-from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code.named_files import named_files
 from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool
@@ -42,6 +43,7 @@ class DeclarativeTools:
     config: Config = field(default_factory=Config)
     paths: PathPolicy = field(default_factory=PathPolicy)
     redactor: Redactor = field(default_factory=Redactor)
+    max_timeout: timedelta = MAX_TIMEOUT
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         """Read the files again each time.
@@ -49,7 +51,7 @@ class DeclarativeTools:
         Raises:
             InvalidConfigError: names every broken file, the field and what to do.
         """
-        bounds = Bounds.of(self.config)
+        bounds = Bounds.of(self.config, self.max_timeout)
         files = read_tool_files(self.home, bounds)
         if files.problems:
             raise InvalidConfigError("\n".join(map(str, files.problems)))

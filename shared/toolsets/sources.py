@@ -23,6 +23,7 @@ from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.tools.deferred import ToolSearch
 from soong.shared.tools.definition import ToolAdapter
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
+from soong.shared.toolsets.code.read_file import MAX_PAGE_CHARS
 from soong.shared.toolsets.code.toolset import CodeTools
 from soong.shared.toolsets.command_runner import command_runner
 from soong.shared.toolsets.controls import controls_of, import_guard
@@ -50,6 +51,8 @@ class ToolEnvironment:
     redactor: Redactor = field(default_factory=Redactor)
     max_timeout: timedelta = MAX_TIMEOUT
     """``tools.max_timeout_ms``: the longest time that a tool may ask for (EXE-08)."""
+    max_result_chars: int = MAX_PAGE_CHARS
+    """The size at which a page of a file ends (FS-01)."""
     data: Path | None = None
     """The folder of runs and artifacts; None: it is the home."""
     import_folders: tuple[str, ...] = ()
@@ -81,6 +84,7 @@ class ToolEnvironment:
             modules=settings.tools,
             redactor=secrets,
             max_timeout=limit,
+            max_result_chars=settings.max_result_chars,
             data=settings.data,
             import_folders=settings.import_folders,
             secret_files=(*secret_files(settings), *wanted.secret_files),
@@ -100,7 +104,8 @@ class ToolEnvironment:
 def builtin_sources(environment: ToolEnvironment) -> tuple[ToolAdapter, ...]:
     """Return the sources that come with Soong and need no store."""
     config, known = environment.config, environment.redactor
-    code = CodeTools(environment.paths, config, environment.runner, known, environment.max_timeout)
+    limits = (environment.max_timeout, environment.max_result_chars)
+    code = CodeTools(environment.paths, config, environment.runner, known, *limits)
     web = WebTools(heeds_robots=config.network.robots)
     return (code, SkillTools(environment.home, config), ToolSearch(config.tools), web)
 

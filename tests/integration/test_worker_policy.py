@@ -390,3 +390,17 @@ async def test_a_result_has_the_size_that_its_workers_setting_gives_it(tmp_path:
 
     (ended,) = [event for event in events if event.type == EventType.TOOL_COMPLETED]
     assert ended.data["truncated"] is True
+
+
+@pytest.mark.spec("FS-01.c", "RES-03.b")
+@pytest.mark.parametrize("limit", [1_000, 50_000])
+async def test_a_page_of_a_file_has_the_size_that_its_workers_setting_gives_it(tmp_path: Path, limit: int) -> None:
+    site = Site(tmp_path, worker_settings={"max_result_chars": limit})
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "long.txt").write_text(f"{'x' * 90}\n" * 1_000, encoding="utf-8")
+    read: JsonObject = {"call": "code.read_file", "with": {"path": "long.txt", "max_lines": 1_000}}
+
+    end, _ = await site.run(read, tools=["code.read_file"])
+
+    output: Any = end.output
+    assert output["results"][0]["value"]["next_start_line"] == limit // 98 + 1  # 90 characters, a number of 7, an end

@@ -13,7 +13,7 @@ from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.registry import MAX_TIMEOUT
 from soong.shared.toolsets.code.edit_file import edit_file_tool
 from soong.shared.toolsets.code.list_dir import list_dir_tool
-from soong.shared.toolsets.code.read_file import read_file_tool
+from soong.shared.toolsets.code.read_file import MAX_PAGE_CHARS, read_file_tool
 from soong.shared.toolsets.code.run_command import CommandTool
 from soong.shared.toolsets.code.search import search_tool
 from soong.shared.toolsets.code.write_file import write_file_tool
@@ -26,10 +26,11 @@ def code_tools(
     runner: CommandRunner | None = None,
     redactor: Redactor | None = None,
     max_timeout: timedelta = MAX_TIMEOUT,
+    max_result_chars: int = MAX_PAGE_CHARS,
 ) -> tuple[ToolDefinition, ...]:
     """Return the code tools under one policy; without one, the default patterns and no home of our own."""
     rules, wanted = policy or PathPolicy(), config or Config()
-    read_file = read_file_tool(rules, instruction_files=wanted.instructions.files)
+    read_file = read_file_tool(rules, max_page_chars=max_result_chars, instruction_files=wanted.instructions.files)
     limit = min(timedelta(milliseconds=wanted.commands.timeout_ms), max_timeout)
     commands = wanted.commands
     if wanted.network.mode == "off":
@@ -54,8 +55,14 @@ class CodeTools:
     runner: CommandRunner = field(default_factory=ProcessRunner)
     redactor: Redactor = field(default_factory=Redactor)
     max_timeout: timedelta = MAX_TIMEOUT
+    max_result_chars: int = MAX_PAGE_CHARS
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return code_tools(
-            self.policy, self.config, runner=self.runner, redactor=self.redactor, max_timeout=self.max_timeout
+            self.policy,
+            self.config,
+            runner=self.runner,
+            redactor=self.redactor,
+            max_timeout=self.max_timeout,
+            max_result_chars=self.max_result_chars,
         )

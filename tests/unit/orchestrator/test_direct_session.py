@@ -56,6 +56,21 @@ async def test_one_tool_is_called_by_its_name(place: Path) -> None:
     assert "two" in text_of(result)
 
 
+@pytest.mark.spec("FS-01.c", "RES-03.b")
+@pytest.mark.parametrize("limit", [1_000, 50_000])
+async def test_a_page_of_a_file_ends_at_the_size_of_the_setting(place: Path, limit: int) -> None:
+    (place / "long.txt").write_text(f"{'x' * 90}\n" * 1_000)
+    line_chars = len(f"{1:>6}\t") + 91
+
+    async with opened(max_result_chars=limit) as tools:
+        page = await tools.call("code.read_file", {"path": "long.txt", "max_lines": 1_000})
+
+    assert isinstance(page.data, dict)
+    assert page.data["next_start_line"] == limit // line_chars + 1
+    assert (page.artifacts, page.metadata["truncated"]) == ((), True)
+    assert "max_chars" not in page.metadata
+
+
 @pytest.mark.spec("EXE-12.d", "EXE-01", "EVT-03.b", "EXE-06")
 async def test_a_session_of_calls_leaves_a_run_folder(place: Path) -> None:
     async with opened(permission_callback=yes) as session:

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from soong.shared.engine.wire.answers import AnswerDelta
     from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
     from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
-    from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition, Traits
+    from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
     from soong.shared.tools.hooks.chain import HookCall, PostOutcome, PreOutcome
     from soong.shared.tools.hooks.sdk import post_hook, pre_hook
     from soong.shared.tools.registry import ToolRegistry
     from soong.shared.tools.result import ErrorType, ToolError, ToolResult
+    from soong.shared.tools.risk import risk_classifier
     from soong.shared.tools.toolset import Toolset
     from soong.shared.toolsets.foreign import from_langchain, from_pydantic_ai
     from soong.shared.toolsets.memory.provider import Memory, MemoryProvider, MemoryScope
@@ -60,10 +61,11 @@ _HOMES = {
     "soong.shared.engine.tasks.functions": ("StepContext", "step_function"),
     "soong.shared.engine.tasks.scripted": ("AgentHandle", "scripted_agent"),
     "soong.shared.engine.tasks.status": ("StepStatus", "TaskStatus"),
-    "soong.shared.tools.definition": ("Permission", "Target", "ToolContext", "ToolDefinition", "Traits"),
+    "soong.shared.tools.definition": ("Permission", "Risk", "Target", "ToolContext", "ToolDefinition", "Traits"),
     "soong.shared.tools.hooks.chain": ("HookCall", "PostOutcome", "PreOutcome"),
     "soong.shared.tools.registry": ("ToolRegistry",),
     "soong.shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
+    "soong.shared.tools.risk": ("risk_classifier",),
     "soong.shared.tools.hooks.sdk": ("post_hook", "pre_hook"),
     "soong.shared.tools.toolset": ("Toolset",),
     "soong.shared.toolsets.foreign": ("from_langchain", "from_pydantic_ai"),
@@ -98,6 +100,7 @@ __all__ = [
     "PostOutcome",
     "PreOutcome",
     "Preview",
+    "Risk",
     "Soong",
     "SoongError",
     "StepContext",
@@ -126,6 +129,7 @@ __all__ = [
     "post_hook",
     "pre_hook",
     "pydantic_ai_toolset",
+    "risk_classifier",
     "scripted_agent",
     "step_function",
 ]

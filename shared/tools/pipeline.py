@@ -79,7 +79,7 @@ from soong.shared.tools.results.normalize import (
     wrap,
 )
 from soong.shared.tools.results.output_limits import Fitter
-from soong.shared.tools.risk import Classifier, by_keywords
+from soong.shared.tools.risk import Classifier, classified
 from soong.shared.tools.surface import DELEGATION_TOOLS
 from soong.shared.tools.time_limit import TimeLimit
 
@@ -122,7 +122,7 @@ class ToolPipeline:
         redactor: Redactor | None = None,
         clock: Clock | None = None,
         config: PipelineConfig | None = None,
-        classify: Classifier = by_keywords,
+        classify: Classifier = classified,
         deferred: DeferredTools | None = None,
     ) -> None:
         self.tools = {tool.name: tool for tool in tools}

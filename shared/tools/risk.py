@@ -1,14 +1,23 @@
 """Traits and risk of one call: declarations first, then whatever can only raise them (REG-05, PER-11)."""
 
-from collections.abc import Callable
-from typing import TypeAlias
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Final, TypeAlias, TypeVar
 
-from soong.shared.core.foreign import call_foreign
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.foreign import call_foreign, words_of
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.core.log import get_logger
 from soong.shared.tools.definition import Permission, Risk, ToolDefinition, Traits
 
 Classifier: TypeAlias = Callable[[ToolDefinition], Risk]
 """Guesses a risk from what a tool is called. What it says counts only when it is higher."""
+_Classify = TypeVar("_Classify", bound=Classifier)
+
+log = get_logger(__name__)
+
+_REGISTERED: Final[list[Classifier]] = []
+"""Of the process's modules. Twice the same says nothing new, so an import under two names needs no care."""
 
 EXECUTE_KEYWORDS = ("shell", "exec", "command", "run", "spawn")
 WRITE_KEYWORDS = ("patch", "write", "edit", "create", "delete")
@@ -28,6 +37,53 @@ def by_keywords(definition: ToolDefinition) -> Risk:
     if any(keyword in name for keyword in EXECUTE_KEYWORDS):
         return Risk.EXECUTE
     return Risk.WRITE if any(keyword in name for keyword in WRITE_KEYWORDS) else Risk.READ
+
+
+def risk_classifier(classify: _Classify) -> _Classify:
+    """Register the decorated function, which returns the risk of a tool. It counts only where it is the highest.
+
+    For a module that ``SOONG_TOOLS`` names. It is asked at each call, on the event loop: it has to be quick. Where it
+    raises, or returns anything but a :class:`Risk`, the call is critical, and the log names the function.
+
+    Raises:
+        InvalidConfigError: it is not a plain function.
+    """
+    if not _is_plain(classify):
+        problem = "is not a plain function; write `def classify(tool: ToolDefinition) -> Risk`"
+        raise InvalidConfigError(f"the risk classifier {_origin(classify)} {problem}")
+    _REGISTERED.append(classify)
+    return classify
+
+
+def _is_plain(value: object) -> bool:
+    return callable(value) and not inspect.iscoroutinefunction(value)
+
+
+def has_classifier(values: Iterable[object]) -> bool:
+    """Say whether one of these values, such as those of a module, is registered."""
+    return any(value is one for value in values for one in _REGISTERED)
+
+
+def classified(definition: ToolDefinition) -> Risk:
+    """Return the highest of what keywords and the registered classifiers say."""
+    return max((by_keywords(definition), *(_said_by(one, definition) for one in _REGISTERED)))
+
+
+def _said_by(classify: Classifier, definition: ToolDefinition) -> Risk:
+    try:
+        said: object = call_foreign(classify, definition)
+    except Exception as error:  # noqa: BLE001  # foreign code: who cannot say how bad it is has not said that it is good
+        problem = words_of(error)
+    else:
+        if isinstance(said, Risk):
+            return said
+        problem = f"it returned {type(said).__name__}, not a Risk"
+    log.error("risk_classifier_failed", classifier=_origin(classify), tool=definition.name, error=problem[:500])
+    return Risk.CRITICAL
+
+
+def _origin(classify: object) -> str:
+    return f"{getattr(classify, '__module__', '')}.{getattr(classify, '__qualname__', type(classify).__qualname__)}"
 
 
 def effective_traits(definition: ToolDefinition, call_input: JsonObject) -> Traits:
@@ -53,7 +109,7 @@ def _declared(definition: ToolDefinition, call_input: JsonObject) -> Traits:
     return declared if isinstance(declared, Traits) else Traits(is_destructive=True, is_open_world=True)
 
 
-def risk_of(definition: ToolDefinition, traits: Traits, classify: Classifier = by_keywords) -> Risk:
+def risk_of(definition: ToolDefinition, traits: Traits, classify: Classifier = classified) -> Risk:
     """Return how bad a wrong yes would be."""
     declared = Risk.READ if traits.is_read_only else Risk.WRITE
     if "dangerous" in definition.tags:

@@ -1,9 +1,9 @@
 """Python tools of the user's own: the modules that ``SOONG_TOOLS`` names (REG-06, REG-07).
 
-A module has ``tools``, an adapter (usually a :class:`soong.shared.tools.toolset.Toolset`), or a function
-``register(registry)``, or both. It is the user's own program and runs with the rights of the process; what its tools
-may do is for policy and permission, as with every other tool. Soong's own namespaces are not for it: their names are
-trusted to be what they say (PER-11).
+A module has ``tools``, an adapter (usually a :class:`soong.shared.tools.toolset.Toolset`), a function
+``register(registry)``, a classifier of risks (:func:`soong.shared.tools.risk.risk_classifier`), or several of these. It
+is the user's own program and runs with the rights of the process; what its tools may do is for policy and permission,
+as with every other tool. Soong's own namespaces are not for it: their names are trusted to be what they say (PER-11).
 """
 
 import importlib
@@ -16,6 +16,7 @@ from soong.shared.core.errors import InvalidConfigError, InvalidToolError
 from soong.shared.core.foreign import call_foreign, place_of, words_of
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.risk import has_classifier
 from soong.shared.toolsets.import_folders import look_in, shadowed
 
 SETTING: Final = "SOONG_TOOLS"
@@ -68,10 +69,10 @@ def import_own(name: str, setting: str, folders: Sequence[str] = ()) -> ModuleTy
 def _offer(module: ModuleType, registry: ToolRegistry) -> None:
     adapter, register = getattr(module, "tools", None), getattr(module, "register", None)
     is_adapter, is_function = callable(getattr(adapter, "tools", None)), callable(register)
-    if not is_adapter and not is_function:
+    if not is_adapter and not is_function and not has_classifier(vars(module).values()):
         raise InvalidConfigError(
-            f"{SETTING} names {module.__name__!r}, which offers no tools; give it `tools = Toolset()` "
-            "or a function register(registry)"
+            f"{SETTING} names {module.__name__!r}, which offers no tools; give it `tools = Toolset()`, "
+            "a function register(registry) or a @risk_classifier"
         )
     if inspect.iscoroutinefunction(register):
         raise InvalidConfigError(f"{SETTING} names {module.__name__!r}, whose register is async; make it a plain one")

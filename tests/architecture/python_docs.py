@@ -28,7 +28,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tools": (
         *("ToolDefinition", "Permission", "Traits", "Target", "ToolContext", "ToolResult", "ToolError", "ErrorType"),
         *("Toolset", "ToolRegistry", "from_langchain", "from_pydantic_ai", "call_tool", "open_tools", "DirectSession"),
-        *("export_tools", "ExportedTools", "pydantic_ai_toolset"),
+        *("export_tools", "ExportedTools", "pydantic_ai_toolset", "risk_classifier", "Risk"),
     ),
     "Hooks": ("pre_hook", "post_hook", "HookCall", "PreOutcome", "PostOutcome"),
     "Memory": ("Memory", "MemoryProvider", "MemoryScope"),
@@ -77,7 +77,7 @@ def _class(name: str, value: type[Any], node: ast.ClassDef) -> Iterator[str]:
     if text := ast.get_docstring(node):
         yield _prose(text)
     if issubclass(value, Enum):
-        yield "Values: " + ", ".join(f"`{member.value}`" for member in value) + "."
+        yield "Values: " + ", ".join(f"`{_value(member)}`" for member in value) + "."
         return
     if issubclass(value, Exception):
         made = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
@@ -114,6 +114,10 @@ def _plain_properties(node: ast.ClassDef) -> Iterator[str]:
             continue
         if _is_property(each) and each.returns:
             yield f"- `{each.name}: {ast.unparse(each.returns)}`"
+
+
+def _value(member: Enum) -> str:
+    return f"{member.name} = {member.value}" if isinstance(member.value, int) else str(member.value)
 
 
 def _fields(node: ast.ClassDef) -> Iterator[str]:

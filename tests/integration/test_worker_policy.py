@@ -27,6 +27,7 @@ from soong.shared.engine.tasks.plan.reader import plan_from_json
 from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
+from soong.shared.tools import risk
 from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.incarnation import Incarnation
@@ -404,3 +405,32 @@ async def test_a_page_of_a_file_has_the_size_that_its_workers_setting_gives_it(t
 
     output: Any = end.output
     assert output["results"][0]["value"]["next_start_line"] == limit // 98 + 1  # 90 characters, a number of 7, an end
+
+
+CLASSIFIER = """
+from soong import Risk, risk_classifier
+
+
+@risk_classifier
+def team(tool):
+    return Risk.CRITICAL if tool.name == "code.write_file" else Risk.READ
+"""
+
+
+@pytest.mark.spec("PER-11.c")
+async def test_a_classifier_of_a_workers_module_makes_a_call_ask_that_a_rule_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(risk, "_REGISTERED", [])
+    (tmp_path / "risks_of_a_worker.py").write_text(CLASSIFIER, encoding="utf-8")
+    site = Site(tmp_path, worker_settings={"tools": ("risks_of_a_worker",), "import_path": str(tmp_path)})
+    site.allow = (f"code.write_file:{tmp_path}/project/out",)
+
+    running = asyncio.create_task(site.run(WRITE, tools=["code.write_file"]))
+    await until(lambda: running.done() or bool(site.store.rows.requests))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    (request,) = site.store.rows.requests.values()
+    assert (request.tool, request.risk) == ("code.write_file", "critical")
+    assert not (site.project / "out/a.md").exists()

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from soong.orchestrator.cli.permissions import app
 from soong.shared.core.errors import InvalidConfigError, UsageError
+from soong.shared.tools import risk
 
 CONFIG = """
 [[permission.rules]]
@@ -240,3 +241,19 @@ def test_a_rule_that_covers_no_tool_is_said_to(project: Path) -> None:
     said = [line for line in lines if "covers no tool" in line]
     assert len(said) == 1
     assert "code.wirte_file" in said[0]
+
+
+@pytest.mark.spec("PER-11.c", "PER-10.e")
+def test_a_call_that_a_classifier_of_ones_own_calls_critical_asks_although_a_rule_allows_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(risk, "_REGISTERED", [])
+    classifier = "from soong import Risk, risk_classifier\n@risk_classifier\ndef most(_): return Risk.CRITICAL\n"
+    (project.parent / "risks_to_explain.py").write_text(classifier, encoding="utf-8")
+    monkeypatch.setenv("SOONG_TOOLS", "risks_to_explain")
+    monkeypatch.setenv("SOONG_IMPORT_PATH", str(project.parent))
+
+    call = document("--tool", "code.write_file", "path=out/a.md", "content=x")["call"]
+
+    assert (call["effect"], call["facts"]["risk"]) == ("ask", "critical")
+    assert "its risk is critical" in call["reason"]

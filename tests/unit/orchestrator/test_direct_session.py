@@ -13,6 +13,7 @@ from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.errors import InvalidConfigError, UnavailableError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from soong.shared.tools import risk
 from soong.shared.tools.definition import Permission, ToolContext
 from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPreHook, PreOutcome
 from soong.shared.tools.result import ErrorType, ToolError
@@ -69,6 +70,28 @@ async def test_a_page_of_a_file_ends_at_the_size_of_the_setting(place: Path, lim
     assert page.data["next_start_line"] == limit // line_chars + 1
     assert (page.artifacts, page.metadata["truncated"]) == ((), True)
     assert "max_chars" not in page.metadata
+
+
+@pytest.mark.spec("PER-11.c")
+async def test_a_classifier_of_ones_own_makes_a_call_ask_that_a_rule_allows(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(risk, "_REGISTERED", [])
+    classifier = "from soong import Risk, risk_classifier\n@risk_classifier\ndef most(_): return Risk.CRITICAL\n"
+    (place.parent / "risks_to_ask.py").write_text(classifier)
+    asked: list[PermissionRequest] = []
+
+    async def noted(request: PermissionRequest) -> PermissionDecision:
+        asked.append(request)
+        return await yes(request)
+
+    monkeypatch.setenv("SOONG_TOOLS", "risks_to_ask")
+    monkeypatch.setenv("SOONG_IMPORT_PATH", str(place.parent))
+    async with opened(permission_callback=noted, allow=[f"code.write_file:{place}"]) as tools:
+        result = await tools.call("code.write_file", {"path": "a.txt", "content": "x"})
+
+    assert result.ok
+    assert [(request.risk, request.suggested) for request in asked] == [("critical", Choice.DENY)]
 
 
 @pytest.mark.spec("EXE-12.d", "EXE-01", "EVT-03.b", "EXE-06")

@@ -19,7 +19,8 @@ from soong.shared.permissions.preview import Previewer
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.sandbox.paths import PathPolicy
-from soong.shared.tools.definition import Permission, RunDirs, Target, ToolContext, ToolDefinition
+from soong.shared.tools import risk
+from soong.shared.tools.definition import Permission, Risk, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.toolsets.code.edit_file import edit_file_tool
 from soong.shared.toolsets.code.run_command import CommandTool
 from soong.shared.toolsets.code.write_file import write_file_tool
@@ -130,6 +131,18 @@ def test_a_sensitive_file_is_asked_for_when_it_is_written(project: Path) -> None
     step = look(project, "{write: [.env]}")
 
     assert (only(step).effect, step.grantable) == (Effect.ASK, ())
+
+
+@pytest.mark.spec("PER-11.c")
+def test_what_a_classifier_calls_critical_is_never_offered(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def edits(tool: ToolDefinition) -> Risk:
+        return Risk.CRITICAL if tool.name == "code.edit_file" else Risk.READ
+
+    monkeypatch.setattr(risk, "_REGISTERED", [edits])
+
+    step = look(project, "{write: [docs]}")
+
+    assert (only(step).effect, only(step).grantable) == (Effect.ASK, ("code.write_file",))
 
 
 @pytest.mark.spec("FS-07")

@@ -1,11 +1,16 @@
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from soong.shared.tools.definition import Permission, Risk, Traits
-from soong.shared.tools.risk import by_keywords, effective_traits, risk_of
+from soong.shared.core.errors import InvalidConfigError
+from soong.shared.tools import risk
+from soong.shared.tools.definition import Permission, Risk, ToolDefinition, Traits
+from soong.shared.tools.risk import by_keywords, classified, effective_traits, risk_classifier, risk_of
 from tests.unit.tools.parts import make_tool
 
 
@@ -75,3 +80,68 @@ def test_a_classifier_can_only_raise(traits: Traits, guess: Risk) -> None:
     tool = make_tool()
 
     assert risk_of(tool, traits, lambda _: guess) == max(guess, risk_of(tool, traits, lambda _: Risk.READ))
+
+
+@pytest.fixture
+def classifiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget afterwards what a test registers."""
+    monkeypatch.setattr(risk, "_REGISTERED", [])
+
+
+@pytest.mark.spec("PER-11.c")
+@pytest.mark.usefixtures("classifiers")
+def test_the_highest_of_keywords_and_registered_classifiers_counts() -> None:
+    @risk_classifier
+    def team(tool: ToolDefinition) -> Risk:
+        return Risk.CRITICAL if "billing" in tool.tags else Risk.READ
+
+    @risk_classifier
+    def other(_tool: ToolDefinition) -> Risk:
+        return Risk.WRITE
+
+    billing = make_tool("team.look", tags=frozenset({"billing"}))
+    assert classified(billing) is Risk.CRITICAL
+    assert classified(make_tool("team.look")) is Risk.WRITE
+    assert classified(make_tool("mcp.x.run")) is Risk.EXECUTE
+    assert risk_of(billing, Traits(is_read_only=True)) is Risk.CRITICAL
+    assert team(make_tool()) is Risk.READ, "it is returned unchanged"
+
+
+@pytest.mark.spec("PER-11.c")
+@pytest.mark.usefixtures("classifiers")
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError"),
+        (lambda: sys.exit(3), "SystemExit"),
+        (lambda: None, "it returned NoneType, not a Risk"),
+        (lambda: 0, "it returned int, not a Risk"),
+    ],
+    ids=["raises", "leaves", "nothing", "a number"],
+)
+def test_where_a_classifier_fails_the_call_is_critical_and_the_log_names_it(
+    ending: Callable[[], Any], said: str
+) -> None:
+    @risk_classifier
+    def broken(_tool: ToolDefinition) -> Any:
+        return ending()
+
+    with capture_logs() as logged:
+        judged = classified(make_tool("team.look"))
+
+    assert judged is Risk.CRITICAL
+    (entry,) = logged
+    assert (entry["event"], entry["log_level"], entry["tool"]) == ("risk_classifier_failed", "error", "team.look")
+    assert entry["classifier"].endswith("broken")
+    assert said in entry["error"]
+
+
+@pytest.mark.spec("PER-11.c")
+@pytest.mark.usefixtures("classifiers")
+def test_a_classifier_that_is_no_plain_function_is_refused() -> None:
+    async def later(_tool: ToolDefinition) -> Risk:
+        return Risk.READ
+
+    for wrong in (later, Risk.CRITICAL):
+        with pytest.raises(InvalidConfigError, match="is not a plain function; write `def classify"):
+            risk_classifier(wrong)  # type: ignore[type-var]

@@ -10,10 +10,13 @@ import pytest
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.settings import load_settings
-from soong.shared.tools.definition import Permission
+from soong.shared.tools import risk
+from soong.shared.tools.definition import Permission, Risk
 from soong.shared.tools.registry import ToolRegistry
+from soong.shared.tools.risk import classified
 from soong.shared.toolsets.modules import register_modules
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
+from tests.unit.tools.parts import make_tool
 
 Module = Callable[..., str]
 
@@ -87,6 +90,26 @@ def test_the_setting_reaches_clients_by_their_settings(
     catalogue = Catalogue.of(load_settings(agent_home=tmp_path))
 
     assert "team.count" in (catalogue.known().tools or ())
+
+
+CLASSIFIER = """
+    from soong import Risk, risk_classifier
+
+    @risk_classifier
+    def ours(tool):
+        return Risk.CRITICAL if tool.name == "code.write_file" else Risk.READ
+"""
+
+
+@pytest.mark.spec("PER-11.c")
+def test_a_module_may_have_a_classifier_and_no_tools(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(risk, "_REGISTERED", [])
+    names = (module(CLASSIFIER), module("from own_tools import ours", "package_of_it"))
+
+    for _ in range(2):  # a process makes several registries, and imports a module once
+        make_registry(ToolEnvironment(modules=names))
+
+    assert classified(make_tool("code.write_file")) is Risk.CRITICAL
 
 
 REFUSED = {

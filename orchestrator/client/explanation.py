@@ -33,7 +33,7 @@ from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolContext, ToolDefinition
 from soong.shared.tools.ports import GateCall
 from soong.shared.tools.results.normalize import failure_of
-from soong.shared.tools.risk import effective_traits, risk_of
+from soong.shared.tools.risk import effective_traits, for_call, risk_of
 from soong.shared.tools.schema import validate
 from soong.shared.tools.surface import compute_surface
 from soong.shared.toolsets.skills.loader import all_skills, places
@@ -110,6 +110,7 @@ class Explainer:
         if decision is not None and not decision.is_in:
             return by_tool_set(decision)
         self._check(tool, arguments)
+        tool = for_call(tool, arguments)
         context = ToolContext(_NOBODY, self.run_dirs, "call_explain", "explain", 0, NO_PROGRESS)
         try:
             target = call_foreign(tool.target, context, arguments) if tool.target is not None else Target()

@@ -17,6 +17,9 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
+NAMESPACE_TAGS: Final = frozenset({"code", "agent", "internal", "mcp"})
+"""What a tool of a namespace of ours is tagged with; what is known of our own tools goes by these."""
+
 
 class Permission(StrEnum):
     """Outside effects and project changes only: writing core state (nodes, tasks, steps) is readonly."""
@@ -185,10 +188,10 @@ Handler: TypeAlias = Callable[[ToolContext, JsonObject], Awaitable[HandlerOutput
 class ToolDefinition:
     """One registered tool. Schemas are JSON Schema in the core subset (:mod:`soong.shared.tools.schema`).
 
-    ``traits`` may raise a call above its definition and never lower it. ``target`` computes what a call touches; it
-    may read the file system and must not change it. ``validate_input`` returns a message or None after the schema held.
-    ``check_permissions`` may tighten: "deny" or "ask"; None leaves it to the policy. ``metadata`` keeps what a source
-    says in its own words, its schema as ``native_schema`` among them.
+    ``traits`` and ``call_tags`` may raise a call above its definition and never lower it. ``target`` computes what a
+    call touches; it may read the file system and must not change it. ``validate_input`` returns a message or None after
+    the schema held. ``check_permissions`` may tighten: "deny" or "ask"; None leaves it to the policy. ``metadata``
+    keeps what a source says in its own words, its schema as ``native_schema`` among them.
     """
 
     name: str
@@ -217,6 +220,8 @@ class ToolDefinition:
     always_load: bool = False
     is_enabled: Callable[[], bool] = field(default=lambda: True)
     traits: Callable[[JsonObject], Traits] | None = None
+    call_tags: Callable[[JsonObject], frozenset[str]] | None = None
+    """More tags of one call, by its input: a tool that works on several systems has those of the one that is named."""
     target: Callable[[ToolContext, JsonObject], Target] | None = None
     validate_input: Callable[[JsonObject], str | None] | None = None
     check_permissions: Callable[[ToolContext, JsonObject], Literal["ask", "deny"] | None] | None = None

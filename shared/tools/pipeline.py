@@ -79,7 +79,7 @@ from soong.shared.tools.results.normalize import (
     wrap,
 )
 from soong.shared.tools.results.output_limits import Fitter
-from soong.shared.tools.risk import Classifier, classified
+from soong.shared.tools.risk import Classifier, classified, for_call
 from soong.shared.tools.surface import DELEGATION_TOOLS
 from soong.shared.tools.time_limit import TimeLimit
 
@@ -193,7 +193,8 @@ class ToolPipeline:
         call_state.model_input = value = parsed(call_state.call.arguments)
         call_state.is_bounded = True
         model_input = validated(definition, value, self._deferred.hint(definition.name))
-        pre = await self._before(call_state, definition, model_input)
+        pre = await self._before(call_state, for_call(definition, model_input), model_input)
+        definition = for_call(definition, pre.call_input)
         context, gate_call = await self._judged(call_state, definition, pre)
         verdict = self._decided(call_state, await self._gate.decide(gate_call))
         try:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.jsontext import Json, JsonObject, digest
-from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolAdapter, ToolContext, ToolDefinition
+from soong.shared.tools.definition import (
+    NAMESPACE_TAGS,
+    Handler,
+    HandlerOutput,
+    Permission,
+    ToolAdapter,
+    ToolContext,
+    ToolDefinition,
+)
 from soong.shared.tools.definition_check import shaped
 from soong.shared.tools.naming import check_alias, check_name
 from soong.shared.tools.pydantic_schema import from_pydantic, model_of
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
 
 MAX_TIMEOUT = timedelta(milliseconds=600_000)
 
-_NAMESPACE_TAGS = frozenset({"code", "agent", "internal", "mcp"})
 _TAG = re.compile(r"[a-z0-9][a-z0-9_-]*", re.ASCII)
 
 Function: TypeAlias = Callable[..., Any]
@@ -229,7 +236,7 @@ def _with_native(model: "type[BaseModel]", more: dict[str, Any]) -> dict[str, Js
 
 def _tags_of(definition: ToolDefinition) -> frozenset[str]:
     namespace = definition.name.partition(".")[0]
-    own = {namespace} & _NAMESPACE_TAGS
+    own = {namespace} & NAMESPACE_TAGS
     return definition.tags | {definition.permission.value} | own
 
 

@@ -1,14 +1,15 @@
-"""Traits and risk of one call: declarations first, then whatever can only raise them (REG-05, PER-11)."""
+"""Tags, traits and risk of one call: declarations first, then whatever can only raise them (REG-05, PER-11)."""
 
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import call_foreign, words_of
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
-from soong.shared.tools.definition import Permission, Risk, ToolDefinition, Traits
+from soong.shared.tools.definition import NAMESPACE_TAGS, Permission, Risk, ToolDefinition, Traits
 
 Classifier: TypeAlias = Callable[[ToolDefinition], Risk]
 """Guesses a risk from what a tool is called. What it says counts only when it is higher."""
@@ -22,6 +23,8 @@ _REGISTERED: Final[list[Classifier]] = []
 EXECUTE_KEYWORDS = ("shell", "exec", "command", "run", "spawn")
 WRITE_KEYWORDS = ("patch", "write", "edit", "create", "delete")
 
+_FIXED_TAGS: Final = NAMESPACE_TAGS | {permission.value for permission in Permission}
+_UNSAFE_TAGS: Final = frozenset({"dangerous", "network"})
 _OWN_NAMESPACES = ("code.", "agent.", "internal.")
 
 
@@ -84,6 +87,23 @@ def _said_by(classify: Classifier, definition: ToolDefinition) -> Risk:
 
 def _origin(classify: object) -> str:
     return f"{getattr(classify, '__module__', '')}.{getattr(classify, '__qualname__', type(classify).__qualname__)}"
+
+
+def for_call(definition: ToolDefinition, call_input: JsonObject) -> ToolDefinition:
+    """Return the definition with the tags of one call: rules, hooks and permission see no other.
+
+    Its function may add tags and takes none away, nor does it make a tool one of ours, or another permission. Failing
+    means unsafe, and so does an answer of another type.
+    """
+    if definition.call_tags is None:
+        return definition
+    try:
+        said: object = call_foreign(definition.call_tags, call_input)
+    except Exception:  # noqa: BLE001  # foreign code; whatever it raises, the call counts as unsafe
+        said = None
+    is_sound = isinstance(said, frozenset) and all(isinstance(tag, str) for tag in said)
+    added = said - _FIXED_TAGS if is_sound and isinstance(said, frozenset) else _UNSAFE_TAGS
+    return definition if added <= definition.tags else replace(definition, tags=definition.tags | added)
 
 
 def effective_traits(definition: ToolDefinition, call_input: JsonObject) -> Traits:

@@ -14,13 +14,12 @@ from typing import Final
 
 from soong.shared.core.errors import InvalidConfigError, InvalidToolError
 from soong.shared.core.foreign import call_foreign, place_of, words_of
-from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.definition import NAMESPACE_TAGS, ToolDefinition
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.risk import has_classifier
 from soong.shared.toolsets.import_folders import look_in, shadowed
 
 SETTING: Final = "SOONG_TOOLS"
-RESERVED: Final = frozenset({"agent", "code", "internal", "mcp"})
 
 
 def register_modules(registry: ToolRegistry, modules: Iterable[str], folders: Sequence[str] = ()) -> None:
@@ -97,11 +96,11 @@ def check_foreign(definition: ToolDefinition) -> None:
     """
     for name in (definition.name, *definition.aliases):
         namespace, dot, rest = name.partition(".")
-        if dot and namespace in RESERVED:
+        if dot and namespace in NAMESPACE_TAGS:
             kind = "" if name == definition.name else f"of the alias {name!r} "
             problem = f"the namespace {namespace!r} {kind}is Soong's own; choose another, such as 'team.{rest}'"
             raise InvalidToolError(definition.name, problem)
-    own = sorted(definition.tags & RESERVED)
+    own = sorted(definition.tags & NAMESPACE_TAGS)
     if own:
         raise InvalidToolError(definition.name, f"the tag {own[0]!r} is one of Soong's own tools; choose another")
 

@@ -18,21 +18,17 @@ from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.paths import is_below
-from soong.shared.tools.definition import Permission
+from soong.shared.tools.definition import NAMESPACE_TAGS, Permission
 from soong.shared.tools.naming import check_name
 from soong.shared.tools.registry import MAX_TIMEOUT
 from soong.shared.tools.schema import schema_problems
 from soong.shared.toolsets.code.shell_strings import shell_string
 from soong.shared.toolsets.declarative.template import OPENING, TemplateArgument, field_problems, shell_problems
-from soong.shared.toolsets.modules import RESERVED
 
 MAX_STDOUT_BYTES: Final = 8 * 1024 * 1024
 MAX_STDERR_BYTES: Final = 1024 * 1024
 DEFAULT_STDERR_BYTES: Final = 64 * 1024
 MAX_DESCRIPTION_CHARS: Final = 8_000
-
-OWN_TAGS: Final = frozenset({"internal", "agent", "mcp", "code"})
-"""Tags that say a tool is one of Soong's own or a server's; rules trust them."""
 
 _TAG = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -151,7 +147,7 @@ def _naming_problems(file: ToolFile) -> Iterator[Problem]:
     except InvalidToolError as error:
         yield "name", f"{file.name[:100]!r} {error.problem}", "rename the tool"
     namespace = file.name.partition(".")[0]
-    if namespace in RESERVED:
+    if namespace in NAMESPACE_TAGS:
         yield "name", f"the namespace {namespace!r} is Soong's own", "choose another, such as 'team.lint'"
     if not file.description.strip():
         yield "description", "is blank; a model chooses a tool by it", "say what the tool does"
@@ -160,7 +156,7 @@ def _naming_problems(file: ToolFile) -> Iterator[Problem]:
         place = f"tags[{position}]"
         if not _TAG.fullmatch(tag):
             yield place, f"{tag[:100]!r} is not a tag", "write a-z, 0-9, '_' and '-', beginning with a letter"
-        elif tag in OWN_TAGS:
+        elif tag in NAMESPACE_TAGS:
             yield place, f"{tag!r} is a tag of Soong's own tools", "choose another"
         elif tag == other:
             yield place, f"{tag!r} contradicts permission {file.permission!r}", "remove one of the two"

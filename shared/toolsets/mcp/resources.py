@@ -1,8 +1,9 @@
 """internal.list_mcp_resources and internal.read_mcp_resource: what servers offer to be read (MCP-01.i).
 
 Reading is a request to a server like a call of one of its tools, and is asked about in the same way: it writes and
-reaches out, unless every server that it may be sent to is trusted; then it only reads. One grant covers one server as
-it is configured now. What comes back was written by strangers and is bounded.
+reaches out, unless every server that it may be sent to is trusted; then it only reads. A call has the tags of the
+server that it names, ``network`` among them for one at a URL. One grant covers one server as it is configured now. What
+comes back was written by strangers and is bounded.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +19,7 @@ from soong.shared.tools.result import ArtifactRef, ContentBlock, ErrorType, Text
 from soong.shared.toolsets.mcp.calls import with_server
 from soong.shared.toolsets.mcp.catalogue import config_digest
 from soong.shared.toolsets.mcp.connection import ServerConnection
-from soong.shared.toolsets.mcp.definitions import server_target
+from soong.shared.toolsets.mcp.definitions import server_tags, server_target
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.results import MAX_BLOCKS, ResultReader
 
@@ -96,8 +97,9 @@ class ResourceTools:
             },
             handler=handler,
             permission=Permission.READONLY if is_trusted else Permission.WRITE,
-            tags=frozenset({"mcp", *(tag for config in offering.values() for tag in config.tags)}),
+            tags=_tags_of_all(offering),
             timeout=min(timedelta(seconds=timeout), self.max_timeout),
+            call_tags=lambda call_input: _tags_of_call(offering, call_input),
             traits=lambda _: Traits(is_read_only=is_trusted, is_concurrency_safe=is_trusted, is_open_world=True),
             target=lambda _, call_input: _target(offering, call_input),
             errors=_ERRORS,
@@ -130,6 +132,17 @@ class ResourceTools:
             return ToolResult("", shown, f"read {inert_text(uri)[:200]}", None, kept)
 
         return await with_server(self.servers, server, context, use)
+
+
+def _tags_of_all(offering: Mapping[str, McpServerConfig]) -> frozenset[str]:
+    """Return what every call is tagged with. A dangerous server among them makes the tools dangerous."""
+    of_each = [server_tags(config) for config in offering.values()]
+    return frozenset.intersection(*of_each) | ({"dangerous"} & frozenset.union(*of_each))
+
+
+def _tags_of_call(offering: Mapping[str, McpServerConfig], call_input: JsonObject) -> frozenset[str]:
+    config = offering.get(str(call_input.get("server")))
+    return frozenset() if config is None else server_tags(config)
 
 
 def _target(offering: Mapping[str, McpServerConfig], call_input: JsonObject) -> Target:

@@ -57,6 +57,14 @@ async def test_a_server_at_a_url_is_called_and_named_by_its_host(scene: McpScene
     assert "network" in scene.gate.asked[-1].definition.tags
 
 
+@pytest.mark.spec("MCP-01.i", "PER-09.f")
+async def test_reading_a_resource_of_a_server_at_a_url_reaches_the_network(scene: McpScene) -> None:
+    note = await scene.call("internal.read_mcp_resource", server="t", uri="note://7")
+
+    assert note.error is None, note.error
+    assert "network" in scene.gate.asked[-1].definition.tags
+
+
 @pytest.mark.spec("MCP-01.f", "RES-03")
 async def test_an_answer_has_at_most_16_mib_and_a_larger_one_fails_alone(scene: McpScene) -> None:
     small = await scene.call("mcp.t.shout", size=4 << 20)

@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools import risk
 from soong.shared.tools.definition import Permission, Risk, ToolDefinition, Traits
-from soong.shared.tools.risk import by_keywords, classified, effective_traits, risk_classifier, risk_of
+from soong.shared.tools.risk import (
+    by_keywords,
+    classified,
+    effective_traits,
+    for_call,
+    risk_classifier,
+    risk_of,
+)
 from tests.unit.tools.parts import make_tool
 
 
@@ -59,6 +67,37 @@ def test_the_highest_of_declaration_tags_traits_and_guess_counts(
     overrides: dict[str, Any], traits: Traits, risk: Risk
 ) -> None:
     assert risk_of(make_tool(**overrides), traits) is risk
+
+
+@pytest.mark.spec("REG-05.h", "REG-08.b")
+@pytest.mark.parametrize(
+    ("said", "tags"),
+    [
+        ({"crm"}, {"own", "crm"}),
+        (set(), {"own"}),
+        ({"internal", "code", "agent", "mcp", "write", "readonly"}, {"own"}),
+        (["crm"], {"own", "dangerous", "network"}),
+        ({1}, {"own", "dangerous", "network"}),
+        (None, {"own", "dangerous", "network"}),
+    ],
+    ids=["more", "none", "what others are", "a list", "no texts", "raises"],
+)
+def test_a_call_has_the_tags_of_its_tool_and_those_that_its_input_adds(said: object, tags: set[str]) -> None:
+    def by_input(_call_input: JsonObject) -> Any:
+        if said is None:
+            raise RuntimeError
+        return frozenset(said) if isinstance(said, set) else said
+
+    tool = make_tool(tags=frozenset({"own"}), call_tags=by_input)
+
+    assert for_call(tool, {}).tags == tags
+    assert for_call(tool, {}).reaches_out == ("network" in tags)
+
+
+def test_a_tool_whose_calls_have_no_tags_of_their_own_is_the_same_for_each() -> None:
+    tool = make_tool()
+
+    assert for_call(tool, {}) is tool
 
 
 TRAITS = st.builds(Traits, st.booleans(), st.booleans(), st.booleans(), st.booleans())

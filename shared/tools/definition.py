@@ -212,8 +212,6 @@ class ToolDefinition:
     """create_sub_agent, fork_agent, dispatch_worker: a concurrency class of their own (EXE-03)."""
     keeps_full_output: bool = False
     """code.read_file: paged by itself, never turned into an artifact (RES-03)."""
-    adds_context: bool = False
-    """May return context nodes although its calls run in parallel: load_skill, recall_memory, read_file (RES-01)."""
     open_world: bool | None = None
     """Whether its calls reach what we do not control; None takes the safe value (:attr:`reaches_out`)."""
     defer: bool = False

@@ -13,7 +13,7 @@ from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.result import ErrorType
 
 _TEXTS: Final = ("description", "title", "prompt", "search_hint")
-_FLAGS: Final = ("is_agent_tool", "keeps_full_output", "adds_context", "defer", "always_load")
+_FLAGS: Final = ("is_agent_tool", "keeps_full_output", "defer", "always_load")
 _FUNCTIONS: Final = ("handler", "is_enabled")
 _OPTIONAL_FUNCTIONS: Final = ("traits", "call_tags", "target", "validate_input", "check_permissions")
 

@@ -357,7 +357,7 @@ class ToolPipeline:
         is_alone = call_state.gate_call is None or not call_state.gate_call.traits.is_concurrency_safe
         try:
             result = sound(result) if self._hooks.post else result
-            return check_context(check_output(definition, result), may_add=is_alone or definition.adds_context)
+            return check_context(check_output(definition, result), may_add=is_alone)
         except ToolError as error:
             return refusal(call_state.call.id, error.failure)
 

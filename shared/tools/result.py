@@ -157,7 +157,7 @@ class ContextNode:
     """What a result adds to its run's context besides itself: a skill, memories, a project's instructions.
 
     ``name`` says where it comes from; ``text`` is what the model reads. Applied after the call, in the transaction that
-    ends it, and only when it succeeded. Calls that run in parallel add none, unless their tool ``adds_context``.
+    ends it, and only when it succeeded. Calls that run in parallel add none.
     """
 
     kind: Literal["skill", "memory_context", "system"]

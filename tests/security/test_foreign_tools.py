@@ -49,7 +49,7 @@ def gives(output: Any) -> Any:
     ],
 )
 async def test_a_result_that_no_store_could_take_is_invalid_output(output: Any) -> None:
-    bench = make_bench([make_tool(handler=gives(output), adds_context=True)])
+    bench = make_bench([make_tool(handler=gives(output), traits=lambda _: Traits(is_read_only=True))])
 
     result = await bench.call("test.echo")
 

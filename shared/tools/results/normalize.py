@@ -217,7 +217,7 @@ def check_context(result: ToolResult, *, may_add: bool) -> ToolResult:
         return replace(result, context_nodes=())
     if not may_add:
         problem = "the tool added context, which only calls that run alone may do"
-        raise ToolError(ErrorType.INVALID_OUTPUT, problem, hint="declare adds_context, or is_concurrency_safe=False")
+        raise ToolError(ErrorType.INVALID_OUTPUT, problem, hint="declare is_concurrency_safe=False")
     size = sum(len(node.name) + len(node.text) for node in nodes)
     if len(nodes) > MAX_CONTEXT_NODES or size > MAX_CONTEXT_CHARS:
         limits = f"at most {MAX_CONTEXT_NODES} nodes of {MAX_CONTEXT_CHARS} characters together"

@@ -13,7 +13,7 @@ from soong.shared.agents.ports import AgentEnd
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.store import CallRow
-from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, Permission, RunDirs, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.result import ContextNode, TextBlock, ToolResult
 from tests.model.clock import FakeClock
@@ -33,7 +33,9 @@ async def note(_context: ToolContext, call_input: JsonObject) -> HandlerOutput:
     return str(call_input["name"])
 
 
-LOAD = ToolDefinition("internal.load", "Loads.", NAME, load, Permission.READONLY, adds_context=True)
+LOAD = ToolDefinition(
+    "internal.load", "Loads.", NAME, load, Permission.READONLY, traits=lambda _: Traits(is_read_only=True)
+)
 NOTE = ToolDefinition("test.note", "Notes.", NAME, note, Permission.READONLY, aliases=("Note",))
 
 

@@ -18,7 +18,7 @@ from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.redact import redactor
-from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, NamedPreHook, PreOutcome
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall, Verdict
@@ -326,7 +326,7 @@ async def test_what_a_call_adds_is_written_as_nodes_with_its_result() -> None:
         node = ContextNode("skill", "review", f"how to review with {SECRET}")
         return ToolResult("", (TextBlock("loaded"),), context_nodes=(node,))
 
-    bench = await make_bench(make_tool(handler=load, adds_context=True))
+    bench = await make_bench(make_tool(handler=load, traits=lambda _: Traits(is_read_only=True)))
 
     await bench.pipeline.execute(ToolCall("c1", "test.echo", {}))
 

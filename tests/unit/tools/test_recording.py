@@ -13,6 +13,7 @@ from soong.shared.tools.definition import HandlerOutput, Permission, Target, Too
 from soong.shared.tools.execution import PROGRESS_BURST
 from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPostHook, NamedPreHook, PostOutcome, PreOutcome
 from soong.shared.tools.ports import CallInputs, ToolCall, Verdict
+from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import (
     ContextNode,
     ErrorType,
@@ -36,6 +37,11 @@ def gives(output: Any) -> Any:
         return output  # type: ignore[no-any-return]
 
     return handler
+
+
+def alone(_call_input: JsonObject) -> Traits:
+    """Return the traits of a read that runs alone."""
+    return Traits(is_read_only=True)
 
 
 def adds(*nodes: ContextNode) -> Any:
@@ -154,23 +160,27 @@ async def test_a_tool_cannot_name_its_own_evidence() -> None:
 # -- context nodes
 @pytest.mark.spec("RES-01.d")
 async def test_a_call_that_runs_alone_may_add_context() -> None:
-    bench = make_bench([make_tool(handler=adds(SKILL), traits=lambda _: Traits(is_read_only=True))])
+    bench = make_bench([make_tool(handler=adds(SKILL), traits=alone)])
 
     assert (await bench.call("test.echo")).context_nodes == (SKILL,)
     assert bench.ended.context_nodes == (SKILL,)
 
 
 @pytest.mark.spec("RES-01.d", "RES-05")
-async def test_a_call_that_runs_beside_others_may_not_unless_its_tool_declares_it() -> None:
-    bench = make_bench(
-        [make_tool("test.plain", handler=adds(SKILL)), make_tool("test.skill", handler=adds(SKILL), adds_context=True)]
-    )
+async def test_a_call_that_runs_beside_others_may_not() -> None:
+    bench = make_bench([make_tool(handler=adds(SKILL))])
 
-    plain, skill = await bench.call("test.plain"), await bench.call("test.skill")
+    result = await bench.call("test.echo")
 
-    assert plain.error is not None
-    assert (plain.error.type, plain.context_nodes) == (ErrorType.INVALID_OUTPUT, ())
-    assert skill.context_nodes == (SKILL,)
+    assert result.error is not None
+    assert (result.error.type, result.error.hint) == (ErrorType.INVALID_OUTPUT, "declare is_concurrency_safe=False")
+    assert (result.context_nodes, bench.ended.context_nodes) == ((), ())
+
+
+@pytest.mark.spec("RES-01.d")
+def test_no_tool_can_declare_that_it_may_although_its_calls_run_beside_others() -> None:
+    with pytest.raises(TypeError, match="adds_context"):
+        ToolRegistry().register_tool("test.skill", "Adds.", {"type": "object"}, adds(SKILL), adds_context=True)
 
 
 @pytest.mark.spec("RES-01")
@@ -178,7 +188,7 @@ async def test_a_call_that_runs_beside_others_may_not_unless_its_tool_declares_i
     "nodes", [(ContextNode("skill", "big", "x" * 100_001),), (SKILL,) * 17], ids=["characters", "nodes"]
 )
 async def test_what_a_call_adds_is_bounded(nodes: tuple[ContextNode, ...]) -> None:
-    bench = make_bench([make_tool(handler=adds(*nodes), adds_context=True)])
+    bench = make_bench([make_tool(handler=adds(*nodes), traits=alone)])
 
     result = await bench.call("test.echo")
 
@@ -189,7 +199,7 @@ async def test_what_a_call_adds_is_bounded(nodes: tuple[ContextNode, ...]) -> No
 @pytest.mark.spec("RES-01.d")
 async def test_a_failed_call_adds_nothing() -> None:
     failed = ToolResult("", error=ToolFailure(ErrorType.EXECUTION_FAILED, "no"), context_nodes=(SKILL,))
-    bench = make_bench([make_tool(handler=gives(failed), adds_context=True)])
+    bench = make_bench([make_tool(handler=gives(failed), traits=alone)])
 
     assert (await bench.call("test.echo")).context_nodes == ()
 
@@ -197,7 +207,7 @@ async def test_a_failed_call_adds_nothing() -> None:
 @pytest.mark.spec("RES-01", "EVT-05")
 async def test_added_context_holds_no_secret_and_nothing_that_cannot_be_stored() -> None:
     node = ContextNode("memory_context", f"of {SECRET}", f"key {SECRET} \ud800")
-    bench = make_bench([make_tool(handler=adds(node), adds_context=True)], redactor=redactor([SECRET]))
+    bench = make_bench([make_tool(handler=adds(node), traits=alone)], redactor=redactor([SECRET]))
 
     (kept,) = (await bench.call("test.echo")).context_nodes
 
@@ -207,7 +217,7 @@ async def test_added_context_holds_no_secret_and_nothing_that_cannot_be_stored()
 @pytest.mark.spec("RES-03.c")
 async def test_a_sensitive_read_adds_no_node_that_would_be_kept() -> None:
     target = Target("path", "/p", "/p/.env", is_sensitive=True)
-    bench = make_bench([make_tool(handler=adds(SKILL), adds_context=True, target=lambda *_: target)])
+    bench = make_bench([make_tool(handler=adds(SKILL), traits=alone, target=lambda *_: target)])
 
     result = await bench.call("test.echo")
 

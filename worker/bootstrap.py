@@ -40,6 +40,7 @@ from soong.worker.recycling import RecycleLimits, restart_in_place
 from soong.worker.retirement import EXIT_RETIRED, Retirement
 from soong.worker.run import StepRunner
 from soong.worker.starter import StatusPipe
+from soong.worker.task_limits import TaskLimits
 
 STOP_S = 30.0
 SWITCH_INTERVAL_S = 0.001
@@ -119,7 +120,7 @@ async def _build(
     executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
     inbox = DecisionInbox(store.consent, subscriber, "")
     agents = _agents(settings, config, store, notifier, inbox, incarnation, watcher, RedisPacer(clients.commands))
-    runner = StepRunner(FunctionStepRunner(executor), agents, clean)
+    runner = StepRunner(FunctionStepRunner(executor), agents, clean, TaskLimits(store.budgets, clock))
     return WorkerProcess(
         store=store,
         notifier=notifier,

@@ -23,6 +23,7 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.function_step import FunctionStepRunner, crashed, malformed
+from soong.worker.task_limits import TaskLimits
 
 log = get_logger(__name__)
 
@@ -40,6 +41,8 @@ class StepRunner:
     functions: FunctionStepRunner
     agents: AgentSteps
     redactor: Redactor = field(default_factory=Redactor)
+    limits: TaskLimits | None = None
+    """None: no task here has limits."""
 
     async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         """Run the step; cancellation and a lost lease pass through to the slot. Its end holds no secret (EVT-05)."""
@@ -49,6 +52,11 @@ class StepRunner:
     async def _ended(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         if claim.malformed:
             return malformed(claim)
+        if claim.spec.is_limited and self.limits is not None:
+            return await self.limits.keep(claim, lambda: self._timed(claim, interruption))
+        return await self._timed(claim, interruption)
+
+    async def _timed(self, claim: Claim, interruption: StopSignal) -> StepEnd:
         limit_s = claim.spec.timeout_s
         try:
             bound = bind_step(claim.spec, claim.task_inputs, claim.dependencies)

@@ -15,6 +15,7 @@ from soong.orchestrator.cli.plan_run import attached
 from soong.orchestrator.cli.watch import InterruptedBeforeStartError, Interrupts, Watch
 from soong.orchestrator.cli.worker_option import workers_option
 from soong.orchestrator.client.client import Client
+from soong.orchestrator.client.task_limits import raise_limits, read_limits
 from soong.orchestrator.embedded.early_service import early_start
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
@@ -40,6 +41,12 @@ def command(
     budget: list[str] = typer.Option(
         [], "--budget", metavar="LIMIT", help="What its session may use in all from now on: 5usd, 1mtok, or both."
     ),
+    limits: list[str] = typer.Option(
+        [],
+        "--limit",
+        metavar="NAME=VALUE",
+        help="A limit of its plan, in all from now on: max_turns=50, tokens=…, cost_usd=…, wall_s=….",
+    ),
     is_json: bool = typer.Option(False, "--json", help="Print one JSON document; progress goes to standard error."),
     detach: bool = typer.Option(False, "--detach", help="Continue it and do not follow it."),
     workers: WorkerRange | None = workers_option("Workers of a service started for this."),
@@ -50,13 +57,15 @@ def command(
         raise UsageError(f"TASK is {task!r} and --last is {'given' if is_last else 'not given'}; name one of the two")
     settings = load_settings(workers=workers, slots=slots)
 
-    limit = parse_budget(*budget)
-    if budget:
+    limit, of_task = parse_budget(*budget), read_limits(limits)
+    if budget or limits:
         check_person_now("change a budget")
 
     async def resumed(tasks: TaskService, found: Task) -> None:
         if not limit.is_unlimited:
             await tasks.store.budgets.set_budget(session_scope(found.session_id), limit)
+        if not of_task.is_unlimited:
+            await raise_limits(tasks.store.budgets, found, of_task)
         if found.status is not TaskStatus.COMPLETED:  # a completed task is only shown
             await tasks.resume(found, model=model)
 

@@ -25,6 +25,7 @@ def text_of(outcome: TaskOutcome) -> str:
         head += f" ({one_line(task.reason, 200)})"
     parts = [
         head,
+        *_limits(outcome),
         *_answer(outcome),
         *(["", _steps(outcome)] if outcome.view.steps or task.kind is TaskKind.PLAN else []),
         *_waiting(outcome),
@@ -36,6 +37,11 @@ def text_of(outcome: TaskOutcome) -> str:
         "next:",
     ]
     return "\n".join([*parts, *(f"  {line}" for line in _next(outcome))])
+
+
+def _limits(outcome: TaskOutcome) -> list[str]:
+    shown = [f"{one.name} {one.used:,.10g} of {one.limit:,.10g}" for one in outcome.limits]
+    return [f"limits: {', '.join(shown)}"] if shown else []
 
 
 def _answer(outcome: TaskOutcome) -> list[str]:
@@ -120,5 +126,6 @@ def _next(outcome: TaskOutcome) -> list[str]:
     lines = [f"{name} tasks show {task.id}"]
     lines += [f"{name} runs tail {step.run_id}    # {one_line(step.step_id, 40)}" for step in told[:2]]
     if task.status is not TaskStatus.COMPLETED:
-        lines.append(f"{name} resume {task.id}")
+        more = "".join(f" --limit {one.name}=…" for one in outcome.limits if one.is_reached and one.name != "wall_s")
+        lines.append(f"{name} resume {task.id}{more}")
     return lines

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from soong.orchestrator.approvals.question_status import denial_sentence
 from soong.orchestrator.client.client import TaskSnapshot
+from soong.orchestrator.client.task_limits import TaskLimit, limits_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, NodeKind
@@ -86,6 +87,8 @@ class TaskOutcome:
     """Calls that a person allowed and that were not made: their target was no longer what was shown."""
     answer: Json = None
     """What the agent of an ask answered."""
+    limits: tuple[TaskLimit, ...] = ()
+    """Those of its plan, with what is used of them."""
 
     @property
     def status(self) -> TaskStatus:
@@ -136,7 +139,8 @@ async def outcome_of(store: Store, view: TaskSnapshot, runs: Path) -> TaskOutcom
                 denials += log.denials()
                 undone += log.undone()
     answer = await _answer(store, view.task)
-    return TaskOutcome(view, tuple(deliverables), tuple(denials), reports, tuple(undone), answer)
+    limits = await limits_of(store, view.task)
+    return TaskOutcome(view, tuple(deliverables), tuple(denials), reports, tuple(undone), answer, limits)
 
 
 async def _answer(store: Store, task: Task) -> Json:

@@ -15,6 +15,7 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.engine.runs.budgets import LIMIT_ENDS, TASK_LIMIT
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.attempts import next_attempt
@@ -70,8 +71,17 @@ class Scheduler:
         return [
             step
             for step in failed
-            if may_retry(step) or step.spec.on_failure is not None or step.task_id not in planned
+            if may_retry(step)
+            or step.spec.on_failure is not None
+            or step.task_id not in planned
+            or await self._has_reached_limit(step)
         ]
+
+    async def _has_reached_limit(self, step: Step) -> bool:
+        """Say whether a step failed by a limit of its task: what it must not exceed itself has the same error type."""
+        if step.error is None or step.error.type != TASK_LIMIT or not (step.spec.is_limited and step.run_id):
+            return False
+        return (await self.runs.run(step.run_id)).end_reason in LIMIT_ENDS
 
     async def _promote(self, ownership: Ownership) -> int | None:
         """Make due retries ready; return when the next is due.
@@ -104,6 +114,10 @@ class Scheduler:
                 ownership, step.key, next_attempt(step, last), not_before_us=due_us, now_us=now_us
             )
             return due_us
+        if step.error is not None and await self._has_reached_limit(step):
+            log.info("task_stopped", task=step.task_id, reason=step.error.message)
+            await self.tasks.stop_task(ownership, step.task_id, reason=step.error.message, now_us=now_us)
+            return None
         log.info("step_failed", step=step.key, error=step.error.message if step.error else "", policy=step.on_failure)
         await self.tasks.settle_failure(ownership, step.key, step.on_failure, now_us=now_us)
         return None

@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import field
 from datetime import timedelta
 from types import MappingProxyType
@@ -419,6 +419,7 @@ class Orchestrator:
         wanted = set(self._active)
         wanted |= await self._within(self._reaper.sweep(), frozenset())
         wanted |= await self._within(self._adopt(), set())
+        wanted |= await self._within(self._stop_tasks(), set())
         if is_full:
             wanted |= await self._within(self._busy(), set())
             await self._safely(self._write_folders())
@@ -427,6 +428,21 @@ class Orchestrator:
         # Also when nobody asks: an exchanged signing key is told before it is needed.
         await self._safely(self.parts.broker.review(()))
         await self._safely(self.reconcile(wanted, is_sweep=True))
+
+    async def _stop_tasks(self) -> set[str]:
+        """Stop the tasks that have reached a limit while nobody holds steps of theirs that wait; return the sessions.
+
+        What is held ends by itself, and its failure is settled as soon as it is heard of.
+        """
+        store, now_us = self.parts.store, self.parts.clock.now_us()
+        stopped = set()
+        for one in await store.budgets.stopped_tasks(self.owner_id, now_us=now_us):
+            ownership = self._owned.get(one.session_id)
+            if ownership is not None:
+                with suppress(NotOwnerError):  # its new owner stops it
+                    await store.tasks.stop_task(ownership, one.task_id, reason=one.reason, now_us=now_us)
+                    stopped.add(one.session_id)
+        return stopped
 
     async def _write_folders(self) -> None:
         """Begin to write the folders of tasks that are over, also of those that ended without an owner."""

@@ -1,12 +1,13 @@
 """A task with its steps and its result, as programs see them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from pydantic import Field
 
 from soong.orchestrator.client.outcome import Denial, ExitCode, StepReport, TaskOutcome
+from soong.orchestrator.client.task_limits import TaskLimit
 from soong.orchestrator.schemas.base import AnyJson, AnyObject, Instant, Schema, instant, step_id_of
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.gc_pause import gc_pause
@@ -163,6 +164,26 @@ class DenialSchema(Schema):
         )
 
 
+class TaskLimitSchema(Schema):
+    """A limit of a task, in the unit of its name in plans."""
+
+    limit: float
+    used: float = Field(description="By all runs of the task; a request under way counts as it may cost at most.")
+
+
+class TaskLimitsSchema(Schema):
+    """The limits of a task; null: it has no such limit."""
+
+    max_turns: TaskLimitSchema | None = None
+    tokens: TaskLimitSchema | None = None
+    cost_usd: TaskLimitSchema | None = None
+    wall_s: TaskLimitSchema | None = None
+
+    @classmethod
+    def of(cls, limits: Sequence[TaskLimit]) -> "TaskLimitsSchema":
+        return cls(**{one.name: TaskLimitSchema(limit=one.limit, used=one.used) for one in limits})
+
+
 class TaskResult(TaskSchema):
     """The result of a task; of a task that has not ended, the result so far."""
 
@@ -171,6 +192,7 @@ class TaskResult(TaskSchema):
     answer: AnyJson = Field(description="What the agent of an ask answered; null for a plan.")
     deliverables: list[DeliverableSchema]
     denials: list[DenialSchema]
+    limits: TaskLimitsSchema | None = Field(description="The limits of its plan; null when it has none.")
     undone: list[DenialSchema] = Field(description="Calls that were allowed, and not made: their target had changed.")
 
     @cached_property
@@ -206,5 +228,6 @@ class TaskResult(TaskSchema):
                 DeliverableSchema(run=one.run_id, path=one.path, stored_at=one.copy) for one in outcome.deliverables
             ],
             denials=[DenialSchema.of(one) for one in outcome.denials],
+            limits=TaskLimitsSchema.of(outcome.limits) if outcome.limits else None,
             undone=[DenialSchema.of(one) for one in outcome.undone],
         )

@@ -70,9 +70,9 @@ def estimate(messages: Sequence[ModelMessage], model: Model[Any], most_tokens: i
     return Charge(used.input_tokens + used.output_tokens, _micro(price_of(answer, own)))
 
 
-def charge_of(used: Usage) -> Charge:
+def charge_of(used: Usage, turns: int = 0) -> Charge:
     """Return what a request is charged with that used this much."""
-    return Charge(used.input_tokens + used.output_tokens, _micro(used.cost_usd))
+    return Charge(used.input_tokens + used.output_tokens, _micro(used.cost_usd), turns)
 
 
 def _micro(usd: Decimal | None) -> int | None:

@@ -168,8 +168,7 @@ class _Loop:
         try:
             return await self._ask_with_room()
         except BudgetSpentError as error:
-            reason = EndReason.COST_LIMIT if error.of == "money" else EndReason.TOKEN_LIMIT
-            return self._failed(reason, str(error), type="budget_exceeded")
+            return self._failed(error.end_reason, str(error), type=error.code)
         except ContextFullError as error:
             return self._failed(EndReason.TOKEN_LIMIT, f"the model's context is full: {error}")
         except ProviderFailedError as error:
@@ -248,7 +247,9 @@ class _Loop:
             window = room_of(self.talk.messages, self.requests.compaction)
             # A failure is in the log; leaving results out needs nobody.
             with suppress(ProviderFailedError):
-                summary = await self.requests.send(summary_request(cut.dropped, window), ModelRequestParameters())
+                summary = await self.requests.send(
+                    summary_request(cut.dropped, window), ModelRequestParameters(), turns=0
+                )
         node = summary_node(cut, summary) if summary is not None and text_of(summary).strip() else drop_node(cut)
         facts: dict[str, Json] = {
             "turn": self.talk.turns + 1,

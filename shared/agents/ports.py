@@ -42,6 +42,8 @@ class AgentTask:
     is_streamed: bool = True
     """Answers arrive piece by piece where the model can; False asks for them in one piece."""
     is_resumed: bool = False
+    is_limited: bool = False
+    """Its task has limits: the turns of a scripted agent count, too."""
 
 
 class RunTranscript(Protocol):

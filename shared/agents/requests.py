@@ -131,15 +131,17 @@ class ModelRequests:
         messages: list[ModelMessage],
         parameters: ModelRequestParameters,
         follower: AnswerFollower = NO_FOLLOWER,
+        *,
+        turns: int = 1,
     ) -> ModelResponse:
-        """Send one request and return its answer.
+        """Send one request and return its answer, which is a turn, or none of the agent's.
 
         Raises:
             BudgetSpentError: a budget of the run is used up; nothing was sent.
             ProviderFailedError: no answer came.
             LeaseLostError: the run is no longer ours.
         """
-        reserved, pacing = await self._reserve(messages), self._pace()
+        reserved, pacing = await self._reserve(messages, turns), self._pace()
         try:
             answer = await request(
                 self._source,
@@ -161,7 +163,7 @@ class ModelRequests:
         before = self.usage
         self.last = self.count(answer)
         if reserved is not None:
-            await self._settle(reserved, charge_of(self.last))
+            await self._settle(reserved, charge_of(self.last, turns))
         self.note = self.note or warning(before, self.usage, self.task.limits)
         return answer
 
@@ -203,11 +205,13 @@ class ModelRequests:
             await self.talk.flush()
         await self.sleep(seconds)
 
-    async def _reserve(self, messages: Sequence[ModelMessage]) -> Reserved | None:
-        if self.budgets is None or self.model.model.model_name == SCRIPT:
+    async def _reserve(self, messages: Sequence[ModelMessage], turns: int) -> Reserved | None:
+        is_script = self.model.model.model_name == SCRIPT
+        if self.budgets is None or (is_script and not self.task.is_limited):
             return None
-        charge = self._estimate(messages)
-        reserved = await self.budgets.reserve(charge)
+        if is_script:  # free of tokens and money; its turns count for its task
+            return await self.budgets.reserve(Charge(turns=turns))
+        reserved = await self.budgets.reserve(replace(self._estimate(messages), turns=turns))
         if reserved is not None and reserved.share >= WARN_AT and not self.is_warned:
             self.is_warned = True
             self.note = self.note or NEARLY_SPENT

@@ -11,7 +11,7 @@ from soong.shared.engine.runs.budgets import WARN_AT
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
 
-NEARLY_SPENT: Final = "The budget of this session is nearly used up. Finish soon: report what you have."
+NEARLY_SPENT: Final = "What this session or task may use is nearly used up. Finish soon: report what you have."
 
 
 def limit_reached(used: Usage, limits: AgentLimits, model: str) -> tuple[EndReason, str] | None:

@@ -36,10 +36,12 @@ class LimitReachedError(Exception):
 
 @dataclass(slots=True)
 class UsageMeter:
-    """One run's. ``budgets`` are those of its session and of the day."""
+    """One run's. ``budgets`` are those of its session, of its task and of the day."""
 
     limits: AgentLimits
     budgets: Spending | None
+    counts_turns: bool = False
+    """Its task has limits."""
     read: int = 0
     written: int = 0
     cached: int = 0
@@ -49,6 +51,8 @@ class UsageMeter:
     """What this life's session has cost, as it was reported last."""
     _closed_usd: Decimal = field(default_factory=Decimal)
     """Of that, what belongs to former prompts."""
+    _past_turns: int = 0
+    """The run's turns before the prompt under way."""
     _reserved: Reserved | None = None
     _charged: Charge = field(default_factory=Charge)
 
@@ -105,31 +109,38 @@ class UsageMeter:
             raise LimitReachedError(EndReason.COST_LIMIT, words)
 
     # -- budgets
-    async def begin(self) -> None:
-        """Ask the budgets before a prompt. Raises: LimitReachedError, LeaseLostError."""
+    async def begin(self, turns: int) -> None:
+        """Ask the budgets before a prompt; ``turns`` are those of the run so far.
+
+        Raises: LimitReachedError, LeaseLostError.
+        """
+        self._past_turns = turns
         if self.budgets is None:
             return
         try:
             self._reserved, self._charged = await self.budgets.reserve(Charge()), Charge()
         except BudgetSpentError as error:
-            reason = EndReason.COST_LIMIT if error.of == "money" else EndReason.TOKEN_LIMIT
-            raise LimitReachedError(reason, str(error), type="budget_exceeded") from error
+            raise LimitReachedError(error.end_reason, str(error), type=error.code) from error
 
-    async def charge(self, tokens: int = 0) -> None:
-        """Charge what the prompt under way has used by now. Raises: LeaseLostError."""
+    async def charge(self, turns: int, tokens: int = 0) -> None:
+        """Charge what the prompt under way has used; ``turns`` of the run have ended. Raises: LeaseLostError."""
         if self._reserved is None or self.budgets is None:
             return
         cost = (self._told_usd or Decimal()) - self._closed_usd
-        now = Charge(tokens, int((cost * MICRO).to_integral_value(rounding="ROUND_CEILING")))
+        microusd = int((cost * MICRO).to_integral_value(rounding="ROUND_CEILING"))
+        now = Charge(tokens, microusd, max(0, turns - self._past_turns) if self.counts_turns else 0)
         if now != self._charged:
             self._charged = now
             await self.budgets.settle(self._reserved, now)
 
-    async def charge_and_ask(self) -> None:
-        """Charge, and ask the budgets whether there is more. Raises: LimitReachedError, LeaseLostError."""
+    async def charge_and_ask(self, turns: int) -> None:
+        """Charge what is used, and ask the budgets whether there is more; ``turns`` of the run have ended.
+
+        Raises: LimitReachedError, LeaseLostError.
+        """
         before = self._charged
-        await self.charge()
+        await self.charge(turns)
         if self._charged != before:
             kept, charged = self._reserved, self._charged
-            await self.begin()
+            await self.begin(self._past_turns)
             self._reserved, self._charged = kept, charged

@@ -77,7 +77,7 @@ class AcpRun:
     def __post_init__(self) -> None:
         task, interruption = self.prepared.task, self.prepared.interruption
         self._broken = asyncio.get_running_loop().create_future()
-        self.meter = UsageMeter(task.limits, self.budgets)
+        self.meter = UsageMeter(task.limits, self.budgets, task.is_limited)
         self.narrative = AgentNarrative(self.agent, self.prepared.transcript, self.clock, self.view, self._turn)
         self.calls = AgentCalls(self.executor, self.narrative, interruption.incidents, self._break)
         terminals = AgentTerminals(self.calls, interruption.calls.abort)
@@ -233,7 +233,7 @@ class AcpRun:
     async def _prompt(self, text: str) -> str:
         """Send one prompt and return the message that ends its turn. Raises: LimitReachedError, AgentFailedError."""
         self.meter.check(self.narrative.turns)
-        await self.meter.begin()
+        await self.meter.begin(self.narrative.turns)
         await self.narrative.flush()
         self._heard()
         denials = len(self.calls.incidents.denials)
@@ -241,7 +241,7 @@ class AcpRun:
         self.client.end_turn()
         await self.client.terminals.close()
         await self.calls.settled()
-        await self.meter.charge(answer.usage.total_tokens if answer.usage is not None else 0)
+        await self.meter.charge(self.narrative.turns, answer.usage.total_tokens if answer.usage is not None else 0)
         used, cost = self.meter.of_prompt(answer)
         said = self.narrative.end_turn(used, cost)
         is_ended_by_no = answer.stop_reason == "cancelled" and len(self.calls.incidents.denials) > denials
@@ -274,7 +274,7 @@ class AcpRun:
     async def _tick(self) -> None:
         """Show what was said, charge what was used, and end a run whose agent is silent."""
         await self.narrative.flush()
-        await self.meter.charge_and_ask()
+        await self.meter.charge_and_ask(self.narrative.turns - 1)
         silent_s = self.clock.monotonic_s() - self._heard_s
         if self.calls.under_way:
             self._heard()

@@ -52,6 +52,7 @@ def agent_task(
     settings: Settings,
     rules: ModelRules,
     is_resumed: bool = False,
+    is_limited: bool = False,
 ) -> AgentTask:
     """Return the work of a run. ``definition`` is the one stored with it; ``run_dirs`` is what its model is given."""
     limits: dict[str, Any] = {
@@ -76,4 +77,5 @@ def agent_task(
         price=rules.price(model),
         is_streamed=settings.stream,
         is_resumed=is_resumed,
+        is_limited=is_limited,
     )

@@ -205,6 +205,7 @@ class AgentRuntime:
             settings=self.settings,
             rules=self._models,
             is_resumed=claim.is_resumed,
+            is_limited=claim.spec.is_limited,
         )
         return PreparedCalls(task, pipeline, log, transcript, run_dirs)
 

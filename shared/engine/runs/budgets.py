@@ -1,4 +1,4 @@
-"""Budgets: what a session and a day may use in tokens and money, and the charges that count against them (DIS-11).
+"""Budgets: what a session, a day and a task may use, and the charges that count against them (DIS-07, DIS-11).
 
 A request is charged with an estimate before it is sent and with what it used afterwards. A charge that is open counts
 while its run is running under the fence that made it: one whose process died counts for nothing by itself. A request
@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.status import EndReason
 
 DAY: Final = "day"
 """The scope of what all sessions together may use in a day of UTC."""
@@ -30,23 +31,37 @@ def session_scope(session_id: str) -> str:
     return f"session:{session_id}"
 
 
+def task_scope(task_id: str) -> str:
+    return f"task:{task_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """At most so many tokens (read and written) and so many millionths of a US dollar; None: any number."""
+    """At most so many tokens (read and written) and so many millionths of a US dollar; None: any number.
+
+    A task also has limits in model turns and in time (microseconds).
+    """
 
     tokens: int | None = None
     microusd: int | None = None
+    turns: int | None = None
+    wall_us: int | None = None
 
     @property
     def is_unlimited(self) -> bool:
-        return self.tokens is None and self.microusd is None
+        return self == NO_BUDGET
 
     def __str__(self) -> str:
         money = "" if self.microusd is None else f"{Decimal(self.microusd) / MICRO:f} USD"
         tokens = "" if self.tokens is None else f"{self.tokens:,} tokens"
-        return " and ".join(filter(None, (money, tokens))) or "no limit"
+        turns = "" if self.turns is None else f"{self.turns:,} model turns"
+        wall = "" if self.wall_us is None else f"{self.wall_us / MICRO:g} s"
+        return " and ".join(filter(None, (money, tokens, turns, wall))) or "no limit"
 
 
+TASK_LIMIT: Final = "limit_exceeded"
+"""The error type of a step whose task has reached a limit; the end reason of its run is one of LIMIT_ENDS."""
+LIMIT_ENDS: Final = (EndReason.MAX_TURNS, EndReason.TOKEN_LIMIT, EndReason.COST_LIMIT, EndReason.TIME_LIMIT)
 UNPRICED: Final = "no price is known for the model (set one in [prices] of config.toml), so the budget of"
 NO_BUDGET: Final = Budget()
 
@@ -57,6 +72,8 @@ class Charge:
 
     tokens: int = 0
     microusd: int | None = 0
+    turns: int = 0
+    """Model turns, counted for tasks with limits alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +84,12 @@ class BudgetState:
     budget: Budget
     used: Charge
     reserved: Charge
+    started_us: int | None = None
+    """When the first step of a task with a limit of time started; None before."""
 
     @property
     def share(self) -> float:
-        """Return the part of the nearest limit that is charged; 1 of a limit of 0."""
+        """Return the part of the nearest limit in tokens or money that is charged; 1 of a limit of 0."""
         return max(_share(charged, limit) for charged, limit in self._limits())
 
     def _limits(self) -> Sequence[tuple[int, int | None]]:
@@ -79,6 +98,9 @@ class BudgetState:
 
     def check(self, charge: Charge) -> None:
         """Say whether one more request may be charged. Raises: BudgetSpentError."""
+        if self.scope.startswith(task_scope("")):
+            self._check_task(charge)
+            return
         (tokens, most_tokens), (money, most_money) = self._limits()
         whose = "the day" if self.scope == DAY else "the session"
         if most_tokens is not None and tokens >= most_tokens:
@@ -91,6 +113,20 @@ class BudgetState:
             used, most = Decimal(money) / MICRO, Decimal(most_money) / MICRO
             raise BudgetSpentError(f"{whose} has used {used:f} of its budget of {most:f} USD", "money")
 
+    def _check_task(self, charge: Charge) -> None:
+        (tokens, most_tokens), (money, most_money) = self._limits()
+        turns, most_turns = self.used.turns + self.reserved.turns, self.budget.turns
+        if most_turns is not None and turns >= most_turns:
+            raise TaskLimitError("max_turns", f"{turns:,} of {most_turns:,} model turns are used", "turns")
+        if most_tokens is not None and tokens >= most_tokens:
+            raise TaskLimitError("tokens", f"{tokens:,} of {most_tokens:,} tokens are used", "tokens")
+        if most_money is None:
+            return
+        if charge.microusd is None:
+            raise TaskLimitError("cost_usd", f"{UNPRICED} the task cannot be kept", "money")
+        if money >= most_money:
+            raise TaskLimitError("cost_usd", f"{usd_text(money)} of {usd_text(most_money)} USD are used", "money")
+
 
 def _share(charged: int, limit: int | None) -> float:
     if limit is None:
@@ -99,18 +135,73 @@ def _share(charged: int, limit: int | None) -> float:
 
 
 class BudgetSpentError(SoongError):
-    """A request may not be sent: a budget is used up. ``of`` is ``tokens`` or ``money``."""
+    """A request may not be sent: a budget is used up. ``of`` is ``tokens``, ``money`` or ``turns``."""
+
+    code = "budget_exceeded"
 
     def __init__(self, message: str, of: str) -> None:
         super().__init__(message)
         self.of = of
+
+    @property
+    def end_reason(self) -> EndReason:
+        """How a run ends that cannot continue without the request."""
+        return _END_REASONS[self.of]
+
+
+_END_REASONS: Final = {
+    "tokens": EndReason.TOKEN_LIMIT,
+    "money": EndReason.COST_LIMIT,
+    "turns": EndReason.MAX_TURNS,
+}
+
+
+class TaskLimitError(BudgetSpentError):
+    """A limit of the task is reached; ``name`` is the limit's in the plan."""
+
+    code = TASK_LIMIT
+
+    def __init__(self, name: str, message: str, of: str) -> None:
+        super().__init__(limit_words(name, message), of)
+
+
+def limit_words(name: str, message: str) -> str:
+    """Return why a task ends that has reached a limit."""
+    return f"the task has reached its limit {name}: {message}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTime:
+    """What of its task's limits a worker must know before it starts a step.
+
+    ``deadline_us`` is None where the task has no limit of time. ``reached`` says why no step of it starts any more;
+    empty while steps may.
+    """
+
+    wall_us: int | None
+    deadline_us: int | None
+    reached: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedTask:
+    """An open task that has reached a limit and has steps that nobody holds: they are to be cancelled."""
+
+    session_id: str
+    task_id: str
+    reason: str
+
+
+def time_words(wall_us: int) -> str:
+    """Return why a task ends that has taken its time."""
+    return limit_words("wall_s", f"its {wall_us / MICRO:g} s have passed")
 
 
 class BudgetStore(Protocol):
     """Budgets and charges."""
 
     async def set_budget(self, scope: str, budget: Budget) -> None:
-        """Set the budget of a scope (``day``, or that of a session); one without limits takes it away."""
+        """Set the budget of a scope (``day``, a session's or a task's); one without limits takes it away."""
         ...
 
     async def budgets(self, scopes: Sequence[str], *, day: str) -> Mapping[str, BudgetState]:
@@ -130,6 +221,17 @@ class BudgetStore(Protocol):
 
     async def settle(self, run_id: str, fence: int, number: int, charge: Charge) -> None:
         """Put what a request used in the place of its estimate. Raises: LeaseLostError."""
+        ...
+
+    async def task_time(self, task_id: str) -> TaskTime | None:
+        """Return what a worker must know of a task's limits; None where the task has none.
+
+        Its time starts with its first step, and again with the first step after a retry of the task.
+        """
+        ...
+
+    async def stopped_tasks(self, owner_id: str, *, now_us: int) -> Sequence[StoppedTask]:
+        """Return the owner's open tasks that have reached a limit while steps of them wait, parked ones among them."""
         ...
 
 

@@ -33,6 +33,8 @@ class Lineage:
     project: tuple[str, ...] = ()
     """What a worker must have to work in the session's project."""
     origin: Origin = OWN
+    is_limited: bool = False
+    """The task has limits."""
     tokens: Iterator[str] = field(default_factory=_tokens)
 
     def run(

@@ -69,7 +69,8 @@ def new_task(
         origin=agent.origin if agent else Origin(session.principal),
     )
     project = project_needed(session.project_id, session.project)
-    lineage = Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin)
+    is_limited = not plan.limits.is_unlimited
+    lineage = Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin, is_limited)
     titles = Titles(scope_of(inputs, {}), ExpansionBudget("the titles of the steps"))
     surfaces = Surfaces(surface_of)
     with gc_pause(len(plan.steps)):
@@ -83,6 +84,7 @@ def new_task(
         created_us=now_us,
         root_run=NewRun(root, {}, new_token()),
         steps=steps,
+        limits=plan.limits,
     )
 
 
@@ -163,7 +165,8 @@ def grown(
         InvalidPlanError: a step would run on the script model and has no script.
     """
     check_models(steps, default_model, "update add_steps")
-    lineage = Lineage(task.session_id, task.id, root.run_id, root.agent_id, project, origin)
+    is_limited = bool(task.plan.get("limits"))
+    lineage = Lineage(task.session_id, task.id, root.run_id, root.agent_id, project, origin, is_limited)
     titles = Titles(scope_of(task.inputs, {}), ExpansionBudget("the titles of the steps"))
     surfaces = Surfaces(surface_of)
     return tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in steps)
@@ -211,6 +214,9 @@ def _new_step(step: PlanStep, lineage: Lineage, titles: Titles, surfaces: Surfac
     # Of a map step it is the items' surface: its expansion needs neither registry nor policy and changes with neither.
     is_map = step.kind is StepKind.MAP
     spec = replace(spec_of(step), child_surface=surface) if is_map else spec_of(step)
+    if lineage.is_limited:
+        child = None if spec.step is None else replace(spec.step, is_limited=True)
+        spec = replace(spec, is_limited=True, step=child)
     key, title, definition = step_key(lineage.task_id, step.id), titles.of(step.title), definition_of(work)
     return NewStep(
         key=key,

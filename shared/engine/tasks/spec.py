@@ -94,6 +94,8 @@ class StepSpec:
     """Set for an item of a map step, whose templates were looked up when it was made."""
     max_steps: int | None = None
     """How many steps a pull worker may take in all; None: as many as there are."""
+    is_limited: bool = False
+    """Its task has limits: they are looked at before it starts, and its model turns are charged to them (DIS-07)."""
 
     def to_json(self) -> dict[str, Json]:
         """Return the stored form; defaults are left out."""
@@ -164,6 +166,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "child_surface": _object,
     "bound": _bound,
     "max_steps": int,
+    "is_limited": bool,
 }
 """How each field is read; the annotation ``Any`` is this table's alone."""
 

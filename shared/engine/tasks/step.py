@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.budgets import NO_BUDGET, Budget
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason
@@ -75,6 +76,8 @@ class NewTask:
     kind: TaskKind = TaskKind.PLAN
     trace_parent: str = ""
     """The trace of its submitter that it belongs to (W3C trace context)."""
+    limits: Budget = NO_BUDGET
+    """What all its runs together may use, and how long it may take (DIS-07)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,15 @@ class TaskStore(Protocol):
         """
         ...
 
+    async def stop_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> None:
+        """Stop a task that has reached a limit: no step of it starts any more, and it fails for this ``reason``.
+
+        What is not leased is cancelled, its questions withdrawn; leased steps end by themselves, and ``finish_task``
+        then fails the task. Failures need no settling. Stopped twice, the first reason stays; nothing happens to a task
+        that has ended.
+        """
+        ...
+
     async def cancel_task(
         self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
     ) -> frozenset[str]:

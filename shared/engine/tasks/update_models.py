@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.models import (
+    LimitsDocument,
     PlanModel,
     Priority,
     Seconds,
@@ -91,7 +92,11 @@ class DispatchDocument(PlanModel):
 
 
 def planning_schemas() -> JsonObject:
-    """Return what the planning tools show of a step and of the changes of a task, made from the models."""
+    """Return what the planning tools show of a step, a task's limits and its changes, made from the models."""
     from soong.shared.engine.tasks.plan.schema import step_schema, tool_schema  # only the generator of documents asks
 
-    return {"step": step_schema(), "changes": tool_schema(UpdateDocument)["properties"]}
+    return {
+        "step": step_schema(),
+        "limits": tool_schema(LimitsDocument),
+        "changes": tool_schema(UpdateDocument)["properties"],
+    }

@@ -62,6 +62,7 @@ class PlanningTools:
                         "description": "Values that references may name as ${inputs.name}.",
                         "additionalProperties": True,
                     },
+                    "limits": _schemas()["limits"],
                     "model": {"type": "string", "description": "Model of the steps that name none; yours by default."},
                 },
                 ("title", "steps"),
@@ -129,6 +130,7 @@ class PlanningTools:
             "title": call_input["title"],
             "steps": call_input["steps"],
             "inputs": {name: {"default": value, "required": False} for name, value in inputs.items()},
+            **({"limits": call_input["limits"]} if call_input.get("limits") else {}),
         }
 
         async def create() -> Task:

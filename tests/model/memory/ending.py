@@ -111,6 +111,15 @@ def cancel_all(rows: Rows, task_id: str, reason: str, now_us: int) -> frozenset[
     return frozenset(step.worker_id for step in rows.steps_of(task_id) if step.status.is_leased)
 
 
+def cancel_unheld(rows: Rows, task_id: str, reason: str, now_us: int) -> None:
+    """Cancel what is not leased, and leave the rest to end by itself. Failures become final."""
+    for step in rows.steps_of(task_id):
+        if step.status is StepStatus.FAILED:
+            rows.settled.add(step.key)
+        elif step.status not in STEP_ENDS and not step.status.is_leased:
+            cancel_step(rows, step, reason, now_us)
+
+
 def skip_below(rows: Rows, step_key: str, now_us: int) -> None:
     """Skip every step that waits, at whatever distance, for one that will not complete."""
     for step in _below(rows, step_key):

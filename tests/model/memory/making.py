@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import ConflictError
+from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
@@ -63,6 +64,8 @@ def create_task(rows: Rows, task: NewTask) -> None:
         kind=task.kind,
         trace_parent=task.trace_parent,
     )
+    if not task.limits.is_unlimited:
+        rows.budgets[task_scope(task.id)] = task.limits
     note_run(rows, task.root_run.identity.run_id, EventType.TASK_CREATED, now_us, task=task.id)
     insert_steps(rows, task.steps, now_us)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, assert_never
 
 from soong.shared.core.errors import InvalidTransitionError
+from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
@@ -25,7 +26,7 @@ from soong.shared.engine.tasks.status import (
 )
 from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step, StepError, Task
 from soong.shared.permissions.request import RequestState
-from tests.model.memory.ending import cancel_all, complete_map, fail_map, skip_below, unlock_after
+from tests.model.memory.ending import cancel_all, cancel_unheld, complete_map, fail_map, skip_below, unlock_after
 from tests.model.memory.logs import note_run, note_step, tell_step
 from tests.model.memory.making import adopt, insert_run, insert_steps, open_step
 from tests.model.memory.retrying import start_again
@@ -159,7 +160,8 @@ class MemoryOwning:
             status = end_task(self.rows, task, TaskEvent.COMPLETE, "", now_us).status
             close_with_task(self.rows, task.session_id)
             return status
-        return end_task(self.rows, task, TaskEvent.FAIL, why_failed(left), now_us).status
+        reason = self.rows.stopped.get(task_id) or why_failed(left)
+        return end_task(self.rows, task, TaskEvent.FAIL, reason, now_us).status
 
     @transaction
     def end_task(
@@ -304,6 +306,14 @@ class MemoryOwning:
         run = self.rows.runs.get(abort.run_id)
         if run is not None and run.identity.session_id == ownership.session_id and run.status is RunStatus.RUNNING:
             self.rows.aborts.setdefault((abort.run_id, abort.tool_call_id), abort)
+
+    @transaction
+    def stop_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> None:
+        task = self.rows.owned_task(ownership, task_id)
+        if not task.status.is_terminal:
+            if task_scope(task_id) in self.rows.budgets:
+                self.rows.stopped.setdefault(task_id, reason)
+            cancel_unheld(self.rows, task_id, reason, now_us)
 
     @transaction
     def cancel_task(

@@ -88,6 +88,8 @@ class MemoryRetrying:
             self.rows.unparked.discard(child.key)
         steps = self._put_back(task_id, again, by_step)
         self.rows.recorded.discard(task_id)
+        self.rows.stopped.pop(task_id, None)
+        self.rows.tried_again[task_id] = now_us
         session = self.rows.session(ownership.session_id)
         self.rows.sessions[session.id] = replace(session, is_closed=False)
         self._begin_again(task, status, root, origin, now_us)

@@ -75,6 +75,10 @@ class Rows:
     aborts: dict[tuple[str, str], CallAbort] = field(default_factory=dict)
     """By run and tool call."""
     budgets: dict[str, Budget] = field(default_factory=dict)
+    tried_again: dict[str, int] = field(default_factory=dict)
+    """Tasks with limits that were tried again, and when."""
+    stopped: dict[str, str] = field(default_factory=dict)
+    """Tasks that have reached a limit, and why."""
     charges: dict[tuple[str, int, int], "ChargeRow"] = field(default_factory=dict)
     """By run, fence and number of the request."""
     consumed: dict[str, tuple[str, str, int]] = field(default_factory=dict)

@@ -25,6 +25,9 @@ STEP_ID: Final = r"[A-Za-z0-9_.-]{1,64}"
 NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 LONGEST_S: Final = 30 * 86_400
 LONGEST_PAUSE_S: Final = 3600
+MOST_COUNTED: Final = 10**15
+MOST_USD: Final = 10**9
+"""Of a task's limits; larger ones are mistakes."""
 
 
 class PlanModel(BaseModel):
@@ -303,6 +306,24 @@ class InputDocument(PlanModel):
         return {name: item for name, item in value.items() if item is not None or name == "default"}
 
 
+class LimitsDocument(PlanModel):
+    """What all runs of a task together may use, and how long the task may take. The first that is reached ends it."""
+
+    max_turns: Annotated[int, Field(ge=1, le=MOST_COUNTED), Expected("an integer above 0")] | None = Field(
+        default=None, description="Most model turns of all its runs together."
+    )
+    tokens: Annotated[int, Field(ge=1, le=MOST_COUNTED), Expected("an integer above 0")] | None = Field(
+        default=None, description="Most tokens that all its runs together read and write."
+    )
+    cost_usd: Annotated[float, Field(gt=0, le=MOST_USD), Expected("a number of US dollars above 0")] | None = Field(
+        default=None, description="Most US dollars that the model requests of all its runs together may cost."
+    )
+    wall_s: Seconds | None = Field(
+        default=None,
+        description="Most seconds from the start of its first step, with all pauses and all waiting for people.",
+    )
+
+
 class PlanDocument(PlanModel):
     """A DAG of steps that Soong runs. `soong tasks validate` checks what a schema cannot say."""
 
@@ -316,6 +337,9 @@ class PlanDocument(PlanModel):
         default=(),
         description="Python modules next to the plan's file that register its scripted agents. Only for "
         "`soong run FILE`.",
+    )
+    limits: LimitsDocument | None = Field(
+        default=None, description="What all its runs together may use, and how long it may take."
     )
     steps: Annotated[tuple[StepDocument, ...], Field(min_length=1)]
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.budgets import NO_BUDGET, Budget
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.problems import Hint
@@ -110,6 +111,8 @@ class Plan:
     steps: tuple[PlanStep, ...]
     document: JsonObject
     source: str = "plan"
+    limits: Budget = NO_BUDGET
+    """What all runs of its task together may use, and how long the task may take (DIS-07)."""
     modules: tuple[str, ...] = ()
     """Modules next to the plan's file that register scripted agents; workers started for it import them."""
 

@@ -7,7 +7,9 @@ Which fields a plan has is :mod:`soong.shared.engine.tasks.plan.models`; what th
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from decimal import Decimal
 from itertools import islice
+from math import ceil
 from pathlib import Path as FilePath
 from typing import Final
 
@@ -17,6 +19,7 @@ from soong.shared.core.errors import InvalidPlanError, Problem
 from soong.shared.core.gc_pause import gc_pause
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
+from soong.shared.engine.runs.budgets import MICRO, NO_BUDGET, Budget
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
@@ -28,6 +31,7 @@ from soong.shared.engine.tasks.plan.models import (
     STEP_MODELS,
     AgentWork,
     InputDocument,
+    LimitsDocument,
     MapStep,
     PermissionsDocument,
     PlanHead,
@@ -128,7 +132,15 @@ def _read_plan(document: Document, report: Report) -> Plan | None:
     inputs = _read_inputs(head.inputs, report)
     with gc_pause(len(head.steps)):
         steps = [read_step(step, ("steps", index), report) for index, step in enumerate(head.steps)]
-    return Plan(head.title, inputs, tuple(steps), value, document.source, head.modules)
+    limits = NO_BUDGET if head.limits is None else planned_limits(head.limits)
+    return Plan(head.title, inputs, tuple(steps), value, document.source, limits, head.modules)
+
+
+def planned_limits(said: LimitsDocument) -> Budget:
+    """Return the limits of a task; part of a millionth of a dollar is one."""
+    cost, wall_s = said.cost_usd, said.wall_s
+    microusd = None if cost is None else ceil(Decimal(str(cost)) * MICRO)
+    return Budget(said.tokens, microusd, said.max_turns, None if wall_s is None else ceil(wall_s * MICRO))
 
 
 def _read_inputs(values: JsonObject, report: Report) -> tuple[PlanInput, ...]:

@@ -225,8 +225,12 @@ CREATE TABLE budgets (
 	scope TEXT NOT NULL, 
 	tokens INTEGER, 
 	microusd INTEGER, 
+	turns INTEGER, 
+	wall_us INTEGER, 
+	since_us INTEGER, 
+	stopped TEXT, 
 	CONSTRAINT pk_budgets PRIMARY KEY (scope), 
-	CONSTRAINT ck_budgets_limits CHECK (tokens BETWEEN 0 AND 9007199254740991 AND microusd BETWEEN 0 AND 9007199254740991)
+	CONSTRAINT ck_budgets_limits CHECK (tokens BETWEEN 0 AND 9007199254740991 AND microusd BETWEEN 0 AND 9007199254740991 AND turns BETWEEN 0 AND 9007199254740991 AND wall_us BETWEEN 0 AND 9007199254740991 AND since_us BETWEEN 0 AND 9007199254740991)
 );
 CREATE TABLE charges (
 	run_id TEXT NOT NULL, 
@@ -237,9 +241,10 @@ CREATE TABLE charges (
 	tokens INTEGER NOT NULL, 
 	microusd INTEGER, 
 	is_open INTEGER NOT NULL, 
+	turns INTEGER, 
 	CONSTRAINT pk_charges PRIMARY KEY (run_id, fence, number), 
 	CONSTRAINT ck_charges_is_open CHECK (is_open IN (0, 1)), 
-	CONSTRAINT ck_charges_numbers CHECK (fence BETWEEN 0 AND 9007199254740991 AND number BETWEEN 0 AND 9007199254740991 AND tokens BETWEEN 0 AND 9007199254740991 AND microusd BETWEEN 0 AND 9007199254740991), 
+	CONSTRAINT ck_charges_numbers CHECK (fence BETWEEN 0 AND 9007199254740991 AND number BETWEEN 0 AND 9007199254740991 AND tokens BETWEEN 0 AND 9007199254740991 AND microusd BETWEEN 0 AND 9007199254740991 AND turns BETWEEN 0 AND 9007199254740991), 
 	CONSTRAINT fk_charges_run_id FOREIGN KEY(run_id) REFERENCES runs (id)
 );
 CREATE TABLE surfaces (
@@ -463,6 +468,7 @@ CREATE TABLE notices (
 );
 CREATE UNIQUE INDEX ix_audit_chain ON audit (chain, number);
 CREATE INDEX ix_audit_session ON audit (session_id, ordinal);
+CREATE INDEX ix_budgets_tasks ON budgets (scope) WHERE substr(scope, 1, 5) = 'task:';
 CREATE INDEX ix_charges_day ON charges (day);
 CREATE INDEX ix_charges_session ON charges (session_id);
 CREATE INDEX ix_commands_open ON commands (session_id) WHERE is_ended = 0;
@@ -497,5 +503,5 @@ CREATE INDEX ix_tasks_session ON tasks (session_id, ordinal);
 CREATE INDEX ix_tasks_unrecorded ON tasks (ordinal) WHERE is_recorded = 0 AND status IN ('completed', 'failed', 'cancelled');
 CREATE INDEX ix_workers_alive ON workers (ordinal) WHERE state <> 'gone';
 CREATE INDEX ix_workers_credential ON workers (credential);
-INSERT INTO alembic_version VALUES ('0001_05a6cd47');
+INSERT INTO alembic_version VALUES ('0001_b9e41eee');
 COMMIT;

@@ -176,11 +176,16 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         ),
     ),
     # Locked while its charges are counted, never changed.
-    "budgets": WorkerRight(reads=True, updates=("tokens",), never=("scope", "microusd"), changed="false"),
+    "budgets": WorkerRight(
+        reads=True,
+        updates=("tokens",),
+        never=("scope", "microusd", "turns", "wall_us", "since_us", "stopped"),
+        changed="false",
+    ),
     "charges": WorkerRight(
         reads=True,
-        inserts=("run_id", "fence", "number", "session_id", "day", "tokens", "microusd", "is_open"),
-        updates=("tokens", "microusd", "is_open"),
+        inserts=("run_id", "fence", "number", "session_id", "day", "tokens", "microusd", "is_open", "turns"),
+        updates=("tokens", "microusd", "is_open", "turns"),
         new=f"is_open = 1 AND {_of_run('charges', _CHARGED)}",
         old=f"is_open = 1 AND {_of_run('charges', _CHARGED)}",
         changed=f"is_open = 0 AND {_of_run('charges', _CHARGED)}",
@@ -341,8 +346,8 @@ CLIENT_CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
     # Held while it is answered; a lock needs the right to change some column.
     "permission_requests": ("created_us",),
     "responders": ("beat",),
-    # A person raises the budget of a session.
-    "budgets": ("tokens", "microusd"),
+    # A person raises the budget of a session, or the limits of a task.
+    "budgets": ("tokens", "microusd", "turns", "wall_us"),
 }
 """What of existing rows a client changes, column by column."""
 

@@ -65,7 +65,7 @@ LIMITS: Final[Mapping[str, Mapping[str, str]]] = {
     "budgets": {"tokens": _NUMBER},
     "charges": {
         **dict.fromkeys(("run_id", "session_id", "day"), _WORD),
-        **dict.fromkeys(("fence", "number", "tokens", "microusd", "is_open"), _NUMBER),
+        **dict.fromkeys(("fence", "number", "tokens", "microusd", "is_open", "turns"), _NUMBER),
     },
     "events": {
         **dict.fromkeys(("run_id", "type"), _WORD),

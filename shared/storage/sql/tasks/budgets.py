@@ -1,50 +1,105 @@
 """Budgets and charges in rows. A budget's row is locked while its charges are counted: requests at once wait for it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
-from soong.shared.engine.runs.budgets import DAY, Budget, BudgetState, Charge, session_scope
+from soong.shared.engine.runs.budgets import (
+    DAY,
+    LIMIT_ENDS,
+    TASK_LIMIT,
+    Budget,
+    BudgetState,
+    Charge,
+    StoppedTask,
+    TaskTime,
+    session_scope,
+    task_scope,
+    time_words,
+)
 from soong.shared.storage.sql.engine.database import Database
+from soong.shared.storage.sql.engine.rows import unpack
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import budgets as budgets_table
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.engine.upsert import upsert
 
 OF_RUN: Final = Statement(
-    "budgets of a run: of its session and of the day; those without are unlimited",
+    "budgets of a run: of its session, of its task and of the day; those without are unlimited",
     """
     SELECT scope FROM budgets WHERE scope = 'day'
     UNION ALL
     SELECT scope FROM budgets WHERE scope = (SELECT 'session:' || session_id FROM runs WHERE id = :run_id)
+    UNION ALL
+    SELECT scope FROM budgets WHERE scope = (SELECT 'task:' || task_id FROM runs WHERE id = :run_id)
     """,
 )
+_STATE: Final = """
+    SELECT scope, tokens, microusd, turns, wall_us, CASE WHEN wall_us IS NOT NULL THEN {started} END
+    FROM budgets AS b WHERE scope IN @scopes ORDER BY scope
+"""
+_STARTED: Final = """(
+    SELECT min(first.started_us) FROM runs AS first WHERE first.task_id = substr(b.scope, 6) AND first.step_key <> ''
+      AND first.started_us >= coalesce(b.since_us, 0))"""
 LOCKED: Final = Statement(
     "lock budgets: in one order, so that nobody waits for each other",
-    "SELECT scope, tokens, microusd FROM budgets WHERE scope IN @scopes ORDER BY scope /*pg FOR UPDATE */",
+    _STATE.format(started="0") + "/*pg FOR UPDATE */",
 )
-SHOWN: Final = Statement("budgets", "SELECT scope, tokens, microusd FROM budgets WHERE scope IN @scopes ORDER BY scope")
+SHOWN: Final = Statement("budgets", _STATE.format(started=_STARTED))
+_TIME_OF_TASK: Final = """
+    SELECT b.wall_us, b.stopped, CASE WHEN b.wall_us IS NOT NULL THEN {started} END FROM budgets AS b
+    WHERE b.scope = :scope
+"""
+TIME_OF_TASK: Final = Statement(
+    "time of a task: its limit, when it started, and why it was stopped", _TIME_OF_TASK.format(started=_STARTED)
+)
+_REACHED: Final = """
+    SELECT s.error FROM steps AS s JOIN runs AS r ON r.id = s.run_id
+    WHERE s.task_id = :task_id AND s.status = 'failed' AND r.end_reason IN ({ends})
+"""
+REACHED: Final = Statement(
+    "reached: how steps of a task failed whose runs ended by a limit; its owner may not have looked at them yet",
+    _REACHED.format(ends=", ".join(f"'{end}'" for end in LIMIT_ENDS)),
+)
+_STOPPED_TASKS: Final = """
+    SELECT t.session_id, t.id, b.stopped, b.wall_us FROM budgets AS b
+    JOIN tasks AS t ON t.id = substr(b.scope, 6) JOIN sessions AS s ON s.id = t.session_id
+    WHERE substr(b.scope, 1, 5) = 'task:' AND t.status IN ('running', 'paused') AND s.owner_id = :owner_id
+      AND (b.stopped IS NOT NULL OR (b.wall_us IS NOT NULL AND {started} + b.wall_us <= :now_us))
+      AND EXISTS (SELECT 1 FROM steps WHERE steps.task_id = t.id
+                  AND steps.status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting'))
+"""
+STOPPED_TASKS: Final = Statement(
+    "stopped tasks: open ones of an owner that have reached a limit, with steps that nobody holds",
+    _STOPPED_TASKS.format(started=_STARTED),
+)
 _SUMS: Final = """
-    SELECT c.is_open, coalesce(sum(c.tokens), 0), coalesce(sum(c.microusd), 0) FROM charges AS c
+    SELECT c.is_open, coalesce(sum(c.tokens), 0), coalesce(sum(c.microusd), 0), coalesce(sum(c.turns), 0)
+    FROM charges AS c
     WHERE {whose} AND (c.is_open = 0 OR EXISTS (
         SELECT 1 FROM runs AS r WHERE r.id = c.run_id AND r.status = 'running' AND r.fence = c.fence))
     GROUP BY c.is_open
 """
 OF_SESSION: Final = Statement("charges of a session", _SUMS.format(whose="c.session_id = :session_id"))
 OF_DAY: Final = Statement("charges of a day", _SUMS.format(whose="c.day = :day"))
+OF_TASK: Final = Statement(
+    "charges of a task", _SUMS.format(whose="c.run_id IN (SELECT id FROM runs WHERE task_id = :task_id)")
+)
 RESERVE: Final = Statement(
     "reserve: charge a request of a run that is held",
     """
-    INSERT INTO charges (run_id, fence, number, session_id, day, tokens, microusd, is_open)
+    INSERT INTO charges (run_id, fence, number, session_id, day, tokens, microusd, is_open, turns)
     SELECT id, fence, CAST(:number AS bigint), session_id, CAST(:day AS text), CAST(:tokens AS bigint),
-        CAST(:microusd AS bigint), 1
+        CAST(:microusd AS bigint), 1, CAST(:turns AS bigint)
     FROM runs WHERE id = :run_id AND fence = :fence AND status = 'running' RETURNING number
     """,
 )
 SETTLE: Final = Statement(
     "settle: what a request has used",
     """
-    UPDATE charges SET tokens = :tokens, microusd = :microusd, is_open = 0
+    UPDATE charges SET tokens = :tokens, microusd = :microusd, is_open = 0,
+        turns = CASE WHEN turns IS NULL THEN NULL ELSE CAST(:turns AS bigint) END
     WHERE run_id = :run_id AND fence = :fence AND number = :number AND EXISTS (
         SELECT 1 FROM runs AS r WHERE r.id = charges.run_id AND r.status = 'running' AND r.fence = charges.fence)
     RETURNING number
@@ -74,17 +129,33 @@ class SqlBudgets:
     async def settle(self, run_id: str, fence: int, number: int, charge: Charge) -> None:
         def write(tx: Transaction) -> None:
             of_request = {"run_id": run_id, "fence": fence, "number": number}
-            if not tx.rows(SETTLE, tokens=charge.tokens, microusd=charge.microusd, **of_request):
+            used = {"tokens": charge.tokens, "microusd": charge.microusd, "turns": charge.turns}
+            if not tx.rows(SETTLE, **used, **of_request):
                 raise LeaseLostError(run_id, fence)
 
         await self._database.write(write)
+
+    async def task_time(self, task_id: str) -> TaskTime | None:
+        return await self._database.read(lambda tx: _task_time(tx, task_id))
+
+    async def stopped_tasks(self, owner_id: str, *, now_us: int) -> Sequence[StoppedTask]:
+        found = await self._database.read(lambda tx: tx.rows(STOPPED_TASKS, owner_id=owner_id, now_us=now_us))
+        return [
+            StoppedTask(session_id, task_id, stopped or time_words(wall_us))
+            for session_id, task_id, stopped, wall_us in found
+        ]
 
 
 def _set_budget(tx: Transaction, scope: str, budget: Budget) -> None:
     if budget.is_unlimited:
         tx.execute(budgets_table.delete().where(budgets_table.c.scope == scope))
         return
-    limits = {"tokens": budget.tokens, "microusd": budget.microusd}
+    limits = {
+        "tokens": budget.tokens,
+        "microusd": budget.microusd,
+        "turns": budget.turns,
+        "wall_us": budget.wall_us,
+    }
     new = upsert(tx, budgets_table).values(scope=scope, **limits)
     tx.execute(new.on_conflict_do_update(index_elements=["scope"], set_=limits))
 
@@ -100,7 +171,8 @@ def _reserve(
     states = _states(tx, LOCKED, scopes, day)
     for state in states.values():
         state.check(charge)
-    new = {"run_id": run_id, "fence": fence, "number": number, "day": day}
+    turns = charge.turns if any(scope.startswith(task_scope("")) for scope in scopes) else None
+    new = {"run_id": run_id, "fence": fence, "number": number, "day": day, "turns": turns}
     if not tx.rows(RESERVE, tokens=charge.tokens, microusd=charge.microusd, **new):
         raise LeaseLostError(run_id, fence)
     return max((_with(state, charge).share for state in states.values()), default=None)
@@ -113,10 +185,32 @@ def _with(state: BudgetState, charge: Charge) -> BudgetState:
 
 
 def _state(tx: Transaction, row: Row, day: str) -> BudgetState:
-    scope, tokens, microusd = row[:3]
+    scope, tokens, microusd, turns, wall_us, started_us = row
     if scope == DAY:
         sums = tx.rows(OF_DAY, day=day)
+    elif scope.startswith(task_scope("")):
+        sums = tx.rows(OF_TASK, task_id=scope.removeprefix(task_scope("")))
     else:
         sums = tx.rows(OF_SESSION, session_id=scope.removeprefix(session_scope("")))
-    charged = {is_open: Charge(int(used), int(money)) for is_open, used, money in sums}
-    return BudgetState(scope, Budget(tokens, microusd), charged.get(0, Charge()), charged.get(1, Charge()))
+    charged = {is_open: Charge(int(used), int(money), int(count)) for is_open, used, money, count in sums}
+    budget = Budget(tokens, microusd, turns, wall_us)
+    return BudgetState(scope, budget, charged.get(0, Charge()), charged.get(1, Charge()), started_us)
+
+
+def _task_time(tx: Transaction, task_id: str) -> TaskTime | None:
+    rows = tx.rows(TIME_OF_TASK, scope=task_scope(task_id))
+    if not rows:
+        return None
+    wall_us, stopped, started_us = rows[0]
+    deadline_us = None if wall_us is None or started_us is None else started_us + wall_us
+    return TaskTime(wall_us, deadline_us, stopped or _reached(tx.column(REACHED, task_id=task_id)))
+
+
+def _reached(errors: Sequence[str | None]) -> str:
+    """Return the words of the first failure by a limit of the task; its runs have limits of their own, too."""
+    for text in filter(None, errors):
+        with suppress(ValueError):  # some worker wrote it
+            error = unpack(text)
+            if isinstance(error, dict) and error.get("type") == TASK_LIMIT:
+                return str(error.get("message", ""))
+    return ""

@@ -157,6 +157,14 @@ def cancel_all(tx: Transaction, run_log: RunLogBuffer, task_id: str, reason: str
     return workers
 
 
+def cancel_unheld(tx: Transaction, run_log: RunLogBuffer, task_id: str, reason: str, now_us: int) -> None:
+    """Cancel what is not leased, and leave the rest to end by itself. Failures become final."""
+    root_run_id = _root_run(tx, task_id)
+    tx.rows(SETTLE_ALL, task_id=task_id)
+    _cancel_unheld(tx, run_log, task_id, root_run_id, reason, now_us)
+    tx.rows(SETTLE_ALL, task_id=task_id)
+
+
 def _cancel_unheld(
     tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str, reason: str, now_us: int
 ) -> None:

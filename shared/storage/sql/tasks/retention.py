@@ -11,6 +11,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.tasks.retention import EndedTask, Footprint, NamedArtifact, RemovedRows
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.engine import driver_error
@@ -86,6 +87,7 @@ RUNS_OF: Final = Statement(
         AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.id = r.task_id) ORDER BY r.id LIMIT :limit
     """,
 )
+REMOVE_TASK_LIMITS: Final = Statement("remove task limits: with the task", "DELETE FROM budgets WHERE scope = :scope")
 OF_REQUESTS: Final = "(SELECT q.id FROM permission_requests AS q WHERE q.run_id IN @run_ids)"
 RUN_ROWS: Final = tuple(
     Statement(f"remove {name}: of runs whose task is gone", f"DELETE FROM {where}")
@@ -177,9 +179,12 @@ class SqlRetention:
 
     async def remove_task(self, task_id: str, *, before_us: int) -> bool:
         def write(tx: Transaction) -> bool:
-            return bool(tx.rows(TASK_ROW, task_id=task_id)) and bool(
+            is_removed = bool(tx.rows(TASK_ROW, task_id=task_id)) and bool(
                 tx.count(REMOVE_TASK, task_id=task_id, before_us=before_us)
             )
+            if is_removed:
+                tx.count(REMOVE_TASK_LIMITS, scope=task_scope(task_id))
+            return is_removed
 
         return await self._write(write)
 

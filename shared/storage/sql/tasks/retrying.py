@@ -5,6 +5,7 @@ from typing import Final
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
 from soong.shared.core.identity import OWN, Origin
+from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunStatus
@@ -71,6 +72,10 @@ REOPEN_SESSION: Final = Statement(
     "reopen session: one that was closed when its tasks were done has work again",
     "UPDATE sessions SET is_closed = 0 WHERE id = :session_id AND is_closed = 1",
 )
+RENEW_TIME: Final = Statement(
+    "renew time: of a task that is tried again and has limits; what it has used stays used",
+    "UPDATE budgets SET stopped = NULL, since_us = :now_us WHERE scope = :scope",
+)
 SET_MODEL: Final = Statement(
     "set model: the steps of agents that are tried again run on another model",
     "UPDATE steps SET model = :model WHERE key IN @keys AND model <> ''",
@@ -134,6 +139,7 @@ def _retry(
     rows = _put_back(tx, task_id, again, by_step)
     tx.rows(REOPEN_SESSION, session_id=ownership.session_id)
     move_task(tx, task_id, status, "", None)
+    tx.rows(RENEW_TIME, scope=task_scope(task_id), now_us=now_us)
     root_run_id = _root_of_retry(tx, run_log, task_id, root, old_root, origin)
     for run in tx.paced(by_step.values()):
         run_log.create(run, RunStatus.QUEUED)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import Ownership, Session
@@ -36,7 +37,7 @@ from soong.shared.storage.sql.engine.rows import plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
-from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
+from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all, cancel_unheld
 from soong.shared.storage.sql.tasks.sessions import adopt
 from soong.shared.storage.sql.tasks.task_updates import SqlChanging
 
@@ -83,6 +84,14 @@ ABORT_CALL: Final = Statement(
     SELECT r.id, :tool_call_id, :reason, :now_us FROM runs AS r
     WHERE r.id = :run_id AND r.session_id = :session_id AND r.status = 'running' ON CONFLICT DO NOTHING
     """,
+)
+STOP_AT_LIMIT: Final = Statement(
+    "stop at limit: say why a task was stopped that has limits; what was said first stays",
+    "UPDATE budgets SET stopped = :reason WHERE scope = :scope AND stopped IS NULL",
+)
+STOPPED: Final = Statement(
+    "stopped: why a task was stopped that has reached a limit",
+    "SELECT stopped FROM budgets WHERE scope = :scope AND stopped IS NOT NULL",
 )
 HOLDERS: Final = Statement(
     "holders: the workers that hold steps of a task",
@@ -284,6 +293,18 @@ class SqlTaskCommands(SqlChanging):
 
         await self._database.write(write)
 
+    async def stop_task(self, ownership: Ownership, task_id: str, *, reason: str, now_us: int) -> None:
+        def write(tx: Transaction) -> None:
+            was, *_ = owned_task(tx, ownership, task_id)
+            if TaskStatus(was).is_terminal:
+                return
+            run_log = RunLogBuffer(now_us)
+            tx.count(STOP_AT_LIMIT, scope=task_scope(task_id), reason=plain(reason))
+            cancel_unheld(tx, run_log, task_id, reason, now_us)
+            run_log.flush(tx)
+
+        await self._database.write(write)
+
     async def cancel_task(
         self, ownership: Ownership, task_id: str, *, reason: str, now_us: int, command_id: str = ""
     ) -> frozenset[str]:
@@ -352,7 +373,8 @@ def _finish(
         if tx.value(HELD_SESSION, session_id=ownership.session_id):
             tx.rows(CLOSE_WITH_TASK, session_id=ownership.session_id)
     else:
-        reason = why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))
+        stopped = tx.column(STOPPED, scope=task_scope(task_id))
+        reason = stopped[0] if stopped else why_failed(tx.rows(IDS_BY_STATUS, task_id=task_id))
         status = end_task(tx, run_log, task_id, root_run_id, status, TaskEvent.FAIL, reason, now_us)
     run_log.flush(tx)
     return status, left

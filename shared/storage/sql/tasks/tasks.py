@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.core.gc_pause import gc_pause
+from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Session
@@ -51,6 +52,10 @@ INSERT_TASKS: Final = Insert(
         "created_us": "bigint",
         "trace_parent": "text",
     },
+)
+INSERT_LIMITS: Final = Insert(
+    "budgets",
+    {"scope": "text", "tokens": "bigint", "microusd": "bigint", "turns": "bigint", "wall_us": "bigint"},
 )
 
 HELD_SESSION: Final = Statement(
@@ -221,9 +226,18 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
         note_steps(run_log, task.steps, root)
         return (
             ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
+            *_limit_rows(task, is_postgres=is_postgres),
             ready_steps(task.steps, is_postgres=is_postgres),
             *run_log.ready(is_postgres=is_postgres),
         )
+
+
+def _limit_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
+    limits = task.limits
+    if limits.is_unlimited:
+        return ()
+    row = (task_scope(task.id), limits.tokens, limits.microusd, limits.turns, limits.wall_us)
+    return (ReadyRows.of(INSERT_LIMITS, [row], is_postgres=is_postgres),)
 
 
 def _create(tx: Transaction, task: NewTask, rows: Sequence[ReadyRows]) -> None:

@@ -16,6 +16,7 @@ from soong.shared.storage.sql.engine.columns import ordinal_column as _ordinal
 from soong.shared.storage.sql.engine.columns import ranges as _ranges
 from soong.shared.storage.sql.engine.columns import sqlite_checks as _sqlite_checks
 from soong.shared.storage.sql.engine.columns import text_column as _text
+from soong.shared.storage.sql.engine.columns import where as _where
 from soong.shared.storage.sql.engine.tables.base import ROOM, metadata
 
 runs = Table(
@@ -70,13 +71,21 @@ runs = Table(
 )
 
 budgets = Table(
-    # What a session, or all in a day, may use (DIS-11). Locked while its charges are counted.
+    # What a session, a task, or all in a day, may use (DIS-07, DIS-11). Locked while its charges are counted.
     "budgets",
     metadata,
     Column("scope", Text, primary_key=True),
     Column("tokens", _Big),
     Column("microusd", _Big),
-    _ranges("limits", "tokens", "microusd"),
+    # Of tasks alone, as what follows.
+    Column("turns", _Big),
+    Column("wall_us", _Big),
+    # When the task was tried again: its time starts with the first step after that. Null: never.
+    _instant("since_us"),
+    # Why the task was stopped that has reached a limit. Null: it has not.
+    Column("stopped", Text),
+    _ranges("limits", "tokens", "microusd", "turns", "wall_us", "since_us"),
+    Index("ix_budgets_tasks", "scope", **_where("substr(scope, 1, 5) = 'task:'")),
 )
 
 charges = Table(
@@ -91,9 +100,11 @@ charges = Table(
     _number("tokens", None),
     Column("microusd", _Big),
     _number("is_open", None),
+    # Model turns; null where no task's limits concern the run.
+    Column("turns", _Big),
     PrimaryKeyConstraint("run_id", "fence", "number"),
     _flag("is_open"),
-    _ranges("numbers", "fence", "number", "tokens", "microusd"),
+    _ranges("numbers", "fence", "number", "tokens", "microusd", "turns"),
     Index("ix_charges_session", "session_id"),
     Index("ix_charges_day", "day"),
 )

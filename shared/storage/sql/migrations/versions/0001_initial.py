@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_05a6cd47"
+revision = "0001_b9e41eee"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -420,7 +420,12 @@ def _make_runs() -> None:
         Column("scope", Text, primary_key=True),
         Column("tokens", _Big),
         Column("microusd", _Big),
-        _ranges("limits", "tokens", "microusd"),
+        Column("turns", _Big),
+        Column("wall_us", _Big),
+        _instant("since_us"),
+        Column("stopped", Text),
+        _ranges("limits", "tokens", "microusd", "turns", "wall_us", "since_us"),
+        Index("ix_budgets_tasks", "scope", **_where("substr(scope, 1, 5) = 'task:'")),
     )
     op.create_table(
         "charges",
@@ -432,9 +437,10 @@ def _make_runs() -> None:
         _number("tokens", None),
         Column("microusd", _Big),
         _number("is_open", None),
+        Column("turns", _Big),
         PrimaryKeyConstraint("run_id", "fence", "number"),
         _flag("is_open"),
-        _ranges("numbers", "fence", "number", "tokens", "microusd"),
+        _ranges("numbers", "fence", "number", "tokens", "microusd", "turns"),
         Index("ix_charges_session", "session_id"),
         Index("ix_charges_day", "day"),
     )

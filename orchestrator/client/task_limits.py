@@ -1,0 +1,102 @@
+"""The limits of a task as people see them: what is used of each, and how they are raised (DIS-07)."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Final
+
+from soong.shared.core.clock import utc_date
+from soong.shared.core.errors import UsageError
+from soong.shared.core.jsontext import parse_strict
+from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.budgets import MICRO, NO_BUDGET, Budget, BudgetState, BudgetStore, task_scope
+from soong.shared.engine.tasks.step import Task
+from soong.shared.storage.store import Store
+
+NAMES: Final[Mapping[str, str]] = {
+    "turns": "max_turns",
+    "tokens": "tokens",
+    "microusd": "cost_usd",
+    "wall_us": "wall_s",
+}
+"""The fields of a budget by the names of limits in plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLimit:
+    """A limit by its name in plans, in the plan's unit. ``used`` counts requests under way as they may cost at most."""
+
+    name: str
+    limit: float
+    used: float
+
+    @property
+    def is_reached(self) -> bool:
+        return self.used >= self.limit
+
+
+async def limits_of(store: Store, task: Task) -> tuple[TaskLimit, ...]:
+    """Return the limits of a task; only the rows of one whose plan has any are read for it."""
+    if not task.plan.get("limits"):
+        return ()
+    now_us = time.time_ns() // 1000
+    scope = task_scope(task.id)
+    state = (await store.budgets.budgets([scope], day=utc_date(now_us))).get(scope)
+    return () if state is None else _with_use(state, task.ended_us or now_us)
+
+
+def _with_use(state: BudgetState, end_us: int) -> tuple[TaskLimit, ...]:
+    used, held, limits = state.used, state.reserved, state.budget
+    passed_us = 0 if state.started_us is None else max(0, end_us - state.started_us)
+    charged = {
+        "turns": used.turns + held.turns,
+        "tokens": used.tokens + held.tokens,
+        "microusd": (used.microusd or 0) + (held.microusd or 0),
+        "wall_us": passed_us,
+    }
+    return tuple(
+        TaskLimit(name, _in_unit(field, limit), _in_unit(field, charged[field]))
+        for field, name in NAMES.items()
+        if (limit := getattr(limits, field)) is not None
+    )
+
+
+def _in_unit(field: str, amount: int) -> float:
+    """Return an amount in the unit of plans: dollars, seconds, or its number."""
+    return amount / MICRO if field in ("microusd", "wall_us") else amount
+
+
+def read_limits(words: Sequence[str]) -> Budget:
+    """Read limits as people write them: ``max_turns=50``, ``wall_s=600``. Raises: UsageError."""
+    if not words:
+        return NO_BUDGET
+    from soong.shared.engine.tasks.plan.models import LimitsDocument  # pydantic models: a command that needs them alone
+    from soong.shared.engine.tasks.plan.reader import planned_limits
+    from soong.shared.engine.tasks.plan.validation import DocumentReader
+    from soong.shared.engine.tasks.problems import Problems
+
+    given = {}
+    for text in words:
+        name, _, value = text.partition("=")
+        try:
+            given[name.strip()] = parse_strict(value)
+        except UsageError:
+            given[name.strip()] = value
+    problems = Problems("--limit")
+    said = DocumentReader.of(LimitsDocument).read(given, (), problems.report)
+    problems.refuse()
+    return NO_BUDGET if said is None else planned_limits(said)
+
+
+async def raise_limits(budgets: BudgetStore, task: Task, said: Budget) -> None:
+    """Set the named limits of a task, in all from its beginning; the others stay.
+
+    Raises: UsageError when the task has none.
+    """
+    scope = task_scope(task.id)
+    found = await budgets.budgets([scope], day=utc_date(time.time_ns() // 1000))
+    if scope not in found:
+        raise UsageError(f"task {task.id} has no limits; write `limits:` into its plan and run that")
+    named = {one.name: getattr(said, one.name) for one in fields(said)}
+    changed = {name: value for name, value in named.items() if value is not None}
+    await budgets.set_budget(scope, replace(found[scope].budget, **changed))

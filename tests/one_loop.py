@@ -37,6 +37,7 @@ from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
 from soong.worker.run import StepRunner
 from soong.worker.slots import Slots
+from soong.worker.task_limits import TaskLimits
 from tests.model.builders import make_session
 from tests.model.memory.notifier import MemoryBus
 
@@ -125,7 +126,8 @@ class LoopWorker:
         clock = SystemClock()
         self.incarnation = Incarnation(self.store.sessions, clock, "w@localhost", self.slots_count, ("default",), ())
         self.incarnation.abilities = functions_needed(known_functions())
-        runner = StepRunner(FunctionStepRunner(ThreadPoolExecutor(max_workers=4)), NoAgents())
+        limits = TaskLimits(self.store.budgets, clock)
+        runner = StepRunner(FunctionStepRunner(ThreadPoolExecutor(max_workers=4)), NoAgents(), limits=limits)
         self.slots = Slots(self.slots_count, self.store.claims, clock, runner, NoFlower())
         self.claim_loop = ClaimLoop(
             self.store.claims,

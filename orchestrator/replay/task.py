@@ -154,6 +154,7 @@ class Replayer:
             output_schema=None if step is None else step.spec.output,
             settings=self.settings,
             rules=ModelRules(self.catalogue.config),
+            is_limited=step is not None and step.spec.is_limited,
         )
 
     def _tools(self, surface: JsonObject) -> tuple[tuple[ToolDefinition, ...], DeferredTools]:

@@ -98,11 +98,16 @@ class Site:
         return self.root / "project"
 
     async def submit(
-        self, *steps: JsonObject, mode: ApprovalMode = ApprovalMode.INBOX, allow: Sequence[str] = ()
+        self,
+        *steps: JsonObject,
+        mode: ApprovalMode = ApprovalMode.INBOX,
+        allow: Sequence[str] = (),
+        limits: JsonObject | None = None,
     ) -> None:
+        document: JsonObject = {"title": "t", "steps": list(steps), "limits": limits}
         catalogue = Catalogue.of(self.settings)
         prepared = submission(
-            plan_from_json({"title": "t", "steps": list(steps)}, "plan", catalogue.known()),
+            plan_from_json(document, "plan", catalogue.known()),
             {},
             project=self.project,
             cwd=self.project,

@@ -36,7 +36,7 @@ WORKER_METHODS: Final = frozenset(
         *("append", "start_call", "end_call", "calls", "nodes", "is_tainted", "raise_request", "withdraw"),
         "withdraw_cut_off",
         *("park", "expire_decision"),
-        *("settled", "task", "step", "steps", "counts", "result", "leases", "reserve", "settle"),
+        *("settled", "task", "step", "steps", "counts", "result", "leases", "reserve", "settle", "task_time"),
     }
 )
 """What a worker's process calls of its store; everything else is the business of clients and owners."""

@@ -244,6 +244,22 @@ async def test_what_ends_its_run_ends_its_program(
         assert not acp.processes()
 
 
+@pytest.mark.spec("ACP-01.c", "DIS-07.e")
+async def test_its_turns_count_for_the_limits_of_its_task(tmp_path: Path) -> None:
+    turns = [("unasked", "a"), ("say", "b"), ("unasked", "c"), ("say", "d"), ("hang",)]
+    async with acp_site(tmp_path) as acp:
+        await acp.site.submit(step(*turns), limits={"max_turns": 2})
+        await acp.site.start_worker()
+        ended = await acp.until_ended({RUN: Choice.ALLOW_ONCE})
+
+        run = await acp.site.store.runs.run(ended.run_id)
+        assert (ended.status, run.end_reason) == (FAILED, EndReason.MAX_TURNS)
+        assert ended.error is not None
+        assert ended.error.type == "limit_exceeded"
+        assert ended.error.message == "the task has reached its limit max_turns: 2 of 2 model turns are used"
+        assert not acp.processes()
+
+
 @pytest.mark.spec("ACP-01.c")
 async def test_it_works_in_the_mode_that_asks_most_and_ends_when_it_leaves_it(tmp_path: Path) -> None:
     async with acp_site(tmp_path, "modes") as acp:

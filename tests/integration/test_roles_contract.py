@@ -26,6 +26,7 @@ from tests.contract import (
     test_parking,
     test_successors,
     test_taint,
+    test_task_limits,
     test_unlocking,
 )
 from tests.contract.conftest import OpenStore
@@ -37,7 +38,7 @@ from tests.servers import PostgresServer
 SUITE = (
     *(test_limits, test_claiming, test_consent, test_failures, test_fences, test_leases, test_logs, test_maps),
     *(test_additional_claims, test_budgets, test_call_aborts, test_parking, test_successors, test_taint),
-    test_unlocking,
+    *(test_task_limits, test_unlocking),
 )
 """The parts of the contract in which workers act."""
 

@@ -424,7 +424,7 @@ def test_agents_of_the_project_do_work_with_the_model_of_the_task(cli: CliHarnes
         assert "dear" not in str(asked)
 
 
-@pytest.mark.spec("DIS-11", "DIS-07.e", "DIS-07.c")
+@pytest.mark.spec("DIS-11", "DIS-07.c")
 def test_a_budget_ends_the_agents_of_an_ask_and_a_higher_one_lets_it_continue(cli: CliHarness) -> None:
     dispatch = ToolCall("agent__dispatch_worker", {"instructions": "Look.", "model": WORKER})
     (cli.home).mkdir(parents=True, exist_ok=True)

@@ -6,9 +6,9 @@ made its history shorter, continued with another model, or ended.
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from pydantic_ai.exceptions import AgentRunError, ModelAuthenticationError, ModelContextWindowExceededError
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse
@@ -147,6 +147,14 @@ class RecordedModel(Model[None]):
         return await self.script.next(self.name)
 
 
+_SPENT: Final[Mapping[EndReason | None, str]] = {
+    EndReason.COST_LIMIT: "money",
+    EndReason.TOKEN_LIMIT: "tokens",
+    EndReason.MAX_TURNS: "turns",
+}
+"""Of what a budget was used up by the end of the run that it brought about."""
+
+
 @dataclass(slots=True)
 class RecordedBudgets:
     """The budgets of a run as it met them: warned where it was, spent where that ended it."""
@@ -155,8 +163,9 @@ class RecordedBudgets:
 
     async def reserve(self, charge: Charge) -> Reserved | None:
         del charge
-        if not self.script.turns and self.script.end_reason in (EndReason.COST_LIMIT, EndReason.TOKEN_LIMIT):
-            raise BudgetSpentError("as recorded", of="money" if self.script.end_reason is EndReason.COST_LIMIT else "")
+        spent = None if self.script.turns else _SPENT.get(self.script.end_reason)
+        if spent is not None:
+            raise BudgetSpentError("as recorded", of=spent)
         share = self.script.shares.get(self.script.taken)
         return None if share is None else Reserved(0, share)
 

@@ -74,7 +74,7 @@ async def test_each_request_is_charged_and_then_settled_with_what_it_used() -> N
     end, _ = await run(Talker(call, used("done", 20, 7)), purse)
 
     assert end.end_reason is EndReason.COMPLETED
-    assert purse.settled == [(1, Charge(15, 20_000_000)), (2, Charge(27, 34_000_000))]
+    assert purse.settled == [(1, Charge(15, 20_000_000, 1)), (2, Charge(27, 34_000_000, 1))]
     first, second = purse.charges
     assert first.tokens > 4096
     assert second.tokens > 15 + 4096  # what was read and written last, and what is new
@@ -90,6 +90,19 @@ async def test_a_budget_that_is_used_up_ends_the_run_before_its_request(of: str,
     assert end.error is not None
     assert (end.error.type, end.error.retryable) == ("budget_exceeded", False)
     assert "budget of 2 USD" in end.error.message
+
+
+@pytest.mark.spec("DIS-07.e")
+@pytest.mark.parametrize(("is_limited", "charged"), [(True, [Charge(turns=1)]), (False, [])])
+async def test_a_turn_of_a_scripted_agent_counts_for_a_task_with_limits_alone(
+    is_limited: bool, charged: list[Charge]
+) -> None:
+    purse, task = Purse(), replace(make_task(), is_limited=is_limited)
+
+    end, _ = await run(Talker(says("done"), name="script"), purse, task)
+
+    assert end.end_reason is EndReason.COMPLETED
+    assert purse.charges == charged
 
 
 async def test_a_request_without_an_answer_costs_nothing() -> None:

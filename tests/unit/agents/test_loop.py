@@ -31,11 +31,11 @@ SCHEMA: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}
 class Talker:
     """A model that says what it is given, one answer after the other, and keeps what it was told."""
 
-    def __init__(self, *answers: ModelResponse | Exception) -> None:
+    def __init__(self, *answers: ModelResponse | Exception, name: str | None = None) -> None:
         self.answers = list(answers)
         self.told: list[list[ModelMessage]] = []
         self.info: list[AgentInfo] = []
-        self.model = FunctionModel(self._answer)
+        self.model = FunctionModel(self._answer, model_name=name)
 
     def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         self.told.append(list(messages))

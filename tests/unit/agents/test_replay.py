@@ -133,12 +133,13 @@ class Budgets:
 
     warns_at: int = 0
     spent_at: int = 0
+    of: str = "money"
     asked: int = 0
 
     async def reserve(self, _charge: Charge) -> Reserved | None:
         self.asked += 1
         if self.asked == self.spent_at:
-            raise BudgetSpentError("nothing is left", of="money")
+            raise BudgetSpentError("nothing is left", of=self.of)
         return Reserved(self.asked, 0.9 if self.asked == self.warns_at else 0.1)
 
     async def settle(self, _reserved: Reserved, _charge: Charge) -> None:
@@ -265,6 +266,11 @@ STORIES: dict[str, tuple[AgentTask, list[ModelResponse | Exception], dict[str, A
     ),
     "a budget that runs low": (task_of(), [shout(1), shout(2), says("done")], {"budgets": Budgets(warns_at=2)}),
     "a budget that is spent": (task_of(), [shout(1), shout(2)], {"budgets": Budgets(spent_at=3)}),
+    "turns of a task that are used": (
+        task_of(is_limited=True),
+        [shout(1), shout(2)],
+        {"budgets": Budgets(spent_at=3, of="turns")},
+    ),
     "an answer that is cut": (
         task_of(),
         [ModelResponse([TextPart("one ")], finish_reason="length"), says("two")],

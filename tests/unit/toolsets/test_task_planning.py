@@ -183,6 +183,27 @@ async def test_created_task_runs_under_the_agent_and_waits_for_its_word(planning
     assert ended["status"] == "completed"
 
 
+@pytest.mark.spec("DIS-07.h", "DAG-01.b")
+async def test_a_created_task_has_the_limits_that_its_agent_sets(planning: Planning) -> None:
+    sleeps = {"id": "a", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 60}}
+    made = await planning.do("task_create", title="t", steps=[sleeps, echo("b", "a")], limits={"wall_s": 0.2})
+    await planning.until("b", StepStatus.CANCELLED)
+
+    told = await planning.do("task_get", task_id=made["id"], step_id="a")
+    assert told["error"]["message"] == "the task has reached its limit wall_s: its 0.2 s have passed"
+    await planning.do("task_update", task_id=made["id"], add_steps=[echo("c")])
+    await planning.until("c", StepStatus.CANCELLED)
+    ended = await planning.do("task_fail", task_id=made["id"], reason="too slow")
+    assert ended["status"] == "failed"
+
+
+async def test_limits_that_are_none_are_refused(planning: Planning) -> None:
+    refused = await planning.try_to("task_create", title="t", steps=[echo("a")], limits={"max_turns": 0, "turns": 3})
+
+    assert refused.error is not None
+    assert refused.error.type is ErrorType.INVALID_INPUT
+
+
 @pytest.mark.spec("DAG-01.b")
 async def test_the_same_call_made_again_makes_no_second_task(planning: Planning) -> None:
     first = await planning.try_to("task_create", call_id="again", title="t", steps=[echo("a")])

@@ -174,14 +174,15 @@ class TaskLimitSchema(Schema):
 class TaskLimitsSchema(Schema):
     """The limits of a task; null: it has no such limit."""
 
-    max_turns: TaskLimitSchema | None = None
-    tokens: TaskLimitSchema | None = None
-    cost_usd: TaskLimitSchema | None = None
-    wall_s: TaskLimitSchema | None = None
+    max_turns: TaskLimitSchema | None
+    tokens: TaskLimitSchema | None
+    cost_usd: TaskLimitSchema | None
+    wall_s: TaskLimitSchema | None
 
     @classmethod
     def of(cls, limits: Sequence[TaskLimit]) -> "TaskLimitsSchema":
-        return cls(**{one.name: TaskLimitSchema(limit=one.limit, used=one.used) for one in limits})
+        named = {one.name: TaskLimitSchema(limit=one.limit, used=one.used) for one in limits}
+        return cls(**dict.fromkeys(cls.model_fields) | named)
 
 
 class TaskResult(TaskSchema):

@@ -2504,6 +2504,29 @@ export interface components {
             title: string;
         };
         /**
+         * TaskLimit
+         * @description A limit of a task, in the unit of its name in plans.
+         */
+        TaskLimit: {
+            /** Limit */
+            limit: number;
+            /**
+             * Used
+             * @description By all runs of the task; a request under way counts as it may cost at most.
+             */
+            used: number;
+        };
+        /**
+         * TaskLimits
+         * @description The limits of a task; null: it has no such limit.
+         */
+        TaskLimits: {
+            cost_usd: components["schemas"]["TaskLimit"] | null;
+            max_turns: components["schemas"]["TaskLimit"] | null;
+            tokens: components["schemas"]["TaskLimit"] | null;
+            wall_s: components["schemas"]["TaskLimit"] | null;
+        };
+        /**
          * TaskProgress
          * @description A task's state without inputs and outputs; of an ask, with the tasks that its agent has made.
          */
@@ -2575,6 +2598,8 @@ export interface components {
             exit_code: components["schemas"]["ExitCode"];
             /** Id */
             id: string;
+            /** @description The limits of its plan; null when it has none. */
+            limits: components["schemas"]["TaskLimits"] | null;
             /**
              * Reason
              * @description Why it failed, was paused or cancelled.

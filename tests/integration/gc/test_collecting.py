@@ -17,6 +17,7 @@ from soong.orchestrator.retention.collector import RetentionLimits
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.settings import load_settings
+from soong.shared.engine.runs.budgets import Budget, session_scope, task_scope
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind
 from soong.shared.engine.tasks.kinds import FailurePolicy
@@ -49,6 +50,17 @@ async def test_an_ended_task_goes_with_all_its_rows_and_folders(place: Place) ->
     after = place.tables()
     assert {name for name in after if after[name] != before[name]} <= {"sessions", "surfaces", "workers"}
     assert list((place.home / "runs").iterdir()) == []
+
+
+@pytest.mark.spec("OPS-10.a", "DIS-07")
+async def test_the_limits_of_a_task_go_with_it_and_those_of_others_stay(place: Place) -> None:
+    task_id, scope = await place.ended_task(), session_scope(place.scene.own.session_id)
+    for name in (task_scope(task_id), scope):
+        await place.store.budgets.set_budget(name, Budget(tokens=5))
+
+    await place.collector.collect(place.all_ended)
+
+    assert list(await place.store.budgets.budgets([task_scope(task_id), scope], day="2026-11-24")) == [scope]
 
 
 @pytest.mark.spec("OPS-10.a")

@@ -59,6 +59,23 @@ async def test_a_plan_becomes_a_task_of_the_callers(scene: HttpHarness, tmp_path
     assert shown["steps"][1]["depends_on"] == ["first"]
 
 
+@pytest.mark.spec("DIS-07")
+async def test_a_plan_brings_its_limits_and_the_result_tells_what_is_used(scene: HttpHarness, tmp_path: Path) -> None:
+    told = await submitted(scene, tmp_path, plan={**PLAN, "limits": {"max_turns": 3, "cost_usd": 0.5}})
+    without = await submitted(scene, tmp_path)
+    wrong = await scene.caller.post(
+        "/v1/tasks", json={"plan": {**PLAN, "limits": {"turns": 3}}, "project": str(tmp_path), "inputs": {"name": "A"}}
+    )
+
+    results = [await scene.caller.get(f"/v1/tasks/{one['task']['id']}/result") for one in (told, without)]
+
+    limits = {"max_turns": {"limit": 3, "used": 0}, "tokens": None, "cost_usd": {"limit": 0.5, "used": 0}}
+    assert [one.json()["limits"] for one in results] == [{**limits, "wall_s": None}, None]
+    assert [(error["place"], error["hint"]) for error in wrong.json()["errors"]] == [
+        ("plan limits.turns", "did you mean 'max_turns'?")
+    ]
+
+
 @pytest.mark.spec("OPS-05.a")
 @pytest.mark.parametrize(
     ("header", "stored"),

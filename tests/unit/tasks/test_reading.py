@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from soong.shared.core.errors import InvalidPlanError
+from soong.shared.engine.runs.budgets import Budget
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.plan.plan import Plan, PlanInput, PlanNames
 from soong.shared.engine.tasks.plan.reader import load_plan, parse_plan, plan_from_json
@@ -51,6 +52,39 @@ def test_a_step_takes_its_fields_and_defaults() -> None:
         PlanInput("depth", "integer", is_required=False, default=3),
         PlanInput("where", "string", "a folder"),
     )
+
+
+@pytest.mark.spec("DIS-07", "DAG-08")
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ("{max_turns: 3, tokens: 4, cost_usd: 0.5, wall_s: 1.5}", Budget(4, 500_000, 3, 1_500_000)),
+        ("{cost_usd: 0.0000001}", Budget(microusd=1)),
+        ("{max_turns: null}", Budget()),
+        ("{}", Budget()),
+    ],
+)
+def test_a_plan_has_limits_of_its_task(limits: str, expected: Budget) -> None:
+    assert parse("- {id: a, instructions: look}", f"title: t\nlimits: {limits}").limits == expected
+
+
+@pytest.mark.spec("DIS-07", "DAG-08")
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ("{max_turns: 0}", "limits.max_turns: 0 cannot be used; write an integer above 0"),
+        ("{tokens: 1.5}", "limits.tokens: 1.5 cannot be used; write an integer above 0"),
+        ("{cost_usd: -1}", "limits.cost_usd: -1 cannot be used; write a number of US dollars above 0"),
+        ("{wall_s: 0}", "limits.wall_s: 0 cannot be used; write a number of seconds above 0, at most 2592000"),
+        ("{turns: 3}", "limits.turns: unknown field 'turns'; did you mean 'max_turns'?"),
+        ("3", "limits: 3 cannot be used; write a mapping"),
+    ],
+)
+def test_limits_that_are_none_are_refused_with_a_fix(limits: str, words: str) -> None:
+    with pytest.raises(InvalidPlanError) as refused:
+        parse("- {id: a, instructions: look}", f"title: t\nlimits: {limits}")
+
+    assert f"p.yaml:2 {words}" in str(refused.value)
 
 
 def test_a_map_step_holds_the_shape_of_its_children() -> None:

@@ -1,0 +1,47 @@
+"""Raising the limits of a task on the command line (DIS-07)."""
+
+import pytest
+
+from soong.orchestrator.client.task_limits import limits_of, raise_limits, read_limits
+from soong.shared.core.errors import InvalidPlanError, UsageError
+from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, task_scope
+from tests.contract.scene import open_scene
+from tests.model.memory import MemoryStore
+
+pytestmark = pytest.mark.spec("DIS-07")
+
+
+def test_limits_are_read_by_their_names_in_plans() -> None:
+    assert read_limits(["max_turns=50", "wall_s=1.5"]) == Budget(turns=50, wall_us=1_500_000)
+    assert read_limits(["tokens=10", "cost_usd=0.5"]) == Budget(10, 500_000)
+    assert read_limits([]) == NO_BUDGET
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("turns=5", "--limit turns: unknown field 'turns'; did you mean 'max_turns'?"),
+        ("tokens=many", "--limit tokens: 'many' cannot be used; write an integer above 0"),
+        ("wall_s", "--limit wall_s: '' cannot be used; write a number of seconds above 0, at most 2592000"),
+    ],
+)
+def test_what_is_no_limit_is_refused_with_a_fix(text: str, words: str) -> None:
+    with pytest.raises(InvalidPlanError) as refused:
+        read_limits([text])
+
+    assert str(refused.value) == words
+
+
+async def test_only_the_named_limits_change_and_a_task_without_limits_gets_none() -> None:
+    scene = await open_scene(MemoryStore())
+    budgets = scene.store.budgets
+    limited, plain = [await scene.store.tasks.task(await scene.task(name)) for name in ("a", "b")]
+    await budgets.set_budget(task_scope(limited.id), Budget(tokens=5, turns=3))
+
+    await raise_limits(budgets, limited, Budget(turns=9))
+    with pytest.raises(UsageError, match="has no limits; write `limits:` into its plan"):
+        await raise_limits(budgets, plain, Budget(turns=9))
+
+    (state,) = (await budgets.budgets([task_scope(limited.id)], day="2026-11-24")).values()
+    assert state.budget == Budget(tokens=5, turns=9)
+    assert await limits_of(scene.store, plain) == ()

@@ -70,7 +70,9 @@ def read_limits(words: Sequence[str]) -> Budget:
     """Read limits as people write them: ``max_turns=50``, ``wall_s=600``. Raises: UsageError."""
     if not words:
         return NO_BUDGET
-    from soong.shared.engine.tasks.plan.models import LimitsDocument  # pydantic models: a command that needs them alone
+    from soong.shared.engine.tasks.plan.models import (
+        TaskLimitsDocument,  # pydantic models: a command that needs them alone
+    )
     from soong.shared.engine.tasks.plan.reader import planned_limits
     from soong.shared.engine.tasks.plan.validation import DocumentReader
     from soong.shared.engine.tasks.problems import Problems
@@ -83,7 +85,7 @@ def read_limits(words: Sequence[str]) -> Budget:
         except UsageError:
             given[name.strip()] = value
     problems = Problems("--limit")
-    said = DocumentReader.of(LimitsDocument).read(given, (), problems.report)
+    said = DocumentReader.of(TaskLimitsDocument).read(given, (), problems.report)
     problems.refuse()
     return NO_BUDGET if said is None else planned_limits(said)
 

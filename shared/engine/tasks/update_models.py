@@ -6,12 +6,12 @@ from pydantic import Field, model_validator
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.tasks.plan.models import (
-    LimitsDocument,
     PlanModel,
     Priority,
     Seconds,
     StepDocument,
     StepId,
+    TaskLimitsDocument,
     Text,
     Texts,
     Title,
@@ -97,6 +97,6 @@ def planning_schemas() -> JsonObject:
 
     return {
         "step": step_schema(),
-        "limits": tool_schema(LimitsDocument),
+        "limits": tool_schema(TaskLimitsDocument),
         "changes": tool_schema(UpdateDocument)["properties"],
     }

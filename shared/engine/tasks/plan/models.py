@@ -306,7 +306,7 @@ class InputDocument(PlanModel):
         return {name: item for name, item in value.items() if item is not None or name == "default"}
 
 
-class LimitsDocument(PlanModel):
+class TaskLimitsDocument(PlanModel):
     """What all runs of a task together may use, and how long the task may take. The first that is reached ends it."""
 
     max_turns: Annotated[int, Field(ge=1, le=MOST_COUNTED), Expected("an integer above 0")] | None = Field(
@@ -338,7 +338,7 @@ class PlanDocument(PlanModel):
         description="Python modules next to the plan's file that register its scripted agents. Only for "
         "`soong run FILE`.",
     )
-    limits: LimitsDocument | None = Field(
+    limits: TaskLimitsDocument | None = Field(
         default=None, description="What all its runs together may use, and how long it may take."
     )
     steps: Annotated[tuple[StepDocument, ...], Field(min_length=1)]

@@ -31,12 +31,12 @@ from soong.shared.engine.tasks.plan.models import (
     STEP_MODELS,
     AgentWork,
     InputDocument,
-    LimitsDocument,
     MapStep,
     PermissionsDocument,
     PlanHead,
     PythonWork,
     StepDocument,
+    TaskLimitsDocument,
     WorkDocument,
 )
 from soong.shared.engine.tasks.plan.plan import (
@@ -136,7 +136,7 @@ def _read_plan(document: Document, report: Report) -> Plan | None:
     return Plan(head.title, inputs, tuple(steps), value, document.source, limits, head.modules)
 
 
-def planned_limits(said: LimitsDocument) -> Budget:
+def planned_limits(said: TaskLimitsDocument) -> Budget:
     """Return the limits of a task; part of a millionth of a dollar is one."""
     cost, wall_s = said.cost_usd, said.wall_s
     microusd = None if cost is None else ceil(Decimal(str(cost)) * MICRO)

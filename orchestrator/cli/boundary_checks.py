@@ -124,7 +124,7 @@ def _configuration(settings: Settings) -> Iterator[Path]:
         hooks = load_config(home).hooks
     except InvalidConfigError:
         return  # another check says so
-    for hook in (*hooks.pre, *hooks.post):
+    for hook in hooks.all:
         yield from (Path(word) for word in hook.command if word.startswith("/") and Path(word).is_file())
 
 

@@ -21,7 +21,7 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions import call_facts
 from soong.shared.permissions.egress import with_egress
-from soong.shared.permissions.gate import check_binding, request_of, verdict_of_policy
+from soong.shared.permissions.gate import answered_by_hook, check_binding, request_of, verdict_of_policy
 from soong.shared.permissions.grants import GrantBook
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
@@ -70,6 +70,8 @@ class DirectGate:
             settled = call_facts.settled(call, verdict, self.redactor)
             await self.record((NewEvent(EventType.PERMISSION_DECIDED, settled, now_us),))
             return verdict_of_policy(verdict)
+        if call.is_answered:
+            return answered_by_hook()
         request = request_of(
             call,
             self.policy,

@@ -9,7 +9,7 @@ missing section: the safe defaults below.
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
@@ -168,16 +168,33 @@ class HookConfig(ConfigSection):
     command: tuple[Text, ...] = Field(min_length=1, strict=False, description="Program and arguments; no shell.")
     tools: Text = Field(default="*", description="Glob over the canonical name.")
     tags: tuple[Text, ...] = Field(default=(), strict=False, description="Tags that a tool must all carry.")
-    timeout_s: Seconds = Field(default=60.0, strict=False, description="Longest run; a Pre hook that is slower denies.")
+    timeout_s: Seconds = Field(
+        default=60.0, strict=False, description="Longest run; slower ones deny or decline, except Post hooks."
+    )
     env: tuple[Text, ...] = Field(default=(), strict=False, description="Variables passed on besides the default ones.")
     network: bool = Field(default=False, description="Let it reach the network where hooks run in a sandbox.")
 
 
 class HooksConfig(ConfigSection):
-    """``[[hooks.pre]]`` and ``[[hooks.post]]``, asked in the order written."""
+    """``[[hooks.pre]]``, ``[[hooks.post]]`` and those around what MCP servers ask, asked in the order written."""
 
     pre: tuple[HookConfig, ...] = Field(default=(), strict=False, description="Asked before permission.")
     post: tuple[HookConfig, ...] = Field(default=(), strict=False, description="Runs after every result.")
+    elicitation: tuple[HookConfig, ...] = Field(
+        default=(), strict=False, description="Asked before a person is asked what an MCP server asks."
+    )
+    elicitation_result: tuple[HookConfig, ...] = Field(
+        default=(), strict=False, description="Runs before the server gets the answer."
+    )
+
+    @property
+    def stages(self) -> Mapping[str, tuple[HookConfig, ...]]:
+        """All hooks by their stage."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+    @property
+    def all(self) -> tuple[HookConfig, ...]:
+        return tuple(hook for hooks in self.stages.values() for hook in hooks)
 
 
 class SkillsConfig(ConfigSection):

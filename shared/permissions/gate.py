@@ -171,6 +171,11 @@ def verdict_of_policy(verdict: PolicyVerdict) -> Verdict:
     )
 
 
+def answered_by_hook() -> Verdict:
+    """Return the verdict on a question of a call that a hook has answered and the policy does not refuse."""
+    return Verdict(is_allowed=True, author="system", reason="a hook has answered it, and no rule refuses it")
+
+
 def stale(reason: str, decision: Decision | None = None) -> Verdict:
     """Return the verdict on a decision that does not (any longer) fit its call."""
     return Verdict(

@@ -15,6 +15,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.egress import EgressPolicy
+from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 
 NAMESPACE_TAGS: Final = frozenset({"code", "agent", "internal", "mcp"})
@@ -134,6 +135,29 @@ class CallAnswer:
     is_person: bool = False
 
 
+class AroundQuestion(Protocol):
+    """The user's hooks around what a server asks a person during a call (MCP-01.m)."""
+
+    async def before(self, question: CallQuestion, /) -> ElicitationAnswer | None:
+        """Return the answer in the person's place; None: the person is to be asked."""
+
+    async def after(self, question: CallQuestion, answer: ElicitationAnswer, /) -> ElicitationAnswer:
+        """Return the answer as the server is to get it."""
+
+
+class _NoHooks:
+    async def before(self, question: CallQuestion, /) -> ElicitationAnswer | None:
+        del question
+        return None
+
+    async def after(self, question: CallQuestion, answer: ElicitationAnswer, /) -> ElicitationAnswer:
+        del question
+        return answer
+
+
+NO_HOOKS_AROUND: Final[AroundQuestion] = _NoHooks()
+
+
 async def _nobody(question: CallQuestion) -> CallAnswer:
     del question
     return CallAnswer(is_accepted=False, reason="nobody can be asked here")
@@ -178,6 +202,8 @@ class ToolContext:
     """Stores bytes under a media type and a name, for what is not text; None where nothing is stored."""
     ask: Callable[[CallQuestion], Awaitable[CallAnswer]] = _nobody
     """Asks the session's callback while the handler runs; its time limit is suspended meanwhile."""
+    around_question: AroundQuestion = NO_HOOKS_AROUND
+    """The user's hooks around what a server asks."""
 
 
 HandlerOutput: TypeAlias = "ToolResult | Json"

@@ -323,7 +323,8 @@ class ToolPipeline:
         limit_s = self._limit_s(definition, call_input)
         limit = TimeLimit(limit_s)
         wires = self._wires(call_state, definition)
-        asking = replace(context, ask=CallQuestioner(self._gate, context, definition, limit, self._hooks, wires).ask)
+        questioner = CallQuestioner(self._gate, context, definition, limit, self._hooks, wires)
+        asking = replace(context, ask=questioner.ask, around_question=questioner)
         running = timed(lambda: definition.handler(asking, call_input), limit, limit_s)
         return await (running if definition.interrupt == "cancel" else run_to_end(running, call_state))
 

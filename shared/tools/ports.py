@@ -62,6 +62,8 @@ class GateCall:
     is_rewritten: bool = False
     is_under_way: bool = False
     """The call runs already and asks in the middle: its run cannot park for the answer."""
+    is_answered: bool = False
+    """A hook has answered in the person's place: the policy may refuse it, and nobody is asked."""
 
     @property
     def permission(self) -> Permission:

@@ -1,8 +1,8 @@
 """Questions of a call under way: what a tool asks a person while its handler runs, by the gate of every other question.
 
 The answer is the session's one callback's: signed for exactly this question, by a person, and never by a rule or a
-grant. A person's words come with it. While anybody waits, the time limit of the call is suspended; the run does not
-park, because its call runs.
+grant. A person's words come with it. Hooks around what a server asks may answer it first, unless the policy refuses it.
+While anybody waits, the time limit of the call is suspended; the run does not park, because its call runs.
 """
 
 from dataclasses import field, replace
@@ -19,6 +19,7 @@ from soong.shared.tools.definition import (
     ToolDefinition,
     Traits,
 )
+from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, HookServices, derived_fields
 from soong.shared.tools.ports import ASK_MARK, Gate, GateCall, effect_id_of
 from soong.shared.tools.result import JsonBlock, ToolResult
@@ -48,7 +49,10 @@ class CallQuestioner:
             InvalidJsonError: the input of the question has no digest.
             asyncio.CancelledError: the call is over; the question is withdrawn.
         """
-        gate_call = self._gate_call(question)
+        input_digest = digest(question.input)
+        self._asked[input_digest] = number = self._asked.get(input_digest, 0) + 1
+        # The same when the call is made again after a crash: it finds the question that was asked before.
+        gate_call = self._gate_call(question, f"-{number}")
         refusal = await self._refused_by_hook(gate_call)
         answer = await self._answer(gate_call) if refusal is None else refusal
         if self.hooks.post:
@@ -56,6 +60,28 @@ class CallQuestioner:
             result = ToolResult(gate_call.tool_call_id, (JsonBlock(said),), answer.reason[:200], said)
             await self.hooks.after(self._hook_call(gate_call), result, self.wires)
         return answer
+
+    async def before(self, question: CallQuestion) -> ElicitationAnswer | None:
+        """Return what the hooks answer in the person's place; a deny rule refuses that, too (MCP-01.m)."""
+        if not self.hooks.elicitation:
+            return None
+        gate_call = self._gate_call(question)
+        with self.limit.suspended():
+            outcome = await self.hooks.before_elicitation(self._hook_call(gate_call), self.wires)
+        if outcome.action == "none":
+            return None
+        if outcome.action == "accept":
+            verdict = await self.gate.decide(replace(gate_call, is_answered=True))
+            if not verdict.is_allowed:
+                return ElicitationAnswer("decline", reason=verdict.reason)
+        return ElicitationAnswer(outcome.action, outcome.content, outcome.reason)
+
+    async def after(self, question: CallQuestion, answer: ElicitationAnswer) -> ElicitationAnswer:
+        """Return the answer as the hooks leave it."""
+        if not self.hooks.elicitation_result:
+            return answer
+        with self.limit.suspended():
+            return await self.hooks.after_elicitation(self._hook_call(self._gate_call(question)), answer, self.wires)
 
     async def _answer(self, gate_call: GateCall) -> CallAnswer:
         with self.limit.suspended():
@@ -88,14 +114,12 @@ class CallQuestioner:
         made = HookCall(context.identity, call_id, gate_call.definition, gate_call.permission_input, context.run_dirs)
         return replace(made, derived=derived, effect_id=effect_id)
 
-    def _gate_call(self, question: CallQuestion) -> GateCall:
+    def _gate_call(self, question: CallQuestion, number: str = "") -> GateCall:
         context, input_digest = self.context, digest(question.input)
-        self._asked[input_digest] = number = self._asked.get(input_digest, 0) + 1
         return GateCall(
             identity=context.identity,
             fence=context.fence,
-            # The same when the call is made again after a crash: it finds the question that was asked before.
-            tool_call_id=f"{context.tool_call_id}{ASK_MARK}{input_digest[:_DIGEST_CHARS]}-{number}",
+            tool_call_id=f"{context.tool_call_id}{ASK_MARK}{input_digest[:_DIGEST_CHARS]}{number}",
             definition=ToolDefinition(
                 name=question.name,
                 description="",

@@ -9,7 +9,9 @@ import pytest
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim, Lease
+from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, RequestState
+from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.result import ErrorType
 from tests.integration.conftest import OpenBench
@@ -350,3 +352,19 @@ async def test_a_question_of_a_call_under_way_does_not_let_its_run_park_and_goes
         assert waits == []
         _, state = await bench.store.consent.request(request.id)
         assert state is RequestState.WITHDRAWN
+
+
+@pytest.mark.spec("MCP-01.m", "PER-02")
+async def test_what_a_hook_has_answered_is_asked_of_nobody_and_refused_by_a_rule(open_bench: OpenBench) -> None:
+    person = Callback()
+    async with open_bench(person) as bench:
+        ((claim, worker),) = await bench.claim()
+        call = make_call(claim, is_under_way=True, hook_result="ask", is_answered=True)
+
+        answered = await bench.gate(claim, worker).decide(call)
+        refused = await bench.gate(claim, worker, Policy((Rule(Effect.DENY, "code.*"),))).decide(call)
+
+        assert (answered.is_allowed, answered.author, answered.decision_id) == (True, "system", "")
+        assert (refused.is_allowed, refused.error) == (False, ErrorType.PERMISSION_DENIED)
+        assert list(await bench.store.consent.questions(session_id=bench.session_id, include_closed=True)) == []
+        assert person.shown == []

@@ -26,7 +26,15 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.engine.wire.permissions import question_news
 from soong.shared.permissions import call_facts
 from soong.shared.permissions.egress import with_egress
-from soong.shared.permissions.gate import check_binding, has_expired, request_of, stale, verdict_of_policy, withdrawn
+from soong.shared.permissions.gate import (
+    answered_by_hook,
+    check_binding,
+    has_expired,
+    request_of,
+    stale,
+    verdict_of_policy,
+    withdrawn,
+)
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
 from soong.shared.permissions.request import Decision, PermissionRequest
 from soong.shared.permissions.rules import CallFacts, Effect
@@ -119,6 +127,8 @@ class RunGate:
             if self.note is not None:
                 await self.note(EventType.PERMISSION_DECIDED, call_facts.settled(call, verdict, self.redactor))
             return verdict_of_policy(verdict)
+        if call.is_answered:
+            return answered_by_hook()
         if not await answer_kept():
             return withdrawn("the answer that made this call broke off")
         answered = await self._asked(call, verdict)

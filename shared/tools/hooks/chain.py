@@ -1,5 +1,7 @@
 """Hooks around a call: Pre before permission, Post after execution, in the order they were given (EXE-02, EXE-13).
 
+Around what an MCP server asks a person during a call there are two of their own (MCP-01.m).
+
 Hooks come from the SDK or the user's configuration, never from the project that is worked on. Owns what several hooks
 want together; what one may want is :mod:`soong.shared.tools.hooks.hook`.
 """
@@ -8,12 +10,19 @@ from dataclasses import replace
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks.hook import (
     DEFAULT_HOOK_TIMEOUT,
     STRENGTH,
+    ElicitationHook,
+    ElicitationOutcome,
+    ElicitationResultHook,
     HookCall,
     HookServices,
     Matcher,
+    NamedElicitationHook,
+    NamedElicitationResultHook,
+    NamedHook,
     NamedPostHook,
     NamedPreHook,
     PostHook,
@@ -23,16 +32,22 @@ from soong.shared.tools.hooks.hook import (
     PreOutcome,
     derived_fields,
 )
-from soong.shared.tools.hooks.run import ask_post, ask_pre
+from soong.shared.tools.hooks.run import ask_elicitation, ask_elicitation_result, ask_post, ask_pre
 from soong.shared.tools.result import ContentBlock, ToolResult
 
 __all__ = [
     "DEFAULT_HOOK_TIMEOUT",
     "NO_HOOKS",
+    "ElicitationHook",
+    "ElicitationOutcome",
+    "ElicitationResultHook",
     "HookCall",
     "HookServices",
     "Hooks",
     "Matcher",
+    "NamedElicitationHook",
+    "NamedElicitationResultHook",
+    "NamedHook",
     "NamedPostHook",
     "NamedPreHook",
     "PostHook",
@@ -78,9 +93,16 @@ class Hooks:
 
     pre: tuple[NamedPreHook, ...] = ()
     post: tuple[NamedPostHook, ...] = ()
+    elicitation: tuple[NamedElicitationHook, ...] = ()
+    elicitation_result: tuple[NamedElicitationResultHook, ...] = ()
 
     def __add__(self, other: "Hooks") -> "Hooks":
-        return Hooks(self.pre + other.pre, self.post + other.post)
+        return Hooks(
+            self.pre + other.pre,
+            self.post + other.post,
+            self.elicitation + other.elicitation,
+            self.elicitation_result + other.elicitation_result,
+        )
 
     async def before(self, call: HookCall, wires: HookServices) -> PreResult:
         """Ask the Pre hooks one after another; each sees what the one before made of the input.
@@ -112,6 +134,32 @@ class Hooks:
                 content = so_far.content if outcome.content is None else outcome.content
                 so_far = PostResult(content, so_far.context + outcome.context)
         return so_far
+
+    async def before_elicitation(self, call: HookCall, wires: HookServices) -> ElicitationOutcome:
+        """Ask the hooks before a person is asked. The first yes is the answer, unless a later hook declines.
+
+        A hook that fails, is too slow or answers nonsense declines. After a refusal no other hook is asked.
+        """
+        so_far = ElicitationOutcome()
+        for named in self.elicitation:
+            if not named.on.covers(call.definition):
+                continue
+            outcome = await ask_elicitation(named, call, wires)
+            about = outcome.reason or f"the hook {named.name!r} answered {outcome.action}"
+            if outcome.action == "decline" or (outcome.action == "accept" and so_far.action == "none"):
+                so_far = replace(outcome, reason=about)
+            if so_far.action == "decline":
+                break
+        return so_far
+
+    async def after_elicitation(
+        self, call: HookCall, answer: ElicitationAnswer, wires: HookServices
+    ) -> ElicitationAnswer:
+        """Return an answer as the hooks leave it, each after the other. All see it; none makes a yes of a no."""
+        for named in self.elicitation_result:
+            if named.on.covers(call.definition):
+                answer = await ask_elicitation_result(named, call, answer, wires)
+        return answer
 
 
 NO_HOOKS = Hooks()

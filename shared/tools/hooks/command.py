@@ -5,13 +5,16 @@ The program gets, as fields of one object, ``v`` (1), ``stage`` (pre or post), `
 (project, cwd) and ``run`` (session, run, agent, role, parents); after a call also ``result`` (is_error, error, summary,
 content). It answers with an object of any of ``action`` (none, allow, ask, deny, stop), ``reason``, ``input`` (replaces
 the input) and ``context`` (a list of texts); after a call of any of ``content`` (text, object or list: replaces what
-the model sees), ``context`` and ``reason``. No output and exit code 0 mean no opinion. What it says on stderr is
-progress, line by line.
+the model sees), ``context`` and ``reason``. Around what an MCP server asks, the stages are elicitation and
+elicitation_result; the second gets ``answer`` (action, content, reason), and both answer with any of ``action`` (none,
+accept, decline), ``content`` (an object: the values of the form) and ``reason``. No output and exit code 0 mean no
+opinion. What it says on stderr is progress, line by line.
 
-Whatever else it does is a failure of the hook: before a call that denies, after it changes nothing. Programs come from
-the user's configuration; one that cannot be found keeps a process from starting. They start in Soong's own folder with
-an allowlist of variables. One that lies in the project that is worked on is not run; one that is named without a folder
-is found, for each call, past the folders that the run can write, and its own PATH has none of those.
+Whatever else it does is a failure of the hook: before a call that denies, after it changes nothing, around a question
+it declines. Programs come from the user's configuration; one that cannot be found keeps a process from starting. They
+start in Soong's own folder with an allowlist of variables. One that lies in the project that is worked on is not run;
+one that is named without a folder is found, for each call, past the folders that the run can write, and its own PATH
+has none of those.
 """
 
 import asyncio
@@ -37,16 +40,21 @@ from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.command_access import access_of
 from soong.shared.tools.definition import Progress, RunDirs
+from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks.chain import (
+    ElicitationOutcome,
     HookCall,
     Hooks,
     Matcher,
+    NamedElicitationHook,
+    NamedElicitationResultHook,
     NamedPostHook,
     NamedPreHook,
     PostOutcome,
     PreAction,
     PreOutcome,
 )
+from soong.shared.tools.hooks.hook import ElicitationHookAction
 from soong.shared.tools.hooks.run import HookFailedError
 from soong.shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
 
@@ -66,16 +74,25 @@ class _HookAnswer(BaseModel):
 
     v: Literal[1] = 1
     reason: str = ""
-    context: Texts = ()
 
 
 class _PreAnswer(_HookAnswer):
     action: PreAction = "none"
     input: dict[str, Any] | None = None
+    context: Texts = ()
 
 
 class _PostAnswer(_HookAnswer):
     content: str | dict[str, Any] | list[Any] | None = None
+    context: Texts = ()
+
+
+class _ElicitationHookAnswer(_HookAnswer):
+    action: ElicitationHookAction = "none"
+    content: dict[str, Any] | None = None
+
+    def outcome(self) -> ElicitationOutcome:
+        return ElicitationOutcome(self.action, self.content, self.reason)
 
 
 _A = TypeVar("_A", bound=_HookAnswer)
@@ -97,8 +114,8 @@ def hooks_of(
         InvalidConfigError: names the hook whose program is not there, or the name that two hooks have.
     """
     known: set[str] = set()
-    made: dict[str, list[_HookProgram]] = {"pre": [], "post": []}
-    for stage, hooks in (("pre", config.pre), ("post", config.post)):
+    made: dict[str, list[_HookProgram]] = {stage: [] for stage in config.stages}
+    for stage, hooks in config.stages.items():
         for number, hook in enumerate(hooks):
             place = f"hooks.{stage}[{number}]"
             if hook.name in known:
@@ -109,6 +126,11 @@ def hooks_of(
     return Hooks(
         tuple(NamedPreHook(one.found.hook.name, one.pre, *one.limits) for one in made["pre"]),
         tuple(NamedPostHook(one.found.hook.name, one.post, *one.limits) for one in made["post"]),
+        tuple(NamedElicitationHook(one.found.hook.name, one.elicitation, *one.limits) for one in made["elicitation"]),
+        tuple(
+            NamedElicitationResultHook(one.found.hook.name, one.elicitation_result, *one.limits)
+            for one in made["elicitation_result"]
+        ),
     )
 
 
@@ -181,6 +203,14 @@ class _HookProgram:
     async def post(self, call: HookCall, result: ToolResult) -> PostOutcome:
         answer = await self._ask(call, {"stage": "post", "result": _rendered(result)}, _PostAnswer)
         return PostOutcome(_blocks(answer.content), answer.context, answer.reason)
+
+    async def elicitation(self, call: HookCall) -> ElicitationOutcome:
+        return (await self._ask(call, {"stage": "elicitation"}, _ElicitationHookAnswer)).outcome()
+
+    async def elicitation_result(self, call: HookCall, answer: ElicitationAnswer) -> ElicitationOutcome:
+        told: dict[str, Json] = {"action": answer.action, "content": answer.content, "reason": answer.reason}
+        more: dict[str, Json] = {"stage": "elicitation_result", "answer": told}
+        return (await self._ask(call, more, _ElicitationHookAnswer)).outcome()
 
     async def _ask(self, call: HookCall, more: Mapping[str, Json], kind: type[_A]) -> _A:
         found = self.found.for_run(call.run_dirs, self.home)

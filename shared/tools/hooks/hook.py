@@ -2,8 +2,10 @@
 
 A Pre hook sees the validated input with derived fields and may deny, rewrite, force an ask, add context or
 stop the run; what it says about allowing replaces nobody's consent. A Post hook may add context or replace what the
-model sees, never whether the call succeeded. Their order is :mod:`soong.shared.tools.hooks.chain`, one run of one hook
-:mod:`soong.shared.tools.hooks.run`, hooks that are programs are :mod:`soong.shared.tools.hooks.command`.
+model sees, never whether the call succeeded. Hooks around what an MCP server asks a person may answer in the person's
+place, refuse, or replace what is sent; none of them makes a yes of a no (MCP-01.m). Their order is
+:mod:`soong.shared.tools.hooks.chain`, one run of one hook :mod:`soong.shared.tools.hooks.run`, hooks that are programs
+are :mod:`soong.shared.tools.hooks.command`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,6 +18,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.definition import NO_PROGRESS, Progress, RunDirs, Target, ToolDefinition
+from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.naming import name_matches
 from soong.shared.tools.result import ContentBlock, ToolResult
 
@@ -24,6 +27,9 @@ DEFAULT_HOOK_TIMEOUT: Final = timedelta(seconds=60)
 PreAction: TypeAlias = Literal["none", "allow", "ask", "deny", "stop"]
 STRENGTH: Final[tuple[PreAction, ...]] = ("none", "allow", "ask", "deny", "stop")
 """What several hooks want together is the last of these that one of them wants."""
+
+ElicitationHookAction: TypeAlias = Literal["none", "accept", "decline"]
+ELICITATION_ACTIONS: Final[tuple[ElicitationHookAction, ...]] = ("none", "accept", "decline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +71,33 @@ class PostOutcome:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ElicitationOutcome:
+    """What a hook around a server's question wants.
+
+    Before the person is asked: ``accept`` answers with ``content``, ``decline`` refuses, ``none`` lets the person be
+    asked. After the answer: ``decline`` takes a yes back, and ``none`` with ``content`` replaces what is sent.
+    """
+
+    action: ElicitationHookAction = "none"
+    content: JsonObject | None = None
+    reason: str = ""
+
+
 class PreHook(Protocol):
     async def __call__(self, call: HookCall, /) -> PreOutcome: ...
 
 
 class PostHook(Protocol):
     async def __call__(self, call: HookCall, result: ToolResult, /) -> PostOutcome: ...
+
+
+class ElicitationHook(Protocol):
+    async def __call__(self, call: HookCall, /) -> ElicitationOutcome: ...
+
+
+class ElicitationResultHook(Protocol):
+    async def __call__(self, call: HookCall, answer: ElicitationAnswer, /) -> ElicitationOutcome: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +126,24 @@ class NamedPostHook:
     on: Matcher = Matcher()
     timeout: timedelta = DEFAULT_HOOK_TIMEOUT
 
+
+@dataclass(frozen=True, slots=True)
+class NamedElicitationHook:
+    name: str
+    hook: ElicitationHook
+    on: Matcher = Matcher()
+    timeout: timedelta = DEFAULT_HOOK_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class NamedElicitationResultHook:
+    name: str
+    hook: ElicitationResultHook
+    on: Matcher = Matcher()
+    timeout: timedelta = DEFAULT_HOOK_TIMEOUT
+
+
+NamedHook: TypeAlias = NamedPreHook | NamedPostHook | NamedElicitationHook | NamedElicitationResultHook
 
 Note: TypeAlias = Callable[[str, JsonObject], Awaitable[None]]
 Derive: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]

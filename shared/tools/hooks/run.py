@@ -1,8 +1,8 @@
 """One run of one hook: its time, its failures, the soundness of its answer, its event (EXE-13).
 
 A hook is foreign code. Whatever it does ends as an outcome: a Pre hook that fails, is too slow or answers nonsense
-denies, a Post hook then changes nothing. Every run is an event with its outcome, how long it took and what it
-changed; cancelling the call cancels the hook.
+denies, a Post hook then changes nothing, and a hook around a server's question declines it. Every run is an event with
+its outcome, how long it took and what it changed; cancelling the call cancels the hook.
 """
 
 import asyncio
@@ -15,10 +15,16 @@ from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.foreign import await_foreign, name_of
 from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks.hook import (
+    ELICITATION_ACTIONS,
     STRENGTH,
+    ElicitationOutcome,
     HookCall,
     HookServices,
+    NamedElicitationHook,
+    NamedElicitationResultHook,
+    NamedHook,
     NamedPostHook,
     NamedPreHook,
     PostOutcome,
@@ -45,7 +51,7 @@ class HookFailedError(Exception):
 
 async def ask_pre(named: NamedPreHook, call: HookCall, wires: HookServices) -> PreOutcome:
     """Return what a Pre hook wants; a denial that names it when that cannot be known."""
-    own = replace(call, call_input=_detached(call.call_input), progress=_HookProgress(named.name, wires))
+    own = _own(call, named, wires)
     run = await _run(named, "pre", lambda: named.hook(own), _sound_pre, wires)
     outcome = run.answer or PreOutcome("deny", f"the hook {named.name!r} {run.problem}")
     data: dict[str, Json] = {"outcome": outcome.action, "reason": outcome.reason, "context": len(outcome.context)}
@@ -57,12 +63,50 @@ async def ask_pre(named: NamedPreHook, call: HookCall, wires: HookServices) -> P
 
 async def ask_post(named: NamedPostHook, call: HookCall, result: ToolResult, wires: HookServices) -> PostOutcome:
     """Return what a Post hook wants; nothing when that cannot be known."""
-    own = replace(call, call_input=_detached(call.call_input), progress=_HookProgress(named.name, wires))
+    own = _own(call, named, wires)
     run = await _run(named, "post", lambda: named.hook(own, result), _sound_post, wires)
     outcome = run.answer or PostOutcome(reason=run.problem)
     word = "none" if outcome.content is None else "replaced"
     await run.note(wires, {"outcome": word, "reason": outcome.reason, "context": len(outcome.context)})
     return outcome
+
+
+async def ask_elicitation(named: NamedElicitationHook, call: HookCall, wires: HookServices) -> ElicitationOutcome:
+    """Return what a hook wants before the person is asked; a refusal that names it when that cannot be known."""
+    own = _own(call, named, wires)
+    run = await _run(named, "elicitation", lambda: named.hook(own), _sound_elicitation, wires)
+    outcome = run.answer or ElicitationOutcome("decline", reason=f"the hook {named.name!r} {run.problem}")
+    data: dict[str, Json] = {"outcome": outcome.action, "reason": outcome.reason}
+    if outcome.action == "accept":
+        data["content_diff"] = _difference({}, outcome.content or {})
+    await run.note(wires, data)
+    return outcome
+
+
+async def ask_elicitation_result(
+    named: NamedElicitationResultHook, call: HookCall, answer: ElicitationAnswer, wires: HookServices
+) -> ElicitationAnswer:
+    """Return an answer as a hook leaves it. One that fails declines, because nothing has been sent yet."""
+    own = _own(call, named, wires)
+    given = answer.content
+    told = replace(answer, content=None if given is None else _detached(given))
+    run = await _run(named, "elicitation_result", lambda: named.hook(own, told), _sound_elicitation_result, wires)
+    outcome = run.answer or ElicitationOutcome("decline", reason=f"the hook {named.name!r} {run.problem}")
+    is_replaced = outcome.content is not None and answer.action == "accept" and outcome.action == "none"
+    data: dict[str, Json] = {"outcome": "replaced" if is_replaced else outcome.action, "reason": outcome.reason}
+    if is_replaced:
+        data["content_diff"] = _difference(given or {}, outcome.content or {})
+    await run.note(wires, data)
+    if answer.action != "accept":
+        return answer
+    if outcome.action == "decline":
+        return ElicitationAnswer("decline", reason=outcome.reason or f"the hook {named.name!r} declined the answer")
+    return replace(answer, content=outcome.content) if is_replaced else answer
+
+
+def _own(call: HookCall, named: NamedHook, wires: HookServices) -> HookCall:
+    """Return the call as one hook gets it, which may change its copy and say how far it is."""
+    return replace(call, call_input=_detached(call.call_input), progress=_HookProgress(named.name, wires))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +128,7 @@ class _HookRun(Generic[T]):
 
 
 async def _run(
-    named: NamedPreHook | NamedPostHook,
+    named: NamedHook,
     stage: str,
     hook: Callable[[], Awaitable[T]],
     sound: Callable[[T], T],
@@ -159,6 +203,23 @@ def _sound_post(outcome: PostOutcome) -> PostOutcome:
     return answer
 
 
+def _sound_elicitation(outcome: ElicitationOutcome) -> ElicitationOutcome:
+    answer: object = outcome
+    if not isinstance(answer, ElicitationOutcome):
+        raise InvalidHookResultError(f"{type(answer).__name__} is not an ElicitationOutcome")
+    if answer.action not in ELICITATION_ACTIONS:
+        raise InvalidHookResultError(f"there is no action {str(answer.action)[:80]!r}")
+    _check_words(answer.reason, ())
+    return answer if answer.content is None else replace(answer, content=_object(answer.content, "content"))
+
+
+def _sound_elicitation_result(outcome: ElicitationOutcome) -> ElicitationOutcome:
+    answer = _sound_elicitation(outcome)
+    if answer.action == "accept":
+        raise InvalidHookResultError("after the answer there is no action 'accept'")
+    return answer
+
+
 def _check_words(reason: object, context: object) -> None:
     if not isinstance(reason, str) or not isinstance(context, tuple):
         raise InvalidHookResultError("its reason is not a text, or its context is not a tuple")
@@ -169,13 +230,13 @@ def _check_words(reason: object, context: object) -> None:
         raise InvalidHookResultError(f"its reason and context have more than {MAX_CONTEXT_CHARS} characters")
 
 
-def _object(value: object) -> JsonObject:
+def _object(value: object, what: str = "input") -> JsonObject:
     try:
         copy = parse_strict(dump(value))
     except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidHookResultError(f"its input is not JSON: {error}") from error
+        raise InvalidHookResultError(f"its {what} is not JSON: {error}") from error
     if not isinstance(copy, dict):
-        raise InvalidHookResultError("its input is not an object")
+        raise InvalidHookResultError(f"its {what} is not an object")
     return copy
 
 

@@ -1,20 +1,25 @@
 """Hooks written in Python: registered when their module is imported, as step functions are (EXE-13).
 
-A worker imports the modules named by ``SOONG_FUNCTIONS``; a module there decorates its hooks with :func:`pre_hook` and
-:func:`post_hook`. They are asked in the order of registration, before those of the configuration: the user's own
-programs then see the input as it will be run.
+A worker imports the modules named by ``SOONG_FUNCTIONS``; a module there decorates its hooks with :func:`pre_hook`,
+:func:`post_hook`, :func:`elicitation_hook` and :func:`elicitation_result_hook`. They are asked in the order of
+registration, before those of the configuration: the user's own programs then see the input as it will be run.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TypeVar
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.tools.hooks.chain import (
     DEFAULT_HOOK_TIMEOUT,
+    ElicitationHook,
+    ElicitationResultHook,
     Hooks,
     Matcher,
+    NamedElicitationHook,
+    NamedElicitationResultHook,
+    NamedHook,
     NamedPostHook,
     NamedPreHook,
     PostHook,
@@ -23,9 +28,13 @@ from soong.shared.tools.hooks.chain import (
 
 _Pre = TypeVar("_Pre", bound=PreHook)
 _Post = TypeVar("_Post", bound=PostHook)
+_Elicitation = TypeVar("_Elicitation", bound=ElicitationHook)
+_ElicitationResult = TypeVar("_ElicitationResult", bound=ElicitationResultHook)
 
 _PRE: dict[str, NamedPreHook] = {}
 _POST: dict[str, NamedPostHook] = {}
+_ELICITATION: dict[str, NamedElicitationHook] = {}
+_ELICITATION_RESULT: dict[str, NamedElicitationResultHook] = {}
 
 
 def pre_hook(
@@ -38,7 +47,7 @@ def pre_hook(
     """
 
     def register(hook: _Pre) -> _Pre:
-        _check(name, hook, _PRE.get(name), _POST.get(name))
+        _check(name, hook, _PRE)
         _PRE[name] = NamedPreHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
         return hook
 
@@ -51,8 +60,40 @@ def post_hook(
     """Register the decorated coroutine function as a Post hook, as :func:`pre_hook` does."""
 
     def register(hook: _Post) -> _Post:
-        _check(name, hook, _POST.get(name), _PRE.get(name))
+        _check(name, hook, _POST)
         _POST[name] = NamedPostHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
+        return hook
+
+    return register
+
+
+def elicitation_hook(
+    name: str, *, tools: str = "*", tags: Iterable[str] = (), timeout: timedelta = DEFAULT_HOOK_TIMEOUT
+) -> Callable[[_Elicitation], _Elicitation]:
+    """Register the decorated coroutine function as a hook before a person is asked what an MCP server asks.
+
+    ``tools`` is a glob over ``mcp.<server>.elicitation/create``.
+
+    Raises:
+        InvalidConfigError: the name is taken by another hook, or it is not a coroutine function.
+    """
+
+    def register(hook: _Elicitation) -> _Elicitation:
+        _check(name, hook, _ELICITATION)
+        _ELICITATION[name] = NamedElicitationHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
+        return hook
+
+    return register
+
+
+def elicitation_result_hook(
+    name: str, *, tools: str = "*", tags: Iterable[str] = (), timeout: timedelta = DEFAULT_HOOK_TIMEOUT
+) -> Callable[[_ElicitationResult], _ElicitationResult]:
+    """Register the decorated coroutine function as a hook after the answer, as :func:`elicitation_hook` does."""
+
+    def register(hook: _ElicitationResult) -> _ElicitationResult:
+        _check(name, hook, _ELICITATION_RESULT)
+        _ELICITATION_RESULT[name] = NamedElicitationResultHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
         return hook
 
     return register
@@ -60,21 +101,24 @@ def post_hook(
 
 def registered_hooks() -> Hooks:
     """Return what is registered in this process now."""
-    return Hooks(tuple(_PRE.values()), tuple(_POST.values()))
+    return Hooks(
+        tuple(_PRE.values()),
+        tuple(_POST.values()),
+        tuple(_ELICITATION.values()),
+        tuple(_ELICITATION_RESULT.values()),
+    )
 
 
-def _check(
-    name: str,
-    hook: object,
-    same: NamedPreHook | NamedPostHook | None,
-    other: NamedPreHook | NamedPostHook | None,
-) -> None:
+def _check(name: str, hook: object, own: Mapping[str, NamedHook]) -> None:
+    """Refuse a name that another hook has, of whatever kind. Raises: InvalidConfigError."""
     if not inspect.iscoroutinefunction(hook):
         raise InvalidConfigError(f"the hook {name!r} is not a coroutine function; write it with `async def`")
-    # A module imported twice (by two spellings of a list) registers the same hook again.
-    taken = other or (same if same is not None and _origin(same.hook) != _origin(hook) else None)
-    if taken is not None:
-        raise InvalidConfigError(f"two hooks are called {name!r}: {_origin(taken.hook)}, {_origin(hook)}")
+    kinds: tuple[Mapping[str, NamedHook], ...] = (_PRE, _POST, _ELICITATION, _ELICITATION_RESULT)
+    for kind in kinds:
+        taken = kind.get(name)
+        # A module imported twice (by two spellings of a list) registers the same hook again.
+        if taken is not None and (kind is not own or _origin(taken.hook) != _origin(hook)):
+            raise InvalidConfigError(f"two hooks are called {name!r}: {_origin(taken.hook)}, {_origin(hook)}")
 
 
 def _origin(hook: object) -> str:

@@ -68,7 +68,7 @@ async def with_server(
             refused: list[str] = []
             try:
                 with current(asking), refusals(refused):
-                    return await use(connection)
+                    return await _after_pages(asking, lambda: use(connection))
             except (ToolError, ServerUnavailableError):
                 raise
             except Exception as error:
@@ -80,6 +80,19 @@ async def with_server(
                 await asking.close()
     except ServerUnavailableError as error:
         raise ToolError(ErrorType.SERVER_UNAVAILABLE, str(error)) from error
+
+
+async def _after_pages(asking: CallElicitations, call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call; where the server first wants a person at a page, once more after a yes to each (MCP-01.k)."""
+    from mcp.shared.exceptions import MCPError
+    from mcp_types import URL_ELICITATION_REQUIRED
+
+    try:
+        return await call()
+    except MCPError as error:
+        if error.error.code != URL_ELICITATION_REQUIRED or not await asking.are_pages_opened(error.error.data):
+            raise
+    return await call()
 
 
 def _failure(error: Exception, connection: ServerConnection, declined: list[str]) -> ToolError:
@@ -104,7 +117,8 @@ def _failure(error: Exception, connection: ServerConnection, declined: list[str]
         case code if code == INVALID_PARAMS:
             return ToolError(ErrorType.INVALID_INPUT, words)
         case code if code == URL_ELICITATION_REQUIRED or declined:
-            problem = f"the MCP server {server!r} needs a person's input and got none: {words}"
+            why = "needs a person's input and got none" if declined else "still wants a page opened after a yes"
+            problem = f"the MCP server {server!r} {why}: {words}"
             return ToolError(ErrorType.ELICITATION_DECLINED, problem)
         case code:
             return ToolError(ErrorType.EXECUTION_FAILED, words, details={"code": code})

@@ -1,47 +1,40 @@
-"""What a server asks a person during a call: a question to the session's one callback, and its answer (MCP-01.d).
+"""What a server asks a person during a call: whose call it is, hooks around it, the answer (MCP-01.d).
 
 A server is shared by the calls of many runs. A question in the answer of a call (a part of its result on the stateless
-wire, a request in its HTTP response on the handshake wire) is that call's. Over the pipes of a program a request names
-no call: it is routed while exactly one call is under way there, and declined otherwise. Nothing that a server says
-opens a page or is believed.
+wire, a request in its HTTP response on the handshake wire, or its error) is that call's. Over the pipes of a program a
+request names no call: it is routed while exactly one call is under way there, and declined otherwise. Nothing that a
+server says opens a page or is believed.
 """
 
 import asyncio
 import contextvars
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field
-from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import urlsplit
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, Final
 
-from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.mcp_config import McpServerConfig
-from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
 from soong.shared.sandbox.terminal_text import inert_text
-from soong.shared.tools.definition import CallAnswer, CallQuestion, Target, ToolContext
-from soong.shared.toolsets.mcp.forms import ElicitationForm, FormAnswerError, FormRefusedError, form_of
+from soong.shared.tools.definition import CallAnswer, ToolContext
+from soong.shared.tools.elicitation import CANCEL, ElicitationAction, ElicitationAnswer
+from soong.shared.toolsets.mcp.forms import FormAnswerError, FormRefusedError
+from soong.shared.toolsets.mcp.server_question import ServerQuestion, message_of, pages_of
 
 if TYPE_CHECKING:
     from mcp_types import ElicitResult
 
-METHOD: Final = "elicitation/create"
 ASK_S: Final = 600.0
-"""How long a person may take: the run keeps its slot, and the server its call, for as long."""
+"""How long a person, and the hooks around, may take: the run keeps its slot, and the server its call, for as long."""
 MAX_ROUNDS: Final = 3
 """How often a person is asked for words that the form takes."""
 MAX_QUESTIONS: Final = 10
 """More questions of one call are declined."""
-MAX_MESSAGE_CHARS: Final = 4_000
-MAX_URL_CHARS: Final = 2_000
-_SHOWN_CHARS: Final = 200
-
-Action = Literal["accept", "decline", "cancel"]
 
 
 @dataclass(slots=True, eq=False)
 class CallElicitations:
-    """The questions of a server during one call. ``declined`` are the messages of those that no person accepted."""
+    """The questions of a server during one call. ``declined`` are the messages of those that nobody accepted."""
 
     server_id: str
     config: McpServerConfig
@@ -52,7 +45,7 @@ class CallElicitations:
     _context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
     async def answer(self, params: Any) -> "ElicitResult":
-        """Return what a person answers; a call that ends meanwhile has been cancelled there too."""
+        """Return what is answered; a call that ends meanwhile has been cancelled there too."""
         # In the context of the call: the SDK calls from the task of the connection, which another run has opened.
         task = asyncio.get_running_loop().create_task(self._answered(params), context=self._context)
         self._asking.add(task)
@@ -60,7 +53,7 @@ class CallElicitations:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():  # its call is over
-                return _result("cancel")
+                return _result(ElicitationAnswer("cancel"))
             task.cancel()
             raise
         finally:
@@ -75,92 +68,67 @@ class CallElicitations:
 
     async def refuse(self, said: str, why: str) -> "ElicitResult":
         """Decline without asking anybody, and say so in the run's log."""
-        self.declined.append(said)
-        await self._note(said, "decline", why)
-        return _result("decline")
+        return _result(await self._ended(said, ElicitationAnswer("decline", reason=why)))
+
+    async def are_pages_opened(self, data: object) -> bool:
+        """Say whether every page that the error of this call names was agreed to; the first no ends it (MCP-01.k)."""
+        try:
+            pages = pages_of(data)
+            if self.asked + len(pages) > MAX_QUESTIONS:
+                raise FormRefusedError(f"it names {len(pages)} pages; a call asks {MAX_QUESTIONS} times at most")
+            questions = [ServerQuestion.of(self.server_id, self.config, page, repeats_call=True) for page in pages]
+        except FormRefusedError as error:
+            await self.refuse("a page has to be opened first", str(error))
+            return False
+        for question in questions:
+            self.asked += 1
+            if (await self._ended(question.message, await self._settled(question))).action != "accept":
+                return False
+        return True
 
     async def _answered(self, params: Any) -> "ElicitResult":
-        said = inert_text(str(getattr(params, "message", "")))[:MAX_MESSAGE_CHARS]
+        said = message_of(params)
         self.asked += 1
         if self.asked > MAX_QUESTIONS:
             return await self.refuse(said, f"the server has asked {MAX_QUESTIONS} times in this call")
         try:
-            asked = _Asked.of(self, params, said)
+            question = ServerQuestion.of(self.server_id, self.config, params)
         except FormRefusedError as error:
             return await self.refuse(said, str(error))
-        action, content, why = await self._asked(asked)
-        if action != "accept":
-            self.declined.append(said)
-        await self._note(said, action, why)
-        return _result(action, content)
+        return _result(await self._ended(said, await self._settled(question)))
 
-    async def _asked(self, asked: "_Asked") -> tuple[Action, Any, str]:
-        problem = ""
+    async def _settled(self, question: ServerQuestion) -> ElicitationAnswer:
+        """Return the answer: of a hook or a person, and as the hooks after it leave it."""
+        around, asked = self.tool.around_question, question.question()
         try:
             async with asyncio.timeout(ASK_S):
-                for _ in range(MAX_ROUNDS):
-                    answer = await self.tool.ask(asked.question(problem))
-                    if not answer.is_accepted:
-                        return "decline", None, _why_not(answer)
-                    try:
-                        return "accept", asked.content(answer.reason), "a person accepted"
-                    except FormAnswerError as error:
-                        problem = str(error)
+                answer = await around.before(asked)
+                answer = await self._asked(question) if answer is None else _held(question, answer)
+                left = await around.after(asked, answer)
+                return answer if left is answer else _held(question, left)
         except TimeoutError:
-            return "decline", None, f"nobody answered within {ASK_S:g} s"
-        return "decline", None, f"after {MAX_ROUNDS} answers that do not fit the form: {problem}"
+            return ElicitationAnswer("decline", reason=f"nobody answered within {ASK_S:g} s")
 
-    async def _note(self, said: str, action: Action, why: str) -> None:
-        message = f"the server asks a person ({action}: {inert_text(why)}): {said[:500]}"
-        await self.tool.progress.report(message, {"elicitation": action, "reason": inert_text(why)[:500]})
+    async def _asked(self, question: ServerQuestion) -> ElicitationAnswer:
+        problem = ""
+        for _ in range(MAX_ROUNDS):
+            answer = await self.tool.ask(question.question(problem))
+            if not answer.is_accepted:
+                return ElicitationAnswer(_refusal_of(answer), reason=_why_not(answer))
+            try:
+                return ElicitationAnswer("accept", question.content_of(answer.reason), "a person accepted")
+            except FormAnswerError as error:
+                problem = str(error)
+        return ElicitationAnswer("decline", reason=f"after {MAX_ROUNDS} answers that do not fit the form: {problem}")
 
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """One question of a server, read. ``url`` is the page of one that wants the person to open it."""
-
-    call: CallElicitations
-    message: str
-    form: ElicitationForm | None
-    url: str = ""
-    host: str = ""
-
-    @classmethod
-    def of(cls, call: CallElicitations, params: Any, message: str) -> "_Asked":
-        """Raises: FormRefusedError."""
-        if getattr(params, "mode", "form") == "url":
-            return cls(call, message, None, *_page(str(getattr(params, "url", ""))))
-        return cls(call, message, form_of(getattr(params, "requested_schema", None) or {}, message))
-
-    def content(self, words: str) -> Any:
-        """Raises: FormAnswerError."""
-        return None if self.form is None else self.form.answer_of(words)
-
-    def question(self, problem: str) -> CallQuestion:
-        server, config = self.call.server_id, self.call.config
-        trust = "trusted" if config.trusted else "not trusted"
-        lines = [f"The MCP server {server} ({trust}) asks during this call. These are its words:"]
-        lines += [f"| {line}" for line in self.message.splitlines()]
-        asked: JsonObject
-        if self.form is None:
-            lines += [f"It wants you to open a page of {self.host}. Soong does not open it:", f"| {self.url}"]
-            lines += ["allow once tells the server that you agree; deny declines"]
-            asked = {"server": server, "message": self.message, "url": self.url}
-        else:
-            lines += [f"| {one.line}" for one in self.form.fields]
-            lines += ["Give no secrets: the answer goes to the server and is recorded.", f"How: {self.form.how}"]
-            asked = {"server": server, "message": self.message, "fields": [one.line for one in self.form.fields]}
-        if problem:
-            lines.append(f"Asked again, because the answer does not fit: {inert_text(problem)}")
-            asked = {**asked, "problem": problem}
-        first = self.message.partition("\n")[0][:_SHOWN_CHARS]
-        target = Target(
-            "resource",
-            shown=f"{server}: {first}",
-            host=host_of_url(config.url) if config.url else "",
-            preview="\n".join(lines),
-        )
-        return CallQuestion(f"mcp.{server}.{METHOD}", asked, target)
+    async def _ended(self, said: str, answer: ElicitationAnswer) -> ElicitationAnswer:
+        """Note how a question ended, in the run's log too."""
+        if answer.action != "accept":
+            self.declined.append(said)
+        why = inert_text(answer.reason)
+        message = f"the server asks a person ({answer.action}: {why}): {said[:500]}"
+        await self.tool.progress.report(message, {"elicitation": answer.action, "reason": why[:500]})
+        return answer
 
 
 _CURRENT: contextvars.ContextVar[CallElicitations | None] = contextvars.ContextVar("mcp_call", default=None)
@@ -183,38 +151,35 @@ async def answer_of(calls: "set[CallElicitations]", params: Any) -> "ElicitResul
         return await call.answer(params)
     if len(calls) == 1:
         return await next(iter(calls)).answer(params)
-    said = inert_text(str(getattr(params, "message", "")))[:MAX_MESSAGE_CHARS]
     why = f"{len(calls)} calls are under way at the server, and it does not say which one it asks for"
     for one in tuple(calls):
-        await one.refuse(said, why)
-    return _result("decline")
+        await one.refuse(message_of(params), why)
+    return _result(ElicitationAnswer("decline"))
+
+
+def _held(question: ServerQuestion, answer: ElicitationAnswer) -> ElicitationAnswer:
+    """Return a hook's answer, held to the form; one that does not fit declines."""
+    if answer.action != "accept":
+        return replace(answer, content=None)
+    try:
+        return replace(answer, content=question.checked(answer.content))
+    except FormAnswerError as error:
+        return ElicitationAnswer("decline", reason=f"the answer of a hook does not fit the form: {error}")
+
+
+def _refusal_of(answer: CallAnswer) -> ElicitationAction:
+    """Return what the server hears of a no: a person may close a question without a choice."""
+    is_closed = answer.is_person and answer.reason.strip().partition(":")[0].casefold() == CANCEL
+    return "cancel" if is_closed else "decline"
 
 
 def _why_not(answer: CallAnswer) -> str:
     return answer.reason or ("a person declined" if answer.is_person else "nobody was asked")
 
 
-def _page(url: str) -> tuple[str, str]:
-    """Return the address of a page and its host, as a person is shown them. Raises: FormRefusedError."""
-    shown = inert_text(url)
-    try:
-        parts = urlsplit(url)
-        host = normal_host(parts.hostname or "")
-    except (HostRefusedError, ValueError) as error:
-        raise FormRefusedError(f"the page that it wants to be opened has no valid address: {error}") from error
-    is_local = host in ("127.0.0.1", "localhost", "::1")
-    if (
-        shown != url
-        or len(url) > MAX_URL_CHARS
-        or not (parts.scheme == "https" or (parts.scheme == "http" and is_local))
-    ):
-        raise FormRefusedError("the page that it wants to be opened is not an https address that can be shown")
-    if parts.username is not None or parts.password is not None:
-        raise FormRefusedError("the address of the page that it wants to be opened hides its host behind a name")
-    return url, host
-
-
-def _result(action: Action, content: Any = None) -> "ElicitResult":
+def _result(answer: ElicitationAnswer) -> "ElicitResult":
     from mcp_types import ElicitResult
 
-    return ElicitResult(action=action, content=content) if content is not None else ElicitResult(action=action)
+    if answer.content is None:
+        return ElicitResult(action=answer.action)
+    return ElicitResult.model_validate({"action": answer.action, "content": dict(answer.content)})

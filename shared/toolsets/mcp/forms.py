@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from soong.shared.core.errors import InvalidJsonError, SoongError
 from soong.shared.core.inert import is_told_apart
-from soong.shared.core.jsontext import parse_strict
+from soong.shared.core.jsontext import Json, JsonObject, parse_strict
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.terminal_text import inert_text
 
@@ -78,6 +78,20 @@ class FormField:
         title = f"  {self.title}" if self.title else ""
         return inert_text(f"{self.name}: {', '.join(facts)}{title}").replace("\n", " ")
 
+    @property
+    def schema(self) -> JsonObject:
+        """The field as JSON Schema: what a person is shown, and nothing else that the server wrote."""
+        choice: dict[str, Json] = {}
+        if self.options and all(value == label for value, label in self.options):
+            choice = {"enum": [value for value, _ in self.options]}
+        elif self.options:
+            choice = {"oneOf": [{"const": value, "title": label} for value, label in self.options]}
+        kind: dict[str, Json] = {"type": self.type, **choice}
+        made = {"type": "array", "items": {"type": "string", **choice}} if self.type == "array" else kind
+        title: dict[str, Json] = {"title": inert_text(self.title)} if self.title else {}
+        default: dict[str, Json] = {} if self.default is None else {"default": self.default}
+        return {**made, **title, **self.rules, **default}
+
     def value_of(self, said: object) -> FieldValue:
         """Read what a person wrote, or a JSON value. Raises: FormAnswerError."""
         try:
@@ -91,8 +105,10 @@ class FormField:
         """Return the value that is called so. Raises: ValueError."""
         if not self.options:
             return said
+        if any(said == value for value, _ in self.options):
+            return said
         for value, label in self.options:
-            if said in (value, label) or said.casefold() in (value.casefold(), label.casefold()):
+            if said == label or said.casefold() in (value.casefold(), label.casefold()):
                 return value
         raise ValueError(said)
 
@@ -131,6 +147,12 @@ class ElicitationForm:
             elif one.is_required:
                 raise FormAnswerError(f"{one.name} is missing")
         return content
+
+    @property
+    def schema(self) -> JsonObject:
+        """The form as JSON Schema."""
+        required = [one.name for one in self.fields if one.is_required]
+        return {"type": "object", "properties": {one.name: one.schema for one in self.fields}, "required": required}
 
     @property
     def how(self) -> str:

@@ -14,6 +14,7 @@ import psutil
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.execution import PROGRESS_EVENT
+from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.pipeline import PipelineConfig, RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall, Verdict
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
@@ -27,15 +28,15 @@ SERVER: Final = Path(__file__).with_name("server.py")
 WAIT_S: Final = 30.0
 
 
-def stdio_config(name: str = "t", more: str = "", args: str = "", top: str = "") -> str:
-    """Return a configuration of the test server as a program."""
+def stdio_config(name: str = "t", more: str = "", args: str = "", top: str = "", program: Path = SERVER) -> str:
+    """Return a configuration of a test server as a program."""
     extra = f', "{args}"' if args else ""
     return f"""
 [mcp]
 {top or "idle_s = 300"}
 [mcp.servers.{name}]
 command = "{sys.executable}"
-args = ["{SERVER}", "stdio"{extra}]
+args = ["{program}", "stdio"{extra}]
 {more}
 """
 
@@ -64,6 +65,7 @@ class McpScene:
     gate: RecordingGate = field(default_factory=RecordingGate)
     log: RecordingLog = field(default_factory=RecordingLog)
     artifacts: KeptArtifacts = field(default_factory=KeptArtifacts)
+    hooks: Hooks = NO_HOOKS
     calls: int = 0
     servers: McpServers = field(init=False)
 
@@ -93,7 +95,7 @@ class McpScene:
         run = RunScope(make_identity(), 7, make_run_dirs(project or self.project))
         tools = self.registry.definitions()
         config = PipelineConfig(**limits)
-        return ToolPipeline(tools, run, self.gate, self.log, artifacts=self.artifacts, config=config)
+        return ToolPipeline(tools, run, self.gate, self.log, hooks=self.hooks, artifacts=self.artifacts, config=config)
 
     async def call(self, tool: str, /, project: Path | None = None, **arguments: Json) -> ToolResult:
         return await self.call_in(self.pipeline(project), tool, arguments)

@@ -31,6 +31,8 @@ class Programs:
     root: Path
     pre: list[HookConfig] = field(default_factory=list)
     post: list[HookConfig] = field(default_factory=list)
+    elicitation: list[HookConfig] = field(default_factory=list)
+    elicitation_result: list[HookConfig] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for folder in (self.home, self.project):
@@ -56,11 +58,17 @@ class Programs:
         script = self.home / f"{name}.script"
         script.write_text(text, encoding="utf-8")
         hook = HookConfig(name=name, command=(*command, str(script)), **more)
-        (self.pre if stage == "pre" else self.post).append(hook)
+        hooks: list[HookConfig] = getattr(self, stage)
+        hooks.append(hook)
         return script
 
     def hooks(self, redactor: Redactor | None = None, commands: CommandsConfig | None = None) -> Hooks:
-        config = HooksConfig(pre=tuple(self.pre), post=tuple(self.post))
+        config = HooksConfig(
+            pre=tuple(self.pre),
+            post=tuple(self.post),
+            elicitation=tuple(self.elicitation),
+            elicitation_result=tuple(self.elicitation_result),
+        )
         return hooks_of(config, ProcessRunner(), home=self.home, commands=commands, redactor=redactor)
 
     def bench(self, tool: ToolDefinition | None = None, *, redactor: Redactor | None = None) -> PipelineHarness:

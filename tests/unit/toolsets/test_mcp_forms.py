@@ -28,6 +28,7 @@ SEVERAL = {"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}
         ({"ok": {"type": "boolean"}}, '{"ok": false}', {"ok": False}),
         ({"c": COLOURS}, "green", {"c": "g"}),
         ({"c": TITLED}, "Large one", {"c": "l"}),
+        ({"c": {"type": "string", "enum": ["a", "b"], "enumNames": ["b", "a"]}}, "b", {"c": "b"}),
         ({"c": SEVERAL}, "a | c", {"c": ["a", "c"]}),
         ({"a": {"type": "string"}, "b": {"type": "integer"}}, "a=two words, b=3", {"a": "two words", "b": 3}),
         ({"a": {"type": "string"}, "b": {"type": "integer"}}, "b = 3; a = x=y", {"a": "x=y", "b": 3}),
@@ -121,3 +122,21 @@ def test_what_is_shown_of_a_field_is_one_inert_line() -> None:
 
     assert "\x1b" not in shown
     assert "\n" not in shown
+
+
+@pytest.mark.spec("MCP-01.l")
+def test_the_schema_of_a_form_is_what_it_was_read_as() -> None:
+    name = {"type": "string", "title": "Your\x1b[2K name", "maxLength": 9, "format": "email", "x-other": 1}
+    count = {"type": "integer", "minimum": 1, "default": 3}
+    read = form(required=("name",), name=name, count=count, colour=COLOURS, size=TITLED, several=SEVERAL)
+
+    schema: Any = read.schema
+
+    assert schema["required"] == ["name"]
+    assert "\x1b" not in schema["properties"]["name"]["title"]
+    assert "x-other" not in schema["properties"]["name"]
+    assert schema["properties"]["count"] == {"type": "integer", "minimum": 1, "default": 3}
+    assert schema["properties"]["size"] == TITLED
+    assert schema["properties"]["several"] == SEVERAL
+    again: Any = form_of(schema, "Tell me")
+    assert again.schema == schema

@@ -34,6 +34,7 @@ from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.wire.answers import AnswerDelta
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.consent import Preview, StepGrant
+from soong.shared.permissions.elicitation import ElicitationCallback
 from soong.shared.permissions.request import PermissionCallback
 
 PlanSource: TypeAlias = str | Path | Mapping[str, Json]
@@ -128,6 +129,7 @@ class Soong:
         inputs: Mapping[str, Json] | None = None,
         *,
         permission_callback: PermissionCallback | None = None,
+        elicitation_callback: ElicitationCallback | None = None,
         allow: Sequence[str] = (),
         step_grants: Sequence[StepGrant | str] = (),
         project: str | Path = ".",
@@ -141,7 +143,8 @@ class Soong:
         ``project`` is the folder that the steps work in. Relative paths start at the current folder if it lies in the
         project, otherwise at the project, as in :func:`open_tools`.
         ``permission_callback`` is the one voice that grants in this session; without it only ``allow`` rules
-        (``tool:scope``) do, and what would ask is denied. ``step_grants`` are steps whose ``permissions`` are allowed
+        (``tool:scope``) do, and what would ask is denied. ``elicitation_callback`` answers what MCP servers ask during
+        calls; without it the other callback does. ``step_grants`` are steps whose ``permissions`` are allowed
         beforehand, for that step alone: as they were shown (:meth:`preview`), or by id as they are now. At most
         ``max_concurrent`` of its steps run at once; 0 takes the settings' limit, if there is one. ``budget`` is what
         its agents may use in all, such as ``2usd``, ``200ktok`` or ``2usd,200ktok``; empty: the configuration's.
@@ -154,11 +157,12 @@ class Soong:
             UnavailableError: no worker can run it, and why; the task has been paused.
             StartedByRunError: a run started this program, which therefore neither answers nor allows anything.
         """
-        if permission_callback or allow or step_grants:
+        callback = _answering(permission_callback, elicitation_callback)
+        if callback or allow or step_grants:
             await check_person(self._client.store.sessions, "answer, or allow, what a plan asks for")
-        given = _PlanCall(inputs or {}, permission_callback, allow, step_grants, model, budget, settings or {})
+        given = _PlanCall(inputs or {}, callback, allow, step_grants, model, budget, settings or {})
         prepared = self._prepare(plan, project, given, closes_with_task=True)
-        return await self._followed(prepared, permission_callback, max_concurrent)
+        return await self._followed(prepared, callback, max_concurrent)
 
     async def ask(
         self,
@@ -167,6 +171,7 @@ class Soong:
         agent: str = ORCHESTRATOR,
         model: str = "",
         permission_callback: PermissionCallback | None = None,
+        elicitation_callback: ElicitationCallback | None = None,
         allow: Sequence[str] = (),
         project: str | Path = ".",
         max_workers: int = 0,
@@ -188,13 +193,14 @@ class Soong:
             UnavailableError: no worker can run what it started, and why; the task has been paused.
             StartedByRunError: a run started this program, which therefore neither answers nor allows anything.
         """
-        if permission_callback or allow:
+        callback = _answering(permission_callback, elicitation_callback)
+        if callback or allow:
             await check_person(self._client.store.sessions, "answer, or allow, what an agent asks for")
         prepared = ask_submission(
             goal,
             agent=agent,
             project=Path(project),
-            approval_mode=ApprovalMode.DENY if permission_callback is None else ApprovalMode.PROMPT,
+            approval_mode=ApprovalMode.DENY if callback is None else ApprovalMode.PROMPT,
             model=model or self._settings.model,
             allow=allow,
             catalogue=self._catalogue,
@@ -204,7 +210,7 @@ class Soong:
             budget=(budget,),
             settings=read_settings(settings or {}),
         )
-        return await self._followed(prepared, permission_callback, max_workers, on_answer)
+        return await self._followed(prepared, callback, max_workers, on_answer)
 
     async def _followed(
         self,
@@ -412,6 +418,17 @@ class Soong:
     def _read(self, plan: PlanSource, catalogue: Catalogue) -> Plan:
         known = catalogue.known(deployed_modules(self._settings))
         return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
+
+
+def _answering(
+    permission: PermissionCallback | None, elicitation: ElicitationCallback | None
+) -> PermissionCallback | None:
+    """Return the one callback of a session of which a program has given two."""
+    if elicitation is None:
+        return permission
+    from soong.orchestrator.approvals.elicitations import answering  # most programs answer no servers
+
+    return answering(permission, elicitation)
 
 
 async def _cancelled(helpers: Sequence["asyncio.Task[None]"]) -> None:

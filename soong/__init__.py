@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from soong.shared.engine.tasks.status import StepStatus, TaskStatus
     from soong.shared.engine.wire.answers import AnswerDelta
     from soong.shared.permissions.consent import CheckedPermission, Preview, StepGrant, StepPreview
+    from soong.shared.permissions.elicitation import ElicitationCallback, ElicitationRequest
     from soong.shared.permissions.request import Choice, PermissionCallback, PermissionDecision, PermissionRequest
     from soong.shared.tools.definition import Permission, Risk, Target, ToolContext, ToolDefinition, Traits
-    from soong.shared.tools.hooks.chain import HookCall, PostOutcome, PreOutcome
-    from soong.shared.tools.hooks.sdk import post_hook, pre_hook
+    from soong.shared.tools.elicitation import ElicitationAnswer
+    from soong.shared.tools.hooks.chain import ElicitationOutcome, HookCall, PostOutcome, PreOutcome
+    from soong.shared.tools.hooks.sdk import elicitation_hook, elicitation_result_hook, post_hook, pre_hook
     from soong.shared.tools.registry import ToolRegistry
     from soong.shared.tools.result import ErrorType, ToolError, ToolResult
     from soong.shared.tools.risk import risk_classifier
@@ -56,17 +58,19 @@ _HOMES = {
     ),
     "soong.shared.core.jsontext": ("Json", "JsonObject"),
     "soong.shared.permissions.consent": ("CheckedPermission", "Preview", "StepGrant", "StepPreview"),
+    "soong.shared.permissions.elicitation": ("ElicitationCallback", "ElicitationRequest"),
     "soong.shared.permissions.request": ("Choice", "PermissionCallback", "PermissionDecision", "PermissionRequest"),
     "soong.shared.engine.wire.answers": ("AnswerDelta",),
     "soong.shared.engine.tasks.functions": ("StepContext", "step_function"),
     "soong.shared.engine.tasks.scripted": ("AgentHandle", "scripted_agent"),
     "soong.shared.engine.tasks.status": ("StepStatus", "TaskStatus"),
     "soong.shared.tools.definition": ("Permission", "Risk", "Target", "ToolContext", "ToolDefinition", "Traits"),
-    "soong.shared.tools.hooks.chain": ("HookCall", "PostOutcome", "PreOutcome"),
+    "soong.shared.tools.elicitation": ("ElicitationAnswer",),
+    "soong.shared.tools.hooks.chain": ("ElicitationOutcome", "HookCall", "PostOutcome", "PreOutcome"),
     "soong.shared.tools.registry": ("ToolRegistry",),
     "soong.shared.tools.result": ("ErrorType", "ToolError", "ToolResult"),
     "soong.shared.tools.risk": ("risk_classifier",),
-    "soong.shared.tools.hooks.sdk": ("post_hook", "pre_hook"),
+    "soong.shared.tools.hooks.sdk": ("elicitation_hook", "elicitation_result_hook", "post_hook", "pre_hook"),
     "soong.shared.tools.toolset": ("Toolset",),
     "soong.shared.toolsets.foreign": ("from_langchain", "from_pydantic_ai"),
     "soong.shared.toolsets.memory.provider": ("Memory", "MemoryProvider", "MemoryScope"),
@@ -82,6 +86,10 @@ __all__ = [
     "DeliverableSchema",
     "DenialSchema",
     "DirectSession",
+    "ElicitationAnswer",
+    "ElicitationCallback",
+    "ElicitationOutcome",
+    "ElicitationRequest",
     "ErrorType",
     "ExitCode",
     "ExportedTools",
@@ -122,6 +130,8 @@ __all__ = [
     "UnavailableError",
     "UsageError",
     "call_tool",
+    "elicitation_hook",
+    "elicitation_result_hook",
     "export_tools",
     "from_langchain",
     "from_pydantic_ai",

@@ -12,7 +12,15 @@ from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant
 from soong.shared.permissions.policy import Policy, judge
-from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, RequestState, offered_choices
+from soong.shared.permissions.request import (
+    NO_CALLBACK,
+    Answer,
+    Choice,
+    Decision,
+    PermissionRequest,
+    RequestState,
+    offered_choices,
+)
 from soong.shared.permissions.rules import Effect
 from soong.shared.permissions.scope import offered_scope
 from soong.shared.sandbox.redact import Redactor
@@ -147,14 +155,10 @@ def by_answer(session: Session, request: PermissionRequest, answer: Answer, *, m
     """Turn a responder's words into a ruling; what does not fit the question is a failed answer, not a person's no."""
     security, problem = _problem(session, request, answer, may_grant=may_grant)
     if problem or answer.choice is None:
+        is_nobody = not security and answer.choice is None and answer.metadata.get(NO_CALLBACK) is True
+        fault = ErrorType.PERMISSION_NO_CALLBACK if is_nobody else ErrorType.PERMISSION_FAILED
         return UnsignedDecision(
-            Choice.DENY,
-            "system",
-            answer.principal,
-            answer.channel,
-            problem,
-            ErrorType.PERMISSION_FAILED,
-            security=security,
+            Choice.DENY, "system", answer.principal, answer.channel, problem, fault, security=security
         )
     error = None if answer.choice.is_allowed else ErrorType.PERMISSION_DENIED
     return UnsignedDecision(

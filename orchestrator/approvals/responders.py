@@ -16,6 +16,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import (
+    NO_CALLBACK,
     Answer,
     Choice,
     PermissionCallback,
@@ -29,6 +30,11 @@ log = get_logger(__name__)
 POLL_EVERY_S = 1.0
 MAX_REASON_CHARS = 2_000
 MAX_METADATA_BYTES = 16 * 1024
+
+
+class NoCallbackError(Exception):
+    """Raised by a callback that is not there for a question of this kind; the message says so."""
+
 
 Lane = tuple[str, str]
 
@@ -75,6 +81,8 @@ async def _ask(
         decision: object = await await_foreign(lambda: callback(request))
     except passing:
         raise
+    except NoCallbackError as error:
+        return _CallbackReply(None, str(error), {NO_CALLBACK: True})
     except ForeignError as error:
         if isinstance(error.original, SystemExit | KeyboardInterrupt):
             raise error.original from None  # the callback's program is this process, and may end it

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from soong.orchestrator.approvals.elicitations import answering
 from soong.orchestrator.client.submission import existing_folder, program_folder
 from soong.orchestrator.client.tool_registry import registry_of, run_sources
 from soong.orchestrator.direct.folder import FolderLog
@@ -26,6 +27,7 @@ from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
+from soong.shared.permissions.elicitation import ElicitationCallback
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionCallback
 from soong.shared.permissions.rules import parse_allow
@@ -50,7 +52,10 @@ from soong.shared.toolsets.command_runner import command_runner
 from soong.shared.toolsets.modules import check_foreign, import_own
 from soong.shared.toolsets.sources import ToolEnvironment
 
-_OWN_OPTIONS = ("project", "role", "mode", "allowed_tools", "allow", "permission_callback", "hooks", "tools")
+_OWN_OPTIONS = (
+    *("project", "role", "mode", "allowed_tools", "allow", "permission_callback", "elicitation_callback"),
+    *("hooks", "tools"),
+)
 _OPTIONS = frozenset((*_OWN_OPTIONS, *Settings.model_fields))
 
 DEFINITION = "direct"
@@ -109,6 +114,7 @@ async def open_tools(
     allowed_tools: Sequence[str] | None = None,
     allow: Sequence[str] = (),
     permission_callback: PermissionCallback | None = None,
+    elicitation_callback: ElicitationCallback | None = None,
     hooks: Hooks = NO_HOOKS,
     tools: Iterable[ToolAdapter] = (),
     **settings: object,
@@ -118,7 +124,8 @@ async def open_tools(
     Relative paths start at the current folder if it lies in the project, otherwise at the project.
     ``role``, ``mode`` and ``allowed_tools`` give the tool set as for a run; ``tools`` are more sources. What asks goes
     to ``permission_callback``, which answers every question of this session; without it only ``allow`` rules
-    (``tool:scope``) do. ``settings`` are those of the README without their prefix.
+    (``tool:scope``) do. ``elicitation_callback`` answers what MCP servers ask during calls; without it the other
+    callback does. ``settings`` are those of the README without their prefix.
 
     Raises:
         UsageError: something of it is wrong; nothing was written.
@@ -129,7 +136,7 @@ async def open_tools(
         mode=_word(RunMode, mode, "mode"),
         allowed_tools=None if allowed_tools is None else tuple(allowed_tools),
         allow=tuple(allow),
-        callback=permission_callback,
+        callback=answering(permission_callback, elicitation_callback),
         hooks=hooks,
     )
     _check_names(settings)

@@ -13,6 +13,7 @@ from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.provenance import Provenance
+from soong.shared.tools.elicitation import asks_for_words
 from soong.shared.tools.result import ErrorType
 
 
@@ -114,7 +115,7 @@ class PermissionRequest:
     @property
     def takes_words(self) -> bool:
         """Say whether the reason of a yes is an answer: the question is one that an MCP server asks (MCP-01.d)."""
-        return self.tool.startswith("mcp.") and self.tool.endswith(".elicitation/create")
+        return asks_for_words(self.tool)
 
     @property
     def offers_session(self) -> bool:
@@ -132,6 +133,10 @@ class PermissionDecision:
 
 
 PermissionCallback: TypeAlias = Callable[[PermissionRequest], Awaitable[PermissionDecision]]
+
+
+NO_CALLBACK: Final = "no_callback"
+"""Marks, in the metadata of a responder that failed, that it asks nobody questions of this kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,17 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Steps": ("step_function", "StepContext", "scripted_agent", "AgentHandle", "Json", "JsonObject"),
     "Permissions": (
         *("PermissionCallback", "PermissionRequest", "PermissionDecision", "Choice", "StepGrant", "Preview"),
-        *("StepPreview", "CheckedPermission"),
+        *("StepPreview", "CheckedPermission", "ElicitationCallback", "ElicitationRequest", "ElicitationAnswer"),
     ),
     "Tools": (
         *("ToolDefinition", "Permission", "Traits", "Target", "ToolContext", "ToolResult", "ToolError", "ErrorType"),
         *("Toolset", "ToolRegistry", "from_langchain", "from_pydantic_ai", "call_tool", "open_tools", "DirectSession"),
         *("export_tools", "ExportedTools", "pydantic_ai_toolset", "risk_classifier", "Risk"),
     ),
-    "Hooks": ("pre_hook", "post_hook", "HookCall", "PreOutcome", "PostOutcome"),
+    "Hooks": (
+        *("pre_hook", "post_hook", "HookCall", "PreOutcome", "PostOutcome"),
+        *("elicitation_hook", "elicitation_result_hook", "ElicitationOutcome"),
+    ),
     "Memory": ("Memory", "MemoryProvider", "MemoryScope"),
     "Errors": (
         *("SoongError", "UsageError", "InvalidPlanError", "NotFoundError", "ConflictError", "UnavailableError"),
@@ -69,6 +72,7 @@ def _name(name: str) -> Iterator[str]:
 _ALIASES: Final = {
     "Json": "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]",
     "JsonObject": "Mapping[str, Json]",
+    "ElicitationCallback": "Callable[[ElicitationRequest], Awaitable[ElicitationAnswer]]",
     "PermissionCallback": "Callable[[PermissionRequest], Awaitable[PermissionDecision]]",
 }
 

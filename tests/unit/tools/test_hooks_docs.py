@@ -3,17 +3,21 @@
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject, parse_strict
-from soong.shared.tools.definition import Target, ToolContext
+from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.tools.definition import CallQuestion, HandlerOutput, Target, ToolContext
+from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks import sdk
-from soong.shared.tools.hooks.command import _PostAnswer, _PreAnswer
-from soong.shared.tools.hooks.hook import STRENGTH
+from soong.shared.tools.hooks.command import _ElicitationHookAnswer, _PostAnswer, _PreAnswer
+from soong.shared.tools.hooks.hook import ELICITATION_ACTIONS, STRENGTH
 from soong.shared.tools.result import ErrorType
+from soong.shared.toolsets.mcp.server_question import ServerQuestion
 from tests.unit.tools.hook_programs import Programs
 from tests.unit.tools.parts import TEXT_INPUT, make_bench, make_tool
 
@@ -80,3 +84,57 @@ async def test_the_function_of_the_example_has_the_call_asked(monkeypatch: pytes
     await bench.call("code.run_command", text="x")
 
     assert bench.gate.asked[0].hook_result == "ask"
+
+
+SECTION = TEXT.partition("## Around what a server asks")[2]
+
+
+def asked(**fields: dict[str, str]) -> CallQuestion:
+    """Return a server's question as hooks get it."""
+    params = SimpleNamespace(message="Which?", requested_schema={"properties": fields})
+    return ServerQuestion.of("design", McpServerConfig(command="x"), params).question()
+
+
+@pytest.mark.spec("MCP-01.m")
+def test_every_field_of_a_question_and_every_answer_to_it_is_documented() -> None:
+    page = SimpleNamespace(mode="url", message="Sign in", url="https://example.org/")
+    of_page = ServerQuestion.of("design", McpServerConfig(command="x"), page).question()
+
+    assert all(f"`{name}`" in SECTION for name in {*asked().input, *of_page.input})
+    assert all(f"`{name}`" in SECTION for name in _ElicitationHookAnswer.model_fields if name != "v")
+    assert all(f"`action: {action}`" in SECTION for action in ELICITATION_ACTIONS)
+    assert all(f"`{stage}`" in TEXT for stage in ("elicitation", "elicitation_result"))
+
+
+@pytest.mark.spec("MCP-01.m")
+async def test_the_examples_around_a_question_answer_and_decline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asks(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        question = asked(**{str(call_input["text"]): {"type": "string"}})
+        answer = await context.around_question.before(question)
+        if answer is None:
+            answer = ElicitationAnswer("accept", {"office": "Basel"})
+            named = CallQuestion("mcp.booking.elicitation/create", question.input, question.target)
+            answer = await context.around_question.after(named, answer)
+        return {"action": answer.action, "content": dict(answer.content or {}), "reason": answer.reason}
+
+    for kind in ("_PRE", "_POST", "_ELICITATION", "_ELICITATION_RESULT"):
+        monkeypatch.setattr(sdk, kind, {})
+    exec(compile(example("python", 3), "docs/hooks.md", "exec"), {"__name__": "example"})
+    configured = Config.model_validate(tomllib.loads(example("toml", 1))).hooks.elicitation[0]
+    programs = Programs(tmp_path)
+    programs.python("", name=configured.name, stage="elicitation", tools=configured.tools)
+    (programs.home / f"{configured.name}.script").write_text(example("python", 2), encoding="utf-8")
+    tool = make_tool("mcp.design.asks", handler=asks, input_schema=TEXT_INPUT)
+    bench = make_bench([tool], project=programs.project, hooks=sdk.registered_hooks() + programs.hooks())
+
+    colour = await bench.call("mcp.design.asks", text="colour")
+    office = await bench.call("mcp.design.asks", text="office")
+
+    assert colour.data == {
+        "action": "accept",
+        "content": {"colour": "blue"},
+        "reason": "the hook 'team-colour' answered accept",
+    }
+    assert office.data == {"action": "decline", "content": {}, "reason": "we book for Bern"}

@@ -84,8 +84,7 @@ async def build(settings: Settings) -> Orchestrator:
     clock = SystemClock()
     retention = AutomaticRetention(RetentionSettings.of(settings), partial(open_collector, settings, clock), clock)
     catalogue = Catalogue.of(settings, starts_servers=settings.is_embedded)
-    config = catalogue.config
-    settings = with_config(settings, config)
+    config, settings = catalogue.config, with_config(settings, catalogue.config)
     planner = _planner(settings, catalogue)
     secrets = redactor(secret_values(settings, config.secret_env, config.secret_files))
     store = await open_store(settings.effective_database_url, migrate=True, redactor=secrets)

@@ -1,71 +1,29 @@
 """Run folders: what a task's runs did, as files."""
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from soong.orchestrator.owner import run_archive
 from soong.orchestrator.owner.run_archive import GIVEN_UP_S, TRIED_AGAIN, RunArchive
-from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.runs.events import Event, EventType, NewEvent
-from soong.shared.engine.runs.record import Run, Usage
+from soong.shared.engine.runs.events import EventType, NewEvent
+from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
-from soong.shared.engine.sessions.session import Ownership
-from soong.shared.engine.tasks.ending import FinishedTask
 from soong.shared.engine.tasks.kinds import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Advance, Claim, StepEnd
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import StepEnd
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.tools.result import ArtifactRef
 from tests.contract.scene import ContractHarness, completed, failed, open_scene
+from tests.integration.run_archiving import AwayStore, advance, ended_run, lines, run_folders
 from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
-from tests.model.memory.logs import note_run
 from tests.model.memory.store import MemoryStore
-
-
-async def advance(store: MemoryStore, worker_id: str, ends: list[StepEnd], *, claim: int) -> Advance:
-    return await store.claims.advance(
-        worker_id, ends, claim=claim, pools=["default"], capabilities=[], live_workers=1, now_us=START_US
-    )
-
-
-CALLED = Usage(tool_calls=1)
-
-
-async def ended_run(store: MemoryStore, *events: NewEvent, usage: Usage = CALLED) -> tuple[FinishedTask, str]:
-    """Return a task whose one run has ended with these events, and the run's id."""
-    ownership = await open_session(store)
-    task_id = await open_task(store, ownership, "a")
-    worker_id = await open_worker(store)
-    (claim,) = (await advance(store, worker_id, [], claim=1)).claims
-    end = StepEnd(
-        claim.step_key,
-        claim.identity.run_id,
-        claim.fence,
-        StepStatus.COMPLETED,
-        EndReason.COMPLETED,
-        usage=usage,
-        events=events,
-    )
-    await advance(store, worker_id, [end], claim=0)
-    return FinishedTask(task_id, TaskStatus.COMPLETED), claim.identity.run_id
-
-
-def run_folders(store: MemoryStore, root: Path) -> RunArchive:
-    return RunArchive(store, FolderArtifacts(RootedFolder(root, "artifacts")), RootedFolder(root, "runs"))
-
-
-def lines(path: Path) -> list[dict[str, Json]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.spec("EVT-03.a")
@@ -130,118 +88,6 @@ async def test_what_no_agent_worked_in_gets_a_folder_only_where_it_did_not_end_w
 
     names = {path.name for path in (tmp_path / "runs").iterdir()}
     assert (badly.identity.run_id in names, well.identity.run_id in names) == (True, False)
-
-
-@dataclass
-class LastingTask:
-    """A task of two runs, of which the first has ended, and the archive of its owner."""
-
-    store: MemoryStore
-    folders: RunArchive
-    clock: FakeClock
-    own: Ownership
-    worker_id: str
-    task_id: str
-    ended: Claim
-    running: Claim
-    place: Path
-
-    async def write_ended(self) -> bool:
-        """Let the owner look once; say whether the run that has ended has its folder now."""
-        await self.folders.write_ended(self.own.owner_id)
-        if self.folders._early is not None:
-            await self.folders._early
-        return (self.place / self.ended.identity.run_id / "events.jsonl").exists()
-
-    def later(self) -> None:
-        self.clock.advance(timedelta(microseconds=run_archive.ENDED_FOR_US + 1))
-
-
-async def lasting_task(store: MemoryStore, root: Path) -> LastingTask:
-    own = await open_session(store)
-    task_id = await open_task(store, own, "a", "b")
-    worker_id, clock = await open_worker(store), FakeClock()
-    first, second = (await advance(store, worker_id, [], claim=2)).claims
-    await advance(store, worker_id, [replace(completed(first), usage=CALLED)], claim=0)
-    artifacts, place = FolderArtifacts(RootedFolder(root, "artifacts")), RootedFolder(root, "runs")
-    folders = RunArchive(store, artifacts, place, clock)
-    return LastingTask(store, folders, clock, own, worker_id, task_id, first, second, root / "runs")
-
-
-@pytest.mark.spec("EVT-03.d")
-async def test_a_run_that_ended_a_while_ago_has_its_folder_while_its_task_continues(tmp_path: Path) -> None:
-    task = await lasting_task(MemoryStore(), tmp_path)
-
-    at_once = await task.write_ended()
-    task.later()
-    later = await task.write_ended()
-
-    assert (at_once, later) == (False, True)
-    assert [path.name for path in task.place.iterdir()] == [task.ended.identity.run_id]
-    assert await task.store.tasks.unrecorded(task.own.owner_id) == []
-
-
-@pytest.mark.spec("EVT-03.d")
-async def test_a_folder_is_written_once_before_the_end_of_its_task_and_once_with_it(tmp_path: Path) -> None:
-    task = await lasting_task(MemoryStore(), tmp_path)
-    log = task.place / task.ended.identity.run_id / "events.jsonl"
-    task.later()
-    await task.write_ended()
-    log.unlink()
-
-    task.later()
-    again = await task.write_ended()
-    await advance(task.store, task.worker_id, [completed(task.running)], claim=0)
-    await task.store.tasks.finish_task(task.own, task.task_id, now_us=START_US)
-    await task.folders.write(task.task_id)
-    await task.folders.close()
-
-    assert (again, log.exists()) == (False, True)
-
-
-class HeldStore(MemoryStore):
-    """Gives the first logs that are asked for when it is let: until then they grow older."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_read, self.may_return = asyncio.Event(), asyncio.Event()
-
-    async def events_of(self, run_ids: Sequence[str]) -> Sequence[Event]:
-        found: Sequence[Event] = await super().events_of(run_ids)
-        if not self.has_read.is_set():
-            self.has_read.set()
-            await self.may_return.wait()
-        return found
-
-
-@pytest.mark.spec("EVT-03.d")
-async def test_a_log_that_was_read_before_the_end_of_its_task_replaces_no_newer_one(tmp_path: Path) -> None:
-    store = HeldStore()
-    task = await lasting_task(store, tmp_path)
-    run_id = task.ended.identity.run_id
-    task.later()
-
-    await task.folders.write_ended(task.own.owner_id)
-    await store.has_read.wait()
-    note_run(store.rows, run_id, EventType.PERMISSION_FAILED, START_US)
-    await task.folders.write(task.task_id)
-    await asyncio.sleep(0)
-    store.may_return.set()
-    await task.folders.close()
-
-    assert len(lines(task.place / run_id / "events.jsonl")) == len(await store.runs.events(run_id))
-
-
-@pytest.mark.spec("EVT-03.d")
-async def test_runs_whose_rows_cannot_be_read_now_get_their_folders_later(tmp_path: Path) -> None:
-    store = AwayStore()
-    task = await lasting_task(store, tmp_path)
-    task.later()
-    store.away = 1
-
-    away = await task.write_ended()
-
-    assert (away, await task.write_ended()) == (False, True)
 
 
 async def test_the_name_of_a_deliverable_leads_nowhere_else(tmp_path: Path) -> None:
@@ -340,27 +186,6 @@ async def test_the_tool_log_holds_facts_and_the_error_log_says_what_went_wrong(t
     assert "question" not in (logs / "tools.jsonl").read_text()
     assert "content" not in (logs / "tools.jsonl").read_text()
     assert lines(logs / "errors.jsonl")[0]["message"] == "it broke"
-
-
-class AwayStore(MemoryStore):
-    """A database that does not answer for a while."""
-
-    away = 0
-
-    async def list_runs(self, **wanted: object) -> Sequence[Run]:
-        self._try()
-        found: Sequence[Run] = await super().list_runs(**wanted)  # type: ignore[arg-type,unused-ignore]  # passed on
-        return found
-
-    async def ended_in_open_tasks(self, owner_id: str, **wanted: Any) -> Sequence[Run]:
-        self._try()
-        found: Sequence[Run] = await super().ended_in_open_tasks(owner_id, **wanted)
-        return found
-
-    def _try(self) -> None:
-        if self.away:
-            self.away -= 1
-            raise UnavailableError("the database does not answer")
 
 
 @pytest.mark.parametrize(("away", "is_written"), [(2, True), (9, False)], ids=["a while", "for ever"])

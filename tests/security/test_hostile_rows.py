@@ -110,6 +110,7 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
         "tokens": "1",
         "microusd": "1",
         "is_open": "1",
+        "turns": "1",
     },
     "events": {
         "run_id": OWN,

@@ -81,7 +81,7 @@ async def test_workers_are_listed_with_their_versions_and_the_runs_of_this_sessi
     other = await open_session(parent.store, make_session(owner_id="own_1"))
     await parent.store.tasks.create_task(make_task(other.session_id, "secret"))
     await parent.store.claims.advance(
-        "wrk_1", [], claim=3, pools=["default"], capabilities=[], live_workers=2, now_us=FakeClock().now_us()
+        "wrk_1", [], claim=3, pools=["default"], capabilities=[], live_workers=1, now_us=FakeClock().now_us()
     )
     await open_worker(parent.store, make_worker("wrk_3", capabilities=("version:1.2.3", "python:3.11")))
 

@@ -67,9 +67,10 @@ _STOPPED_TASKS: Final = """
     JOIN tasks AS t ON t.id = substr(b.scope, 6) JOIN sessions AS s ON s.id = t.session_id
     WHERE substr(b.scope, 1, 5) = 'task:' AND t.status IN ('running', 'paused') AND s.owner_id = :owner_id
       AND (b.stopped IS NOT NULL OR (b.wall_us IS NOT NULL AND {started} + b.wall_us <= :now_us))
-      AND EXISTS (SELECT 1 FROM steps WHERE steps.task_id = t.id
-                  AND steps.status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting'))
+      AND (SELECT 1 FROM steps WHERE steps.task_id = t.id
+           AND steps.status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting') LIMIT 1) IS NOT NULL
 """
+"""With a limit, the look at the steps remains one for each task: PostgreSQL would begin with the steps of all."""
 STOPPED_TASKS: Final = Statement(
     "stopped tasks: open ones of an owner that have reached a limit, with steps that nobody holds",
     _STOPPED_TASKS.format(started=_STARTED),
@@ -83,9 +84,10 @@ _SUMS: Final = """
 """
 OF_SESSION: Final = Statement("charges of a session", _SUMS.format(whose="c.session_id = :session_id"))
 OF_DAY: Final = Statement("charges of a day", _SUMS.format(whose="c.day = :day"))
-OF_TASK: Final = Statement(
-    "charges of a task", _SUMS.format(whose="c.run_id IN (SELECT id FROM runs WHERE task_id = :task_id)")
-)
+_OF_TASK: Final = """
+    c.session_id = (SELECT session_id FROM tasks WHERE id = :task_id)
+      AND (SELECT task_id FROM runs AS own WHERE own.id = c.run_id) = :task_id"""
+OF_TASK: Final = Statement("charges of a task, among those of its session", _SUMS.format(whose=_OF_TASK))
 RESERVE: Final = Statement(
     "reserve: charge a request of a run that is held",
     """

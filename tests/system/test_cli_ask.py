@@ -340,7 +340,9 @@ def test_cancelling_an_ask_ends_its_agent_and_its_children_at_once(cli: CliHarne
 
         assert cancelled.returncode == 0, cancelled.stderr
         ended = json.loads(out)
-        assert (ended["status"], ended["exit_code"], ended["steps"][0]["status"]) == ("cancelled", 1, "cancelled")
+        assert (ended["status"], ended["exit_code"]) == ("cancelled", 1)
+        # The worker of the child hears of it on its own: its end may come a moment after the agent's.
+        until(lambda: set(cli.step_statuses().values()) == {"cancelled"}, "the child is cancelled", cli.logs)
         assert time.monotonic() - began_s < 20
         runs = cli.json("runs", "list", "--task", ended["id"])
         assert {run["status"] for run in runs} == {"cancelled"}

@@ -40,7 +40,9 @@ def text_of(outcome: TaskOutcome) -> str:
 
 
 def _limits(outcome: TaskOutcome) -> list[str]:
-    shown = [f"{one.name} {one.used:,.10g} of {one.limit:,.10g}" for one in outcome.limits]
+    # Of time a tenth of a second is enough; of money every millionth counts.
+    used = {one.name: round(one.used, 1) if one.name == "wall_s" else one.used for one in outcome.limits}
+    shown = [f"{one.name} {used[one.name]:,.10g} of {one.limit:,.10g}" for one in outcome.limits]
     return [f"limits: {', '.join(shown)}"] if shown else []
 
 

@@ -228,8 +228,10 @@ class ClaimLoop:
         if advance.ready_left and advance.claims and self.free_slots() > 0:
             # If the batch was the limit, there is more of this worker's share; if not, others get a moment for theirs.
             self._fill_again(0.0 if len(advance.claims) == BATCH else FILL_AGAIN_S)
-        if advance.look_again:
+        if advance.look_again and any(turn.ends for turn in turns):
             self.fill()
+        elif advance.look_again:  # another still holds what was passed over, perhaps for long
+            self._fill_again(FILL_AGAIN_S)
         await self._tell_of_tasks(advance)
         await self._tell_followers(turns, advance)
 

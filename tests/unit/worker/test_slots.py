@@ -15,7 +15,7 @@ from soong.shared.core.startup import OBJECTS_OF_A_RUN, SETTLED, settle_gc
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, NewTask, Step, StepEnd, StepError
-from soong.worker.claim_loop import BATCH, ClaimLoop
+from soong.worker.claim_loop import BATCH, FILL_AGAIN_S, ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.incarnation import Incarnation
 from soong.worker.slots import Slots
@@ -307,6 +307,33 @@ async def test_a_cancelled_run_says_whether_tools_were_cut_off_with_it(aborted_c
     assert end.error == StepError(str(reason), "a person pressed stop")
     assert step.status is StepStatus.CANCELLED
     assert step.attempt == 1
+
+
+class HeldTailStore(MemoryStore):
+    """Another worker holds the end of a task that this one has passed over."""
+
+    looks = 0
+
+    async def advance(self, *given: object, **named: object) -> Advance:
+        self.looks += 1
+        found = await super().advance(*given, **named)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
+        return replace(found, look_again=True)
+
+
+async def test_a_task_whose_end_another_holds_is_looked_at_again_after_a_moment_and_not_at_once() -> None:
+    async def work(claim: Claim) -> StepEnd:
+        return done(claim)
+
+    store = HeldTailStore()
+    bench = SlotsHarness(work, store=store)
+    await bench.incarnation.register()
+    pumping = asyncio.get_running_loop().create_task(bench.claim_loop.run())
+    bench.claim_loop.fill()
+
+    await asyncio.sleep(10 * FILL_AGAIN_S)
+    pumping.cancel()
+
+    assert 1 < store.looks <= 11
 
 
 class EndsSeen(NoFlower):

@@ -20,9 +20,10 @@ _ENDED: Final = (b"Z", b"X")
 
 
 def birth_of(pid: int) -> str | None:
-    """Return what no other process has, as long as this one lives, and no clock changes: its boot and its start in it.
+    """Return the id of the boot and the start of a process in clock ticks since it, ``BOOT/TICKS``.
 
-    None when there is no such process, or it has ended and is only waited for; empty where the system tells no birth.
+    No other process has the same, and no clock changes it. None: there is no process of this pid, or it is a zombie.
+    Empty: the system is not Linux, or hides its boot id.
     """
     boot = _boot_id()
     if not boot:
@@ -38,7 +39,7 @@ def birth_of(pid: int) -> str | None:
 
 
 def start_of(pid: int) -> float | None:
-    """Return when a living process started, in seconds since the epoch; None when there is no such process.
+    """Return the start of a living process in seconds since the epoch; None: there is no process of this pid.
 
     A step of the clock changes it on Linux.
     """

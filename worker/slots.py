@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Protocol, assert_never
 
-from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
+from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import place_of
@@ -142,7 +142,7 @@ class Slots:
         for lease, held in list(self._held.items()):
             if lease[0] == run_id and held.interruption.stop is None:
                 held.interruption.stop, held.interruption.reason = stop, reason
-                held.task.cancel()
+                cancel_until_done(held.task)
 
     def abort_call(self, run_id: str, tool_call_id: str, reason: str) -> None:
         """End one call of a held run, which continues; nothing when the call is not under way here."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from soong.orchestrator.owner.parts import Ended
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
-from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
+from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
 from soong.shared.agents.runtime.without_secrets import clean_end
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
@@ -55,7 +55,7 @@ class _HeldAsk:
     def stop(self, how: StopReason, reason: str) -> None:
         if self.signal.stop is None:
             self.signal.stop, self.signal.reason = how, reason
-            self.task.cancel()
+            cancel_until_done(self.task)
 
 
 @dataclass(slots=True)

@@ -317,3 +317,19 @@ async def test_a_subscription_that_nobody_waits_for_any_more_leaves_nothing_behi
     assert opening.cancelled()
     assert asyncio.all_tasks() == before
     await clients.close()
+
+
+async def test_a_command_that_is_cancelled_ends_so_at_whichever_step_of_it(clients: RedisClients) -> None:
+    """``asyncio.wait_for`` of Python 3.11 loses a cancellation that comes as what it waits for is done."""
+
+    async def ask_and_work() -> None:
+        await clients.commands.ping()
+        await asyncio.sleep(LIMIT_S)
+
+    for steps in range(40):
+        working = asyncio.create_task(ask_and_work())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        working.cancel()
+        ended, _ = await asyncio.wait({working}, timeout=1.0)
+        assert ended, f"cancelled at step {steps}, it works on"

@@ -5,14 +5,18 @@ have no result, and its open question stays open, for the resumed run asks the s
 parked, which has given up its lease already.
 """
 
+import asyncio
 from dataclasses import field
-from typing import Literal
+from typing import Any, Final, Literal
 
 from soong.shared.agents.runtime.running_calls import RunningCalls
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.failure_report import StepIncidents
 
 StopReason = Literal["cancel", "release", "drop", "park"]
+
+CANCEL_AGAIN_S: Final = 5.0
+"""How long a run that was cancelled may take to end before it is cancelled again."""
 
 
 @dataclass(slots=True)
@@ -38,3 +42,13 @@ class StopSignal:
     @property
     def goes_on_elsewhere(self) -> bool:
         return self.stop in ("release", "drop", "park")
+
+
+def cancel_until_done(task: "asyncio.Task[Any]") -> None:
+    """Cancel a run's task, and again for as long as it works on.
+
+    What a run calls can lose a cancellation, as ``asyncio.wait_for`` does before Python 3.12 (python/cpython#86296).
+    """
+    if not task.done():
+        task.cancel()
+        asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, cancel_until_done, task)

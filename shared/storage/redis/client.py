@@ -2,9 +2,14 @@
 
 Two pools because a time limit that suits a command ends a blocking read (redis-py's default is 5 s). Nothing is retried
 below us: each caller knows better whether to wait, to drop or to look at the rows instead.
+
+The limit of a command is set here and not as the ``socket_timeout`` of its connection: redis-py keeps that for writes
+by ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes as the write is done
+(python/cpython#86296). A run that was cancelled at that moment worked on.
 """
 
-from typing import Self
+import asyncio
+from typing import Any, Self
 
 from redis import __version__ as redis_version
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -18,6 +23,17 @@ COMMAND_LIMIT_S = 5.0
 CONNECT_LIMIT_S = 5.0
 COMMAND_CONNECTIONS = 16
 BLOCKING_CONNECTIONS = 64
+
+
+class LimitedRedis(Redis):
+    """A client each of whose commands has a time limit, with the wait for a connection.
+
+    Raises (by each command): TimeoutError, when it took longer than ``COMMAND_LIMIT_S``.
+    """
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        async with asyncio.timeout(COMMAND_LIMIT_S):
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]  # redis-py
 
 
 class RedisClients:
@@ -38,8 +54,8 @@ class RedisClients:
         """
         try:
             return cls(
-                _client(url, name, COMMAND_CONNECTIONS, socket_timeout=COMMAND_LIMIT_S),
-                _client(url, f"{name}-ear", blocking, socket_timeout=None),
+                LimitedRedis.from_pool(_pool(url, name, COMMAND_CONNECTIONS)),
+                Redis.from_pool(_pool(url, f"{name}-ear", blocking)),
             )
         except ValueError as error:
             raise InvalidConfigError(f"SOONG_REDIS_URL: {error}; write redis://host:6379/0 or unix:///path") from error
@@ -49,12 +65,12 @@ class RedisClients:
         await self.blocking.aclose()
 
 
-def _client(url: str, name: str, connections: int, *, socket_timeout: float | None) -> "Redis":
-    pool = BlockingConnectionPool.from_url(
+def _pool(url: str, name: str, connections: int) -> BlockingConnectionPool:
+    return BlockingConnectionPool.from_url(
         url,
         max_connections=connections,
         timeout=CONNECT_LIMIT_S,
-        socket_timeout=socket_timeout,
+        socket_timeout=None,
         socket_connect_timeout=CONNECT_LIMIT_S,
         client_name=name,
         decode_responses=True,
@@ -66,4 +82,3 @@ def _client(url: str, name: str, connections: int, *, socket_timeout: float | No
         driver_info=DriverInfo(lib_version=redis_version),
         retry=Retry(NoBackoff(), 0),
     )
-    return Redis.from_pool(pool)

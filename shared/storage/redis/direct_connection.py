@@ -14,6 +14,8 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
+from soong.shared.storage.redis.client import COMMAND_LIMIT_S
+
 Command: TypeAlias = Sequence[str | int]
 """Its name and arguments."""
 
@@ -34,10 +36,10 @@ class DirectConnection:
         Raises:
             RedisError, OSError, TimeoutError: Redis is away, or it refused one; those after that have been executed.
         """
-        connection = await self._ready()
-        await connection.send_packed_command([_packed(command) for command in commands])
-        # One limit for all: the connection's own is set again for each answer, which takes longer than to read it.
-        async with asyncio.timeout(connection.socket_timeout):
+        # One limit for all: one for each answer would take longer than to read it.
+        async with asyncio.timeout(COMMAND_LIMIT_S):
+            connection = await self._ready()
+            await connection.send_packed_command([_packed(command) for command in commands])
             answers = [await _answer(connection) for _ in commands]
         for answer in answers:
             if isinstance(answer, ResponseError):

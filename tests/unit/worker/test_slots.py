@@ -3,10 +3,12 @@
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
+from soong.shared.agents.runtime import stop_signal
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
@@ -307,6 +309,22 @@ async def test_a_cancelled_run_says_whether_tools_were_cut_off_with_it(aborted_c
     assert end.error == StepError(str(reason), "a person pressed stop")
     assert step.status is StepStatus.CANCELLED
     assert step.attempt == 1
+
+
+async def test_a_run_whose_work_loses_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_signal, "CANCEL_AGAIN_S", 0.01)
+
+    async def work(claim: Claim) -> StepEnd:
+        bench.slots.stop_run(claim.identity.run_id, "cancel", "a person pressed stop")
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+        return done(claim)
+
+    bench = SlotsHarness(work)
+    (step,) = await bench.hold("a")
+
+    assert step.status is StepStatus.CANCELLED
 
 
 class HeldTailStore(MemoryStore):

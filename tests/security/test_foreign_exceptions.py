@@ -9,7 +9,7 @@ import pytest
 from soong.shared.core.foreign import ForeignError, call_foreign, contained, place_of, words_of
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import HandlerOutput, ToolContext, ToolDefinition
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PreHook, PreOutcome
 from soong.shared.tools.result import ErrorType, ToolResult
 from soong.shared.tools.toolset import Toolset
 from tests.unit.tools.parts import make_bench, make_tool
@@ -47,7 +47,7 @@ async def as_in_a_worker(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await asyncio.to_thread(asyncio.run, work())
 
 
-async def called(tool: ToolDefinition, *hooks: NamedPreHook) -> ToolResult:
+async def called(tool: ToolDefinition, *hooks: NamedHook[PreHook]) -> ToolResult:
     bench = make_bench([tool], hooks=Hooks(hooks))
     result = await as_in_a_worker(lambda: bench.call(tool.name))
     assert bench.ended == result
@@ -97,7 +97,7 @@ async def test_a_hook_denies_its_call(error: BaseException) -> None:
     async def hook(_call: HookCall) -> PreOutcome:
         raise error
 
-    type_, message = failure(await called(make_tool(), NamedPreHook("checks", hook)))
+    type_, message = failure(await called(make_tool(), NamedHook("checks", hook)))
 
     is_stop = isinstance(error, StopIteration)  # Python turns it into its own error in a coroutine
     assert type_ is ErrorType.HOOK_DENIED

@@ -9,7 +9,7 @@ import pytest
 
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PreOutcome
 from soong.shared.tools.result import (
     ArtifactRef,
     ContextNode,
@@ -160,7 +160,7 @@ async def test_a_hook_that_exits_denies_and_ends_no_process() -> None:
     async def exiting(_call: HookCall) -> PreOutcome:
         sys.exit("enough")
 
-    bench = make_bench([make_tool()], hooks=Hooks((NamedPreHook("exits", exiting),)))
+    bench = make_bench([make_tool()], hooks=Hooks((NamedHook("exits", exiting),)))
 
     result = await bench.call("test.echo")
 

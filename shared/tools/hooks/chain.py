@@ -14,17 +14,14 @@ from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks.hook import (
     DEFAULT_HOOK_TIMEOUT,
     STRENGTH,
+    AnyHook,
     ElicitationHook,
     ElicitationOutcome,
     ElicitationResultHook,
     HookCall,
     HookServices,
     Matcher,
-    NamedElicitationHook,
-    NamedElicitationResultHook,
     NamedHook,
-    NamedPostHook,
-    NamedPreHook,
     PostHook,
     PostOutcome,
     PreAction,
@@ -38,6 +35,7 @@ from soong.shared.tools.result import ContentBlock, ToolResult
 __all__ = [
     "DEFAULT_HOOK_TIMEOUT",
     "NO_HOOKS",
+    "AnyHook",
     "ElicitationHook",
     "ElicitationOutcome",
     "ElicitationResultHook",
@@ -45,11 +43,7 @@ __all__ = [
     "HookServices",
     "Hooks",
     "Matcher",
-    "NamedElicitationHook",
-    "NamedElicitationResultHook",
     "NamedHook",
-    "NamedPostHook",
-    "NamedPreHook",
     "PostHook",
     "PostOutcome",
     "PostResult",
@@ -91,10 +85,10 @@ class PostResult:
 class Hooks:
     """The hooks of a run, asked in this order. Put together when the process starts; ``a + b`` asks a's first."""
 
-    pre: tuple[NamedPreHook, ...] = ()
-    post: tuple[NamedPostHook, ...] = ()
-    elicitation: tuple[NamedElicitationHook, ...] = ()
-    elicitation_result: tuple[NamedElicitationResultHook, ...] = ()
+    pre: tuple[NamedHook[PreHook], ...] = ()
+    post: tuple[NamedHook[PostHook], ...] = ()
+    elicitation: tuple[NamedHook[ElicitationHook], ...] = ()
+    elicitation_result: tuple[NamedHook[ElicitationResultHook], ...] = ()
 
     def __add__(self, other: "Hooks") -> "Hooks":
         return Hooks(

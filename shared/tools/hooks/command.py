@@ -46,10 +46,7 @@ from soong.shared.tools.hooks.chain import (
     HookCall,
     Hooks,
     Matcher,
-    NamedElicitationHook,
-    NamedElicitationResultHook,
-    NamedPostHook,
-    NamedPreHook,
+    NamedHook,
     PostOutcome,
     PreAction,
     PreOutcome,
@@ -124,12 +121,11 @@ def hooks_of(
             program = _program(hook, place, home, commands or CommandsConfig())
             made[stage].append(_HookProgram(program, runner, home, redactor or Redactor()))
     return Hooks(
-        tuple(NamedPreHook(one.found.hook.name, one.pre, *one.limits) for one in made["pre"]),
-        tuple(NamedPostHook(one.found.hook.name, one.post, *one.limits) for one in made["post"]),
-        tuple(NamedElicitationHook(one.found.hook.name, one.elicitation, *one.limits) for one in made["elicitation"]),
+        tuple(NamedHook(one.found.hook.name, one.pre, *one.limits) for one in made["pre"]),
+        tuple(NamedHook(one.found.hook.name, one.post, *one.limits) for one in made["post"]),
+        tuple(NamedHook(one.found.hook.name, one.elicitation, *one.limits) for one in made["elicitation"]),
         tuple(
-            NamedElicitationResultHook(one.found.hook.name, one.elicitation_result, *one.limits)
-            for one in made["elicitation_result"]
+            NamedHook(one.found.hook.name, one.elicitation_result, *one.limits) for one in made["elicitation_result"]
         ),
     )
 

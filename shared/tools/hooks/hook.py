@@ -11,7 +11,7 @@ are :mod:`soong.shared.tools.hooks.command`.
 from collections.abc import Awaitable, Callable
 from dataclasses import field
 from datetime import timedelta
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.identity import RunIdentity
@@ -111,39 +111,19 @@ class Matcher:
         return self.tags <= tool.tags and name_matches(self.pattern, tool.name)
 
 
-@dataclass(frozen=True, slots=True)
-class NamedPreHook:
-    name: str
-    hook: PreHook
-    on: Matcher = Matcher()
-    timeout: timedelta = DEFAULT_HOOK_TIMEOUT
+AnyHook: TypeAlias = PreHook | PostHook | ElicitationHook | ElicitationResultHook
+HookT_co = TypeVar("HookT_co", bound=AnyHook, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class NamedPostHook:
+class NamedHook(Generic[HookT_co]):
+    """A hook, which calls it is asked about, and how long it may take."""
+
     name: str
-    hook: PostHook
+    hook: HookT_co
     on: Matcher = Matcher()
     timeout: timedelta = DEFAULT_HOOK_TIMEOUT
 
-
-@dataclass(frozen=True, slots=True)
-class NamedElicitationHook:
-    name: str
-    hook: ElicitationHook
-    on: Matcher = Matcher()
-    timeout: timedelta = DEFAULT_HOOK_TIMEOUT
-
-
-@dataclass(frozen=True, slots=True)
-class NamedElicitationResultHook:
-    name: str
-    hook: ElicitationResultHook
-    on: Matcher = Matcher()
-    timeout: timedelta = DEFAULT_HOOK_TIMEOUT
-
-
-NamedHook: TypeAlias = NamedPreHook | NamedPostHook | NamedElicitationHook | NamedElicitationResultHook
 
 Note: TypeAlias = Callable[[str, JsonObject], Awaitable[None]]
 Derive: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]

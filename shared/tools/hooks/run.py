@@ -19,15 +19,16 @@ from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks.hook import (
     ELICITATION_ACTIONS,
     STRENGTH,
+    AnyHook,
+    ElicitationHook,
     ElicitationOutcome,
+    ElicitationResultHook,
     HookCall,
     HookServices,
-    NamedElicitationHook,
-    NamedElicitationResultHook,
     NamedHook,
-    NamedPostHook,
-    NamedPreHook,
+    PostHook,
     PostOutcome,
+    PreHook,
     PreOutcome,
 )
 from soong.shared.tools.result import ArtifactRef, JsonBlock, TextBlock, ToolResult
@@ -49,7 +50,7 @@ class HookFailedError(Exception):
     """Raised by a hook of ours that says why it has no answer; foreign ones raise what they like."""
 
 
-async def ask_pre(named: NamedPreHook, call: HookCall, wires: HookServices) -> PreOutcome:
+async def ask_pre(named: NamedHook[PreHook], call: HookCall, wires: HookServices) -> PreOutcome:
     """Return what a Pre hook wants; a denial that names it when that cannot be known."""
     own = _own(call, named, wires)
     run = await _run(named, "pre", lambda: named.hook(own), _sound_pre, wires)
@@ -61,7 +62,7 @@ async def ask_pre(named: NamedPreHook, call: HookCall, wires: HookServices) -> P
     return outcome
 
 
-async def ask_post(named: NamedPostHook, call: HookCall, result: ToolResult, wires: HookServices) -> PostOutcome:
+async def ask_post(named: NamedHook[PostHook], call: HookCall, result: ToolResult, wires: HookServices) -> PostOutcome:
     """Return what a Post hook wants; nothing when that cannot be known."""
     own = _own(call, named, wires)
     run = await _run(named, "post", lambda: named.hook(own, result), _sound_post, wires)
@@ -71,7 +72,7 @@ async def ask_post(named: NamedPostHook, call: HookCall, result: ToolResult, wir
     return outcome
 
 
-async def ask_elicitation(named: NamedElicitationHook, call: HookCall, wires: HookServices) -> ElicitationOutcome:
+async def ask_elicitation(named: NamedHook[ElicitationHook], call: HookCall, wires: HookServices) -> ElicitationOutcome:
     """Return what a hook wants before the person is asked; a refusal that names it when that cannot be known."""
     own = _own(call, named, wires)
     run = await _run(named, "elicitation", lambda: named.hook(own), _sound_elicitation, wires)
@@ -84,7 +85,7 @@ async def ask_elicitation(named: NamedElicitationHook, call: HookCall, wires: Ho
 
 
 async def ask_elicitation_result(
-    named: NamedElicitationResultHook, call: HookCall, answer: ElicitationAnswer, wires: HookServices
+    named: NamedHook[ElicitationResultHook], call: HookCall, answer: ElicitationAnswer, wires: HookServices
 ) -> ElicitationAnswer:
     """Return an answer as a hook leaves it. One that fails declines, because nothing has been sent yet."""
     own = _own(call, named, wires)
@@ -104,7 +105,7 @@ async def ask_elicitation_result(
     return replace(answer, content=outcome.content) if is_replaced else answer
 
 
-def _own(call: HookCall, named: NamedHook, wires: HookServices) -> HookCall:
+def _own(call: HookCall, named: NamedHook[AnyHook], wires: HookServices) -> HookCall:
     """Return the call as one hook gets it, which may change its copy and say how far it is."""
     return replace(call, call_input=_detached(call.call_input), progress=_HookProgress(named.name, wires))
 
@@ -128,7 +129,7 @@ class _HookRun(Generic[T]):
 
 
 async def _run(
-    named: NamedHook,
+    named: NamedHook[AnyHook],
     stage: str,
     hook: Callable[[], Awaitable[T]],
     sound: Callable[[T], T],

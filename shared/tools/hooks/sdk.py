@@ -13,15 +13,12 @@ from typing import TypeVar
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.tools.hooks.chain import (
     DEFAULT_HOOK_TIMEOUT,
+    AnyHook,
     ElicitationHook,
     ElicitationResultHook,
     Hooks,
     Matcher,
-    NamedElicitationHook,
-    NamedElicitationResultHook,
     NamedHook,
-    NamedPostHook,
-    NamedPreHook,
     PostHook,
     PreHook,
 )
@@ -31,10 +28,10 @@ _Post = TypeVar("_Post", bound=PostHook)
 _Elicitation = TypeVar("_Elicitation", bound=ElicitationHook)
 _ElicitationResult = TypeVar("_ElicitationResult", bound=ElicitationResultHook)
 
-_PRE: dict[str, NamedPreHook] = {}
-_POST: dict[str, NamedPostHook] = {}
-_ELICITATION: dict[str, NamedElicitationHook] = {}
-_ELICITATION_RESULT: dict[str, NamedElicitationResultHook] = {}
+_PRE: dict[str, NamedHook[PreHook]] = {}
+_POST: dict[str, NamedHook[PostHook]] = {}
+_ELICITATION: dict[str, NamedHook[ElicitationHook]] = {}
+_ELICITATION_RESULT: dict[str, NamedHook[ElicitationResultHook]] = {}
 
 
 def pre_hook(
@@ -48,7 +45,7 @@ def pre_hook(
 
     def register(hook: _Pre) -> _Pre:
         _check(name, hook, _PRE)
-        _PRE[name] = NamedPreHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
+        _PRE[name] = NamedHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
         return hook
 
     return register
@@ -61,7 +58,7 @@ def post_hook(
 
     def register(hook: _Post) -> _Post:
         _check(name, hook, _POST)
-        _POST[name] = NamedPostHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
+        _POST[name] = NamedHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
         return hook
 
     return register
@@ -80,7 +77,7 @@ def elicitation_hook(
 
     def register(hook: _Elicitation) -> _Elicitation:
         _check(name, hook, _ELICITATION)
-        _ELICITATION[name] = NamedElicitationHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
+        _ELICITATION[name] = NamedHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
         return hook
 
     return register
@@ -93,7 +90,7 @@ def elicitation_result_hook(
 
     def register(hook: _ElicitationResult) -> _ElicitationResult:
         _check(name, hook, _ELICITATION_RESULT)
-        _ELICITATION_RESULT[name] = NamedElicitationResultHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
+        _ELICITATION_RESULT[name] = NamedHook(name, hook, Matcher(tools, frozenset(tags)), timeout)
         return hook
 
     return register
@@ -109,11 +106,11 @@ def registered_hooks() -> Hooks:
     )
 
 
-def _check(name: str, hook: object, own: Mapping[str, NamedHook]) -> None:
+def _check(name: str, hook: object, own: Mapping[str, NamedHook[AnyHook]]) -> None:
     """Refuse a name that another hook has, of whatever kind. Raises: InvalidConfigError."""
     if not inspect.iscoroutinefunction(hook):
         raise InvalidConfigError(f"the hook {name!r} is not a coroutine function; write it with `async def`")
-    kinds: tuple[Mapping[str, NamedHook], ...] = (_PRE, _POST, _ELICITATION, _ELICITATION_RESULT)
+    kinds: tuple[Mapping[str, NamedHook[AnyHook]], ...] = (_PRE, _POST, _ELICITATION, _ELICITATION_RESULT)
     for kind in kinds:
         taken = kind.get(name)
         # A module imported twice (by two spellings of a list) registers the same hook again.

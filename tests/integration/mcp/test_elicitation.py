@@ -14,8 +14,7 @@ from soong.shared.tools.hooks.chain import (
     ElicitationOutcome,
     HookCall,
     Hooks,
-    NamedElicitationHook,
-    NamedElicitationResultHook,
+    NamedHook,
 )
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
@@ -63,8 +62,8 @@ async def made_calls(scene: McpScene, key: str) -> int:
 def hooked(scene: McpScene, before: Any = None, after: Any = None) -> Iterator[None]:
     """Run calls with these functions around what the server asks."""
     scene.hooks = Hooks(
-        elicitation=() if before is None else (NamedElicitationHook("first", before),),
-        elicitation_result=() if after is None else (NamedElicitationResultHook("last", after),),
+        elicitation=() if before is None else (NamedHook("first", before),),
+        elicitation_result=() if after is None else (NamedHook("last", after),),
     )
     try:
         yield

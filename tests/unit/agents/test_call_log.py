@@ -19,7 +19,7 @@ from soong.shared.engine.runs.store import CallStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
-from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.hooks.chain import NO_HOOKS, HookCall, Hooks, NamedHook, PreOutcome
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall, Verdict
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolFailure, ToolResult
@@ -201,7 +201,7 @@ async def test_what_a_hook_denies_is_denied_in_the_log(action: Literal["deny", "
     async def refuses(_call: HookCall) -> PreOutcome:
         return PreOutcome(action, "not on Fridays")
 
-    bench = await make_bench(hooks=Hooks((NamedPreHook("checker", refuses),)))
+    bench = await make_bench(hooks=Hooks((NamedHook("checker", refuses),)))
 
     await bench.pipeline.execute(ToolCall("c1", "test.echo", {"text": "hi"}))
 

@@ -12,7 +12,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.tools.definition import Permission, RunDirs, ToolContext, ToolDefinition
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PreOutcome
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from tests.model.clock import FakeClock
 from tests.unit.agents.parts import Notebook, RuleGate, make_task
@@ -42,7 +42,7 @@ class World:
     async def run(self, talker: Talker, notebook: Notebook, *, is_resumed: bool = False) -> AgentEnd:
         task = make_task(tools=self.tools, is_resumed=is_resumed)
         place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
-        hooks = Hooks((NamedPreHook("curfew", self._stop),))
+        hooks = Hooks((NamedHook("curfew", self._stop),))
         pipeline = ToolPipeline(task.tools, RunScope(task.identity, 1, place), RuleGate(), notebook, hooks=hooks)
         return await run_agent(task, talker.model, pipeline, notebook, notebook, FakeClock())
 

@@ -15,7 +15,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from soong.shared.tools import risk
 from soong.shared.tools.definition import Permission, ToolContext
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPreHook, PreOutcome
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PreOutcome
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.toolset import Toolset
 from tests.unit.toolsets.parts import text_of
@@ -220,7 +220,7 @@ async def test_a_hook_of_the_program_is_asked_before_the_callback(place: Path) -
     async def refuse(call: HookCall) -> PreOutcome:
         return PreOutcome("deny", f"no {call.definition.name} today")
 
-    async with opened(permission_callback=yes, hooks=Hooks(pre=(NamedPreHook("closed", refuse),))) as session:
+    async with opened(permission_callback=yes, hooks=Hooks(pre=(NamedHook("closed", refuse),))) as session:
         result = await session.call("code.write_file", {"path": "x", "content": ""})
 
     assert result.error is not None

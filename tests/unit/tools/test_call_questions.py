@@ -17,8 +17,7 @@ from soong.shared.tools.hooks.chain import (
     HookCall,
     Hooks,
     Matcher,
-    NamedPostHook,
-    NamedPreHook,
+    NamedHook,
     PostOutcome,
     PreOutcome,
 )
@@ -97,7 +96,7 @@ async def test_hooks_run_around_a_question_and_may_refuse_it(outcome: PreOutcome
         return PostOutcome((TextBlock("something else"),))
 
     on = Matcher("test.ask/*")
-    hooks = Hooks((NamedPreHook("elicitation", before, on),), (NamedPostHook("elicitation_result", after, on),))
+    hooks = Hooks((NamedHook("elicitation", before, on),), (NamedHook("elicitation_result", after, on),))
     gate = SlowPerson(Verdict(is_allowed=True, author="person", reason="blue"))
     run = RunScope(make_identity(), 7, make_run_dirs(tmp_path))
     tool = make_tool("test.asks", handler=_asks)

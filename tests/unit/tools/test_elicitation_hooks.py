@@ -1,6 +1,7 @@
 """Hooks around what a server asks: their order, their failures, their events; as functions and as programs."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from soong.shared.tools.definition import CallQuestion, HandlerOutput, Target, T
 from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks import sdk
 from soong.shared.tools.hooks.chain import (
+    ElicitationHook,
     ElicitationOutcome,
+    ElicitationResultHook,
     HookCall,
     Hooks,
     Matcher,
-    NamedElicitationHook,
-    NamedElicitationResultHook,
+    NamedHook,
 )
 from soong.shared.tools.hooks.sdk import elicitation_hook, elicitation_result_hook, pre_hook, registered_hooks
 from soong.shared.tools.result import ToolResult
@@ -40,20 +42,20 @@ async def asks(context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
     return {"is_asked": is_asked, "action": answer.action, "content": content, "reason": answer.reason}
 
 
-def bench_with(*hooks: NamedElicitationHook | NamedElicitationResultHook, limit_s: float = 30) -> PipelineHarness:
-    before = tuple(one for one in hooks if isinstance(one, NamedElicitationHook))
-    after = tuple(one for one in hooks if isinstance(one, NamedElicitationResultHook))
+def bench_with(
+    *before: NamedHook[ElicitationHook], after: Sequence[NamedHook[ElicitationResultHook]] = (), limit_s: float = 30
+) -> PipelineHarness:
     tool = make_tool("mcp.t.asks", handler=asks, timeout=timedelta(seconds=limit_s))
-    return make_bench([tool], hooks=Hooks(elicitation=before, elicitation_result=after))
+    return make_bench([tool], hooks=Hooks(elicitation=before, elicitation_result=tuple(after)))
 
 
-def before(outcome: object, name: str = "first", on: Matcher = EVERYTHING) -> NamedElicitationHook:
+def before(outcome: object, name: str = "first", on: Matcher = EVERYTHING) -> NamedHook[ElicitationHook]:
     async def hook(_call: HookCall) -> Any:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    return NamedElicitationHook(name, hook, on)
+    return NamedHook(name, hook, on)
 
 
 def told(result: ToolResult) -> dict[str, Any]:
@@ -107,8 +109,8 @@ async def test_a_slow_hook_refuses_and_its_time_is_not_the_calls(monkeypatch: py
         await asyncio.sleep(0.15)
         return ElicitationOutcome()
 
-    hung = NamedElicitationHook("hung", never, timeout=timedelta(milliseconds=150))
-    bench = bench_with(hung, NamedElicitationResultHook("slow", slow), limit_s=0.1)
+    hung = NamedHook("hung", never, timeout=timedelta(milliseconds=150))
+    bench = bench_with(hung, after=[NamedHook("slow", slow)], limit_s=0.1)
 
     result = told(await bench.call("mcp.t.asks"))
 
@@ -125,8 +127,8 @@ async def test_a_hook_changes_neither_the_question_nor_the_answer_that_others_se
         answer.content["name"] = "changed"  # type: ignore[index]
         return ElicitationOutcome()
 
-    hooks = (NamedElicitationResultHook("one", meddles), NamedElicitationResultHook("two", meddles))
-    result = told(await bench_with(*hooks).call("mcp.t.asks"))
+    hooks = (NamedHook("one", meddles), NamedHook("two", meddles))
+    result = told(await bench_with(after=hooks).call("mcp.t.asks"))
 
     assert seen == [({"server": "t", "message": "Who?"}, {"name": "Ada"})] * 2
     assert result["content"] == {"name": "Ada"}

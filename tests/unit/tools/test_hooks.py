@@ -12,9 +12,10 @@ from soong.shared.tools.hooks.chain import (
     Hooks,
     HookServices,
     Matcher,
-    NamedPostHook,
-    NamedPreHook,
+    NamedHook,
+    PostHook,
     PostOutcome,
+    PreHook,
     PreOutcome,
 )
 from soong.shared.tools.ports import CallInputs
@@ -27,16 +28,16 @@ EVERY = Matcher()
 
 def pre(
     outcome: PreOutcome | BaseException, *, on: Matcher = EVERY, timeout: timedelta = timedelta(seconds=5)
-) -> NamedPreHook:
+) -> NamedHook[PreHook]:
     async def hook(_call: HookCall) -> PreOutcome:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
-    return NamedPreHook("checker", hook, on, timeout)
+    return NamedHook("checker", hook, on, timeout)
 
 
-def bench_with(*hooks: NamedPreHook, post: tuple[NamedPostHook, ...] = ()) -> PipelineHarness:
+def bench_with(*hooks: NamedHook[PreHook], post: tuple[NamedHook[PostHook], ...] = ()) -> PipelineHarness:
     return make_bench([make_tool()], hooks=Hooks(hooks, post))
 
 
@@ -64,7 +65,7 @@ async def test_a_hook_that_is_too_slow_denies() -> None:
         await asyncio.Event().wait()
         return PreOutcome()
 
-    assert "no answer" in await refused(bench_with(NamedPreHook("slow", slow, timeout=timedelta(milliseconds=5))))
+    assert "no answer" in await refused(bench_with(NamedHook("slow", slow, timeout=timedelta(milliseconds=5))))
 
 
 @pytest.mark.spec("EXE-02.a", "EXE-02.b", "EXE-02.c", "EXE-13.e")
@@ -136,7 +137,7 @@ async def test_hooks_add_context_and_replace_what_the_model_sees() -> None:
     async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
         return PostOutcome((TextBlock("shorter"),), ("see also b",))
 
-    bench = bench_with(pre(PreOutcome(context=("mind the tests",))), post=(NamedPostHook("short", after),))
+    bench = bench_with(pre(PreOutcome(context=("mind the tests",))), post=(NamedHook("short", after),))
 
     result = await bench.call("test.echo", text="long")
 
@@ -149,7 +150,7 @@ async def test_a_post_hook_that_fails_changes_nothing_and_is_noted() -> None:
     async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
         raise RuntimeError
 
-    bench = bench_with(post=(NamedPostHook("broken", after),))
+    bench = bench_with(post=(NamedHook("broken", after),))
 
     result = await bench.call("test.echo", text="x")
 
@@ -207,7 +208,7 @@ async def test_a_post_hook_that_answers_nonsense_changes_nothing(answer: Any) ->
     async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
         return answer  # type: ignore[no-any-return]
 
-    bench = bench_with(post=(NamedPostHook("odd", after),))
+    bench = bench_with(post=(NamedHook("odd", after),))
 
     result = await bench.call("test.echo", text="x")
 
@@ -232,7 +233,7 @@ async def test_a_hook_that_does_not_let_itself_be_ended_has_still_given_no_answe
             return PreOutcome("allow")
         return PreOutcome()
 
-    bench = bench_with(NamedPreHook("stubborn", stubborn, timeout=timedelta(milliseconds=5)))
+    bench = bench_with(NamedHook("stubborn", stubborn, timeout=timedelta(milliseconds=5)))
 
     assert "'stubborn' gave no answer" in await refused(bench)
     assert bench.log.notes[0][1]["failure"] == "timeout"
@@ -251,7 +252,7 @@ async def test_a_hook_cannot_change_the_input_in_place_nor_after_its_answer() ->
         kept[0]["text"] = "afterwards"
         return PreOutcome()
 
-    bench = bench_with(NamedPreHook("sly", sly), NamedPreHook("later", later))
+    bench = bench_with(NamedHook("sly", sly), NamedHook("later", later))
 
     assert (await bench.call("test.echo", text="a")).data == "answered"
     assert bench.log.starts[0].call.arguments == {"text": "a"}
@@ -271,10 +272,10 @@ async def test_a_hook_sees_derived_fields_that_follow_every_rewrite_and_are_neve
 
     hooks = Hooks(
         (
-            NamedPreHook("first", look),
-            NamedPreHook("again", look),
+            NamedHook("first", look),
+            NamedHook("again", look),
             pre(PreOutcome(call_input={"text": "b"})),
-            NamedPreHook("last", look),
+            NamedHook("last", look),
         )
     )
     bench = make_bench([make_tool(target=target)], hooks=hooks)
@@ -298,7 +299,7 @@ async def test_an_input_whose_target_is_refused_is_still_shown_to_hooks_that_may
         told.append(call.derived)
         return PreOutcome(call_input={"text": "good"})
 
-    bench = make_bench([make_tool(target=target)], project=Path("/p"), hooks=Hooks((NamedPreHook("mend", mend),)))
+    bench = make_bench([make_tool(target=target)], project=Path("/p"), hooks=Hooks((NamedHook("mend", mend),)))
 
     assert (await bench.call("test.echo", text="bad")).data == "good"
     assert told == [{"cwd": "/p", "project": "/p"}]
@@ -310,7 +311,7 @@ async def test_a_hooks_progress_is_an_event_while_it_runs() -> None:
         await call.progress.report("asking the linter", {"files": 3})
         return PreOutcome()
 
-    bench = bench_with(NamedPreHook("slow", slow))
+    bench = bench_with(NamedHook("slow", slow))
 
     await bench.call("test.echo", text="x")
 
@@ -332,7 +333,7 @@ async def test_a_hook_that_changes_nothing_is_an_event_too(stage: str) -> None:
     async def looks(_call: HookCall, _result: ToolResult) -> PostOutcome:
         return PostOutcome()
 
-    post = (NamedPostHook("checker", looks),)
+    post = (NamedHook("checker", looks),)
     bench = bench_with(pre(PreOutcome())) if stage == "pre" else bench_with(post=post)
 
     await bench.call("test.echo", text="x")
@@ -365,7 +366,7 @@ async def test_the_stages_of_a_call_follow_each_other_in_the_one_order() -> None
 
     tool = make_tool("code.x", aliases=("Read",), handler=handler, validate_input=validates)
     only = Matcher("code.x")
-    bench = make_bench([tool], hooks=Hooks((NamedPreHook("b", before, only),), (NamedPostHook("a", after, only),)))
+    bench = make_bench([tool], hooks=Hooks((NamedHook("b", before, only),), (NamedHook("a", after, only),)))
     bench.gate.before = asked
 
     result = await bench.call("Read", text="x")
@@ -392,7 +393,7 @@ async def test_every_run_of_a_hook_is_an_event_with_outcome_and_duration() -> No
         notes.append((kind, data))
 
     call = HookCall(make_identity(), "c1", make_tool(), {}, make_run_dirs(Path("/p")))
-    await Hooks((NamedPreHook("slow", slow),)).before(call, HookServices(note, clock=clock))
+    await Hooks((NamedHook("slow", slow),)).before(call, HookServices(note, clock=clock))
 
     event = {"hook": "slow", "stage": "pre", "outcome": "ask", "reason": "look twice", "context": 2, "duration_ms": 40}
     assert notes == [("hook_run", event)]
@@ -430,7 +431,7 @@ async def test_a_post_hook_cannot_make_a_failure_a_success() -> None:
     async def broken(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         raise RuntimeError("broken")
 
-    hooks = Hooks(post=(NamedPostHook("praise", praise),))
+    hooks = Hooks(post=(NamedHook("praise", praise),))
     bench = make_bench([make_tool(handler=broken)], hooks=hooks)
 
     result = await bench.call("test.echo", text="x")
@@ -446,7 +447,7 @@ async def test_each_post_hook_sees_what_the_one_before_made_of_the_content() -> 
         assert isinstance(block, TextBlock)
         return PostOutcome((TextBlock(block.text + "!"),), (f"saw {block.text}",))
 
-    hooks = (NamedPostHook("one", louder), NamedPostHook("two", louder))
+    hooks = (NamedHook("one", louder), NamedHook("two", louder))
     bench = bench_with(post=hooks)
 
     result = await bench.call("test.echo", text="x")

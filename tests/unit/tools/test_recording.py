@@ -11,7 +11,7 @@ from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, Traits
 from soong.shared.tools.execution import PROGRESS_BURST
-from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedPostHook, NamedPreHook, PostOutcome, PreOutcome
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PostOutcome, PreOutcome
 from soong.shared.tools.ports import CallInputs, ToolCall, Verdict
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.result import (
@@ -52,7 +52,7 @@ async def rewriting(call: HookCall) -> PreOutcome:
     return PreOutcome(call_input={"text": f"{call.call_input['text']}!"})
 
 
-REWRITES = Hooks((NamedPreHook("rewrites", rewriting),))
+REWRITES = Hooks((NamedHook("rewrites", rewriting),))
 
 
 # -- inputs, facts and decision
@@ -413,7 +413,7 @@ async def test_content_that_a_hook_replaces_is_held_to_the_same_rules() -> None:
     async def replacing(_call: HookCall, _result: ToolResult) -> PostOutcome:
         return PostOutcome(content=(TextBlock("lone \ud800"),))
 
-    bench = make_bench([make_tool()], hooks=Hooks(post=(NamedPostHook("replaces", replacing),)))
+    bench = make_bench([make_tool()], hooks=Hooks(post=(NamedHook("replaces", replacing),)))
 
     assert (await bench.call("test.echo", text="x")).content == (TextBlock("lone \ufffd"),)
 

@@ -9,7 +9,7 @@ from soong.shared.core.identity import Role
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import evaluate
 from soong.shared.tools.definition import Permission, ToolDefinition
-from soong.shared.tools.hooks.chain import HookCall, Hooks, Matcher, NamedPreHook, PreOutcome
+from soong.shared.tools.hooks.chain import HookCall, Hooks, Matcher, NamedHook, PreOutcome
 from soong.shared.tools.ports import Verdict
 from soong.shared.tools.registry import MAX_TIMEOUT
 from soong.shared.tools.surface import compute_surface
@@ -95,7 +95,7 @@ async def test_a_hook_on_a_tag_is_asked_about_the_servers_that_have_it() -> None
         heard.append((call.call_input["server"], "crm" in call.definition.tags))
         return PreOutcome()
 
-    hook = NamedPreHook("hears", hear, Matcher(tags=frozenset({"crm", "network"})))
+    hook = NamedHook("hears", hear, Matcher(tags=frozenset({"crm", "network"})))
     bench = make_bench(reading(HERE + AWAY), verdict=DENIED, hooks=Hooks((hook,)))
 
     await reads(bench, "here")

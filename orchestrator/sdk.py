@@ -16,6 +16,7 @@ from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.preview import preview_of
 from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.client.submission import Submission, ask_submission, existing_folder, program_folder, submission
+from soong.orchestrator.client.task_limits import limits_from, raise_limits
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.schemas.task import TaskResult
@@ -24,6 +25,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
+from soong.shared.engine.runs.budgets import parse_budget
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.model_settings import read_settings
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
@@ -292,9 +294,24 @@ class Soong:
         """
         await self._tasks.pause(await self._task(task_id), reason=reason)
 
-    async def resume(self, task_id: str) -> None:
-        """Continue a paused task, or rerun the steps of an ended one that did not complete."""
-        await self._tasks.resume(await self._task(task_id))
+    async def resume(
+        self, task_id: str, *, model: str = "", budget: str = "", limits: Mapping[str, Json] | None = None
+    ) -> None:
+        """Continue a paused task, or rerun the steps of an ended one that did not complete, on another ``model``.
+
+        ``budget`` is what its session may use in all from now on, as in :meth:`run`. ``limits`` sets limits of its plan
+        by their names there, in all from the task's beginning.
+
+        Raises:
+            UsageError: a budget or a limit cannot be read, or the plan has no limits; nothing was changed.
+            StartedByRunError: a run started this program, which therefore raises nothing.
+        """
+        of_session, of_task = parse_budget(budget), limits_from(limits or {}, "limits")
+        if budget or limits:
+            await check_person(self._client.store.sessions, "change a budget")
+        task = await self._task(task_id)
+        await raise_limits(self._client.store.budgets, task, of_session=of_session, of_task=of_task)
+        await self._tasks.resume(task, model=model)
 
     async def retry(self, task_id: str, *, from_step: str = "") -> None:
         """Run what did not complete again; with ``from_step`` also that step and all that came of it."""

@@ -20,7 +20,7 @@ from soong.orchestrator.embedded.early_service import early_start
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.worker_range import WorkerRange
-from soong.shared.engine.runs.budgets import parse_budget, session_scope
+from soong.shared.engine.runs.budgets import parse_budget
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.status import TaskStatus
@@ -57,15 +57,12 @@ def command(
         raise UsageError(f"TASK is {task!r} and --last is {'given' if is_last else 'not given'}; name one of the two")
     settings = load_settings(workers=workers, slots=slots)
 
-    limit, of_task = parse_budget(*budget), read_limits(limits)
+    of_session, of_task = parse_budget(*budget), read_limits(limits)
     if budget or limits:
         check_person_now("change a budget")
 
     async def resumed(tasks: TaskService, found: Task) -> None:
-        if not limit.is_unlimited:
-            await tasks.store.budgets.set_budget(session_scope(found.session_id), limit)
-        if not of_task.is_unlimited:
-            await raise_limits(tasks.store.budgets, found, of_task)
+        await raise_limits(tasks.store.budgets, found, of_session=of_session, of_task=of_task)
         if found.status is not TaskStatus.COMPLETED:  # a completed task is only shown
             await tasks.resume(found, model=model)
 

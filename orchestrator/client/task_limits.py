@@ -7,9 +7,17 @@ from typing import Final
 
 from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import UsageError
-from soong.shared.core.jsontext import parse_strict
+from soong.shared.core.jsontext import Json, parse_strict
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.engine.runs.budgets import MICRO, NO_BUDGET, Budget, BudgetState, BudgetStore, task_scope
+from soong.shared.engine.runs.budgets import (
+    MICRO,
+    NO_BUDGET,
+    Budget,
+    BudgetState,
+    BudgetStore,
+    session_scope,
+    task_scope,
+)
 from soong.shared.engine.tasks.step import Task
 from soong.shared.storage.store import Store
 
@@ -68,7 +76,19 @@ def _in_unit(field: str, amount: int) -> float:
 
 def read_limits(words: Sequence[str]) -> Budget:
     """Read limits as people write them: ``max_turns=50``, ``wall_s=600``. Raises: UsageError."""
-    if not words:
+    given: dict[str, Json] = {}
+    for text in words:
+        name, _, value = text.partition("=")
+        try:
+            given[name.strip()] = parse_strict(value)
+        except UsageError:
+            given[name.strip()] = value
+    return limits_from(given, "--limit")
+
+
+def limits_from(given: Mapping[str, Json], where: str) -> Budget:
+    """Return limits by their names in plans; ``where`` names them in errors. Raises: UsageError."""
+    if not given:
         return NO_BUDGET
     from soong.shared.engine.tasks.plan.models import (
         TaskLimitsDocument,  # pydantic models: a command that needs them alone
@@ -77,24 +97,24 @@ def read_limits(words: Sequence[str]) -> Budget:
     from soong.shared.engine.tasks.plan.validation import DocumentReader
     from soong.shared.engine.tasks.problems import Problems
 
-    given = {}
-    for text in words:
-        name, _, value = text.partition("=")
-        try:
-            given[name.strip()] = parse_strict(value)
-        except UsageError:
-            given[name.strip()] = value
-    problems = Problems("--limit")
-    said = DocumentReader.of(TaskLimitsDocument).read(given, (), problems.report)
+    problems = Problems(where)
+    said = DocumentReader.of(TaskLimitsDocument).read(dict(given), (), problems.report)
     problems.refuse()
     return NO_BUDGET if said is None else planned_limits(said)
 
 
-async def raise_limits(budgets: BudgetStore, task: Task, said: Budget) -> None:
-    """Set the named limits of a task, in all from its beginning; the others stay.
+async def raise_limits(budgets: BudgetStore, task: Task, *, of_session: Budget, of_task: Budget) -> None:
+    """Set what a session may use in all, and the named limits of a task, in all from its beginning; the others stay.
 
-    Raises: UsageError when the task has none.
+    Raises: UsageError, when the task has none; nothing is changed.
     """
+    if not of_task.is_unlimited:
+        await _raise_task(budgets, task, of_task)
+    if not of_session.is_unlimited:
+        await budgets.set_budget(session_scope(task.session_id), of_session)
+
+
+async def _raise_task(budgets: BudgetStore, task: Task, said: Budget) -> None:
     scope = task_scope(task.id)
     found = await budgets.budgets([scope], day=utc_date(time.time_ns() // 1000))
     if scope not in found:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.submission import Ids, Submission, follow_up, title_of
+from soong.orchestrator.client.task_limits import raise_limits
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
 from soong.orchestrator.http.events import TASKS_TOLD
@@ -37,12 +38,15 @@ from soong.orchestrator.schemas.session import SessionSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskResult, TaskSchema
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.core.telemetry import well_formed
+from soong.shared.engine.runs.budgets import NO_BUDGET, parse_budget
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.growth import planned_task
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.plan.graph import mermaid
 from soong.shared.engine.tasks.plan.model_settings import read_settings
+from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.picture import svg
+from soong.shared.engine.tasks.plan.reader import planned_limits
 from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.step import Task
@@ -60,6 +64,20 @@ Reason = Annotated[str, Field(max_length=2_000, description="The reason, for the
 
 class CommandBody(Body):
     reason: Reason = ""
+
+
+class ResumeBody(CommandBody):
+    budget: str = Field(
+        default="", max_length=100, description="What its session may use in all from now on, as in a submission."
+    )
+    limits: TaskLimitsDocument | None = Field(
+        default=None, description="Limits of its plan, in all from the task's beginning; those left out stay."
+    )
+
+    @property
+    def raises_limits(self) -> bool:
+        """Whether it permits the task to use more, which only an approver may."""
+        return bool(self.budget or self.limits)
 
 
 class RetryBody(CommandBody):
@@ -323,11 +341,22 @@ async def pause_task(
 
 @router.post("/v1/tasks/{task_id}/resume", response_model=TaskSchema)
 async def resume_task(
-    request: Request, task_id: TaskId, body: CommandBody = NO_REASON, caller: Caller = RUNNER
+    request: Request, task_id: TaskId, body: ResumeBody | None = None, caller: Caller = RUNNER
 ) -> Response:
-    """Continue a paused task, or rerun the steps of an ended one that did not complete."""
+    """Continue a paused task, or rerun the steps of an ended one that did not complete.
+
+    What it or its session may use is changed with the right `approve`, in one's own session.
+    """
+    asked = body or ResumeBody()
+    if asked.raises_limits:
+        caller.require(Right.APPROVE)
     api, task, tasks = await steered(request, task_id, caller)
-    await tasks.resume(task, reason=body.reason or "resumed")
+    if asked.raises_limits:
+        store = api.client.store
+        check_own(caller, await store.sessions.session(task.session_id))
+        of_task = NO_BUDGET if asked.limits is None else planned_limits(asked.limits)
+        await raise_limits(store.budgets, task, of_session=parse_budget(asked.budget), of_task=of_task)
+    await tasks.resume(task, reason=asked.reason or "resumed")
     return respond(await _shape(api, await api.client.store.tasks.task(task_id)))
 
 

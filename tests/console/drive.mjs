@@ -29,17 +29,21 @@ async function open(name, text) {
   await page.getByRole("heading", { level: 1, name: text ?? name }).waitFor();
 }
 
+async function submit(text) {
+  await open("Submit");
+  await page.getByRole("tab", { name: "plan" }).click();
+  await page.getByLabel("Plan, as YAML or JSON").fill(text);
+  await page.getByRole("button", { name: "Check" }).click();
+  await page.getByLabel("Project folder").fill(project);
+  await page.getByRole("button", { name: "Start" }).click();
+  await page.locator(".react-flow__node").first().waitFor();
+}
+
 await page.goto(link);
 await page.getByRole("navigation").waitFor();
 found.address = page.url();
 
-await open("Submit");
-await page.getByRole("tab", { name: "plan" }).click();
-await page.getByLabel("Plan, as YAML or JSON").fill(readFileSync(plan, "utf8"));
-await page.getByRole("button", { name: "Check" }).click();
-await page.getByLabel("Project folder").fill(project);
-await page.getByRole("button", { name: "Start" }).click();
-await page.locator(".react-flow__node").first().waitFor();
+await submit(readFileSync(plan, "utf8"));
 await look("task");
 
 await open(/^Inbox/, "Inbox");
@@ -68,6 +72,18 @@ await page.locator(".transcript li").nth(2).waitFor();
 await look("run");
 await page.getByRole("tab", { name: "tools" }).click();
 found.tools = await page.locator("tbody tr").count();
+
+// A task that has used all it may is given more.
+await submit("title: limited\nlimits: {max_turns: 1}\nsteps:\n  - {id: a, script: builtin.echo}\n  - {id: b, depends_on: [a], script: builtin.echo}\n");
+await page.locator("h1 .status.failed").waitFor();
+await page.getByRole("tab", { name: "result" }).click();
+await page.getByLabel("Most model turns").fill("9");
+await look("limits");
+await page.getByRole("button", { name: "Raise and continue" }).click();
+await page.locator("h1 .status.completed").waitFor();
+await page.getByRole("cell", { name: "9" }).waitFor();
+found.limits = await page.locator("form tbody tr").allInnerTexts();
+found.commands = await page.locator("header button").allInnerTexts();
 
 for (const name of ["Sessions", "Workers", "Usage", "Audit"]) {
   await open(name);

@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 
-from soong import Choice, ErrorType, PermissionDecision, PermissionRequest, Soong, TaskStatus, open_tools
+from soong import (
+    Choice,
+    ErrorType,
+    PermissionDecision,
+    PermissionRequest,
+    Soong,
+    TaskStatus,
+    UsageError,
+    open_tools,
+)
+from soong.orchestrator.schemas.task import TaskLimitSchema
 from soong.shared.core.jsontext import Json
+from soong.shared.engine.runs.budgets import Budget, session_scope
 from tests.scripted import call, calls, error_of
 from tests.system.deployment import Deployment
 
@@ -70,6 +81,29 @@ async def test_a_plan_may_be_a_mapping(service: Deployment) -> None:
         outcome = await soong.run(ECHO)
 
     assert outcome.outputs == {"say": {"a": 1}}
+
+
+@pytest.mark.spec("DIS-07.e")
+async def test_a_program_raises_what_a_task_may_use_and_continues_it(service: Deployment) -> None:
+    await service.start_workers(1)
+    agent: Mapping[str, Json] = {"instructions": "x", **calls(call("code.list_dir", path="."), output="seen")}
+    plan: Mapping[str, Json] = {"title": "t", "limits": {"max_turns": 1}, "steps": [{"id": "look", **agent}]}
+
+    home = service.settings.home
+    async with Soong.connect(service.database_url, service.redis_url, agent_home=home) as soong:
+        failed = await soong.run(plan, model="script")
+        with pytest.raises(UsageError, match="did you mean 'max_turns'"):
+            await soong.resume(failed.id, limits={"turns": 9})
+        await soong.resume(failed.id, limits={"max_turns": 9}, budget="5usd")
+        ended = await soong.wait(failed.id)
+
+    scope = session_scope(ended.session)
+    budget = (await service.store.budgets.budgets([scope], day="2026-01-01"))[scope].budget
+    assert failed.limits is not None
+    assert ended.limits is not None
+    assert (failed.status, failed.limits.max_turns) == (TaskStatus.FAILED, TaskLimitSchema(limit=1, used=1))
+    assert (ended.status, ended.limits.max_turns) == (TaskStatus.COMPLETED, TaskLimitSchema(limit=9, used=3))
+    assert budget == Budget(microusd=5_000_000)
 
 
 RELATIVE: Mapping[str, Json] = {

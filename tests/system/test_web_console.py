@@ -85,6 +85,8 @@ def test_a_person_submits_watches_and_answers_in_a_browser(cli: CliHarness, tmp_
     assert not found["scrolls"]
     assert found["rows"] == 3
     assert found["tools"] > 5
+    assert found["limits"] == ["model turns\t2\t9"]
+    assert found["commands"] == []
     written_files = sorted(path.name for path in cli.folder.glob("*.txt"))
     assert len(written_files) == 1
     assert "allowed" in found["answered"][0]

@@ -792,6 +792,8 @@ export interface paths {
         /**
          * Resume Task
          * @description Continue a paused task, or rerun the steps of an ended one that did not complete.
+         *
+         *     What it or its session may use is changed with the right `approve`, in one's own session.
          */
         post: operations["resume_task"];
         delete?: never;
@@ -1885,6 +1887,23 @@ export interface components {
          * @enum {string}
          */
         RequestState: "pending" | "decided" | "withdrawn" | "expired";
+        /** ResumeBody */
+        ResumeBody: {
+            /**
+             * Budget
+             * @description What its session may use in all from now on, as in a submission.
+             * @default
+             */
+            budget: string;
+            /** @description Limits of its plan, in all from the task's beginning; those left out stay. */
+            limits?: components["schemas"]["TaskLimitsDocument"] | null;
+            /**
+             * Reason
+             * @description The reason, for the record.
+             * @default
+             */
+            reason: string;
+        };
         /** RetryBody */
         RetryBody: {
             /**
@@ -2525,6 +2544,32 @@ export interface components {
             max_turns: components["schemas"]["TaskLimit"] | null;
             tokens: components["schemas"]["TaskLimit"] | null;
             wall_s: components["schemas"]["TaskLimit"] | null;
+        };
+        /**
+         * TaskLimitsDocument
+         * @description What all runs of a task together may use, and how long the task may take. The first that is reached ends it.
+         */
+        TaskLimitsDocument: {
+            /**
+             * Cost Usd
+             * @description Most US dollars that the model requests of all its runs together may cost.
+             */
+            cost_usd?: number | null;
+            /**
+             * Max Turns
+             * @description Most model turns of all its runs together.
+             */
+            max_turns?: number | null;
+            /**
+             * Tokens
+             * @description Most tokens that all its runs together read and write.
+             */
+            tokens?: number | null;
+            /**
+             * Wall S
+             * @description Most seconds from the start of its first step, with all pauses and all waiting for people.
+             */
+            wall_s?: number | null;
         };
         /**
          * TaskProgress
@@ -4182,7 +4227,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["CommandBody"];
+                "application/json": components["schemas"]["ResumeBody"] | null;
             };
         };
         responses: {

@@ -9,6 +9,7 @@ import { CountsBar, Status } from "../parts/status";
 import { StepPanel } from "../parts/step-panel";
 import { StepTable } from "../parts/step-table";
 import { useTask } from "../parts/task-data";
+import { TaskLimits } from "../parts/task-limits";
 import { Json, visible } from "../parts/text";
 import { Ago, Duration } from "../parts/time";
 import { linkTo, useRoute } from "../route";
@@ -69,7 +70,7 @@ export function TaskScreen({ id }: { id: string }) {
             </Suspense>
           )}
           {view === "steps" && <Steps steps={steps} selected={selected} onSelect={select} />}
-          {view === "result" && <Result id={id} status={live.news.task.status} />}
+          {view === "result" && <Result id={id} status={live.news.task.status} onCommand={() => setAgain((count) => count + 1)} />}
         </div>
         {step && (
           <StepPanel
@@ -106,7 +107,8 @@ function Head({ news, isConnected, onCommand }: { news: TaskNews; isConnected: b
     setFailure(null);
     post(`/v1/tasks/${task.id}/${name}`).then(onCommand, setFailure);
   };
-  const commands = task.ended ? ["retry"] : task.status === "paused" ? ["resume", "cancel"] : ["pause", "cancel"];
+  const isDone = Object.keys(task.step_counts).every((status) => status === "completed");
+  const commands = task.ended ? (isDone ? [] : ["retry"]) : task.status === "paused" ? ["resume", "cancel"] : ["pause", "cancel"];
   return (
     <header>
       <h1>
@@ -178,7 +180,7 @@ function Steps({ steps, selected, onSelect }: { steps: readonly LiveStep[]; sele
   );
 }
 
-function Result({ id, status }: { id: string; status: string }) {
+function Result({ id, status, onCommand }: { id: string; status: string; onCommand: () => void }) {
   const mayRun = useMay("run");
   const { data, error, isPending } = useFetched<TaskResult>(`/v1/tasks/${id}/result`, { version: status });
   if (isPending) return <Loading />;
@@ -187,6 +189,7 @@ function Result({ id, status }: { id: string; status: string }) {
   const last = data.steps.filter((step) => step.output !== null && !step.map && !waitedFor.has(step.id));
   return (
     <>
+      {data.limits && <TaskLimits task={data} limits={data.limits} onCommand={onCommand} />}
       {data.answer !== null && (
         <>
           <h2>Answer</h2>

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04
 
 PLAN = {"title": "Of ada", "steps": [{"id": "only", "script": "builtin.echo"}]}
 STEERED = ("pause", "resume", "cancel", "retry")
+RAISES: tuple[dict[str, object], ...] = ({"budget": "9usd"}, {"limits": {"max_turns": 9}})
 SAYS_WHAT = ({"agent": "default_worker_agent"}, {"instructions": "write"}, {"allowed_tools": ["code.write_file"]})
 """What a dispatch says when it decides what its runs do."""
 
@@ -96,6 +97,7 @@ async def test_with_run_ones_own_is_started_and_steered_and_nothing_is_allowed(
         ("/v1/tasks", {**submission, "step_grants": [{"step": "only", "grant_digest": "0" * 64}]}),
         answer_to(request),
         *((f"{own}/dispatch", says) for says in SAYS_WHAT),
+        *((f"{own}/resume", more) for more in RAISES),
     )
 
     assert steered == [200, 200, 200]
@@ -138,11 +140,14 @@ async def test_with_admin_what_is_others_is_steered_and_nothing_is_answered_or_a
         answer_to(request),
         ("/v1/tasks", {"plan": PLAN, "project": str(tmp_path), "allow": [f"code.write_file:{tmp_path}"]}),
         *((f"{foreign}/dispatch", says) for says in SAYS_WHAT),
+        *((f"{foreign}/resume", more) for more in RAISES),
     )
+    others = await posted(await scene.someone(BOB), *((f"{foreign}/resume", more) for more in RAISES))
     steered = [(await administrator.post(f"{foreign}/{word}")).status_code for word in ("pause", "resume", "cancel")]
     closed = await administrator.post(f"{session}/close")
 
     assert set(consent) == {"forbidden"}
+    assert set(others) == {"not_yours"}
     assert steered == [200, 200, 200]
     assert closed.json()["is_closed"]
     assert await scene.bench.store.consent.answer_of(request.id) is None

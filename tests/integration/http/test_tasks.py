@@ -10,6 +10,7 @@ import pytest_asyncio
 from httpx import AsyncClient, Response
 
 from soong.orchestrator.schemas.worker import WorkersSchema
+from soong.shared.engine.runs.budgets import Budget, session_scope
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import TaskStatus
@@ -74,6 +75,36 @@ async def test_a_plan_brings_its_limits_and_the_result_tells_what_is_used(scene:
     assert [(error["place"], error["hint"]) for error in wrong.json()["errors"]] == [
         ("plan limits.turns", "did you mean 'max_turns'?")
     ]
+
+
+@pytest.mark.spec("DIS-07")
+async def test_what_a_task_may_use_is_raised_as_it_goes_on(scene: HttpHarness, tmp_path: Path) -> None:
+    told = await submitted(scene, tmp_path, plan={**PLAN, "limits": {"max_turns": 3, "cost_usd": 0.5}})
+    without = await submitted(scene, tmp_path)
+    path, session_id = f"/v1/tasks/{told['task']['id']}", told["session"]["id"]
+    budgets = scene.bench.store.budgets
+
+    wrong = await scene.caller.post(f"{path}/resume", json={"limits": {"turns": 9}})
+    unread = await scene.caller.post(f"{path}/resume", json={"limits": {"max_turns": 5}, "budget": "much"})
+    unlimited = await scene.caller.post(
+        f"/v1/tasks/{without['task']['id']}/resume", json={"limits": {"max_turns": 9}, "budget": "3usd"}
+    )
+    unchanged = (await scene.caller.get(f"{path}/result")).json()["limits"]["max_turns"]
+    raised = await scene.caller.post(f"{path}/resume", json={"limits": {"max_turns": 9}, "budget": "2usd"})
+
+    scope = session_scope(session_id)
+    other = session_scope(without["session"]["id"])
+    limits = (await scene.caller.get(f"{path}/result")).json()["limits"]
+    assert [(error["place"], error["hint"]) for error in wrong.json()["errors"]] == [
+        ("body.limits.turns", "remove it; did you mean 'max_turns'?")
+    ]
+    assert [code_of(one) for one in (unread, unlimited)] == ["invalid_input", "invalid_input"]
+    assert "has no limits; write `limits:` into its plan" in unlimited.json()["detail"]
+    assert unchanged == {"limit": 3, "used": 0}
+    assert raised.json()["status"] == "running", raised.text
+    assert (limits["max_turns"]["limit"], limits["cost_usd"]["limit"]) == (9, 0.5)
+    states = await budgets.budgets([scope, other], day="2026-01-01")
+    assert {name: state.budget for name, state in states.items()} == {scope: Budget(microusd=2_000_000)}
 
 
 @pytest.mark.spec("OPS-05.a")

@@ -4,7 +4,7 @@ import pytest
 
 from soong.orchestrator.client.task_limits import limits_of, raise_limits, read_limits
 from soong.shared.core.errors import InvalidPlanError, UsageError
-from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, task_scope
+from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope, task_scope
 from tests.contract.scene import open_scene
 from tests.model.memory import MemoryStore
 
@@ -38,10 +38,11 @@ async def test_only_the_named_limits_change_and_a_task_without_limits_gets_none(
     limited, plain = [await scene.store.tasks.task(await scene.task(name)) for name in ("a", "b")]
     await budgets.set_budget(task_scope(limited.id), Budget(tokens=5, turns=3))
 
-    await raise_limits(budgets, limited, Budget(turns=9))
+    await raise_limits(budgets, limited, of_session=NO_BUDGET, of_task=Budget(turns=9))
     with pytest.raises(UsageError, match="has no limits; write `limits:` into its plan"):
-        await raise_limits(budgets, plain, Budget(turns=9))
+        await raise_limits(budgets, plain, of_session=Budget(tokens=9), of_task=Budget(turns=9))
 
-    (state,) = (await budgets.budgets([task_scope(limited.id)], day="2026-11-24")).values()
+    scopes = [task_scope(limited.id), session_scope(plain.session_id)]
+    (state,) = (await budgets.budgets(scopes, day="2026-11-24")).values()
     assert state.budget == Budget(tokens=5, turns=9)
     assert await limits_of(scene.store, plain) == ()

@@ -7,6 +7,8 @@ revision it speaks and, for some scenarios, which calls it wants to see.
 import asyncio
 import json
 import os
+import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -89,9 +91,10 @@ async def main(url: str) -> None:
                 sys.exit(snapshot.problem if snapshot else "the server was not asked")
             for name, arguments in wanted(scene):
                 result = await scene.call(name, **arguments)
-                if result.error is not None and "soong mcp login t" in result.error.message:  # as a person would
-                    scope = result.error.message.partition("--scope '")[2].partition("'")[0]
-                    await logged_in(scene.home, config, scope)
+                command = re.search("`(soong mcp login t[^`]*)`", result.error.message if result.error else "")
+                if command is not None:  # typed as a person would
+                    words = shlex.split(command[1])
+                    await logged_in(scene.home, config, words[-1] if "--scope" in words else "")
                     result = await scene.call(name, **arguments)
                 sys.stdout.write(f"{name}: {result.error or 'ok'}\n")
             resources = await scene.call("internal.list_mcp_resources", server="t")

@@ -185,8 +185,8 @@ def _named(error: ForeignError) -> Exception:
             return error
 
 
-async def run_to_end(running: Coroutine[object, object, HandlerOutput], call_state: CallState) -> HandlerOutput:
-    """Run a handler that asked not to be cut: an abort meanwhile waits in ``call_state.signal`` until it has ended."""
+async def run_to_end(running: Coroutine[object, object, T], call_state: CallState) -> T:
+    """Run what asked not to be cut: an abort meanwhile waits in ``call_state.signal`` until it has ended."""
     task = asyncio.ensure_future(running)
     while True:
         try:

@@ -314,7 +314,8 @@ class ToolPipeline:
         result = with_reason(own_deliverable(result, call_state.target), call_state.verdict)
         result = with_context(result, pre.context)
         if self._hooks.post:
-            result = await self._after(call_state, definition, pre, result)
+            telling = self._after(call_state, definition, pre, result)
+            result = await (telling if definition.interrupt == "cancel" else run_to_end(telling, call_state))
         return self._normalised(call_state, definition, result)
 
     async def _handled(

@@ -12,6 +12,7 @@ from soong.shared.core.jsontext import Json, JsonObject, digest
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, Risk, Target, ToolContext, Traits
+from soong.shared.tools.hooks.chain import HookCall, Hooks, NamedHook, PostOutcome
 from soong.shared.tools.pipeline import PipelineConfig
 from soong.shared.tools.ports import CallRecord, ToolCall, Verdict
 from soong.shared.tools.result import ArtifactRef, ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
@@ -391,21 +392,33 @@ async def test_an_abort_cancels_the_handler_and_is_recorded_before_it_goes_on() 
 
 
 @pytest.mark.spec("EXE-07.f")
-async def test_a_tool_that_must_not_be_cut_is_waited_for_and_its_result_kept() -> None:
+@pytest.mark.parametrize("cut_off", ["handler", "post hook"])
+async def test_a_tool_that_must_not_be_cut_is_waited_for_and_its_result_kept(cut_off: str) -> None:
+    """However often it is cancelled meanwhile, as a run that has not ended is."""
     reached, release = asyncio.Event(), asyncio.Event()
 
+    async def wait_in(name: str) -> None:
+        if name == cut_off:
+            reached.set()
+            await release.wait()
+
     async def handler(_context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
-        reached.set()
-        await release.wait()
+        await wait_in("handler")
         return "written"
 
-    bench = make_bench([make_tool(handler=handler, interrupt="block")])
+    async def after(_call: HookCall, _result: ToolResult) -> PostOutcome:
+        await wait_in("post hook")
+        return PostOutcome()
+
+    hooks = Hooks(post=(NamedHook("after", after),))
+    bench = make_bench([make_tool(handler=handler, interrupt="block")], hooks=hooks)
     task = asyncio.ensure_future(bench.call("test.echo"))
     await asyncio.wait_for(reached.wait(), 5)
 
-    task.cancel()
-    await asyncio.sleep(0)
-    assert not task.done()
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
     release.set()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -297,14 +297,15 @@ class Soong:
     async def resume(
         self, task_id: str, *, model: str = "", budget: str = "", limits: Mapping[str, Json] | None = None
     ) -> None:
-        """Continue a paused task, or rerun the steps of an ended one that did not complete, on another ``model``.
+        """Continue a paused task, or rerun the steps of an ended one that did not complete.
 
-        ``budget`` is what its session may use in all from now on, as in :meth:`run`. ``limits`` sets limits of its plan
-        by their names there, in all from the task's beginning.
+        ``model`` replaces the model of the agent steps that run again. ``budget`` is what its session may use in all
+        from now on, as in :meth:`run`. ``limits`` sets limits of its plan by their names there, in all from the task's
+        beginning.
 
         Raises:
-            UsageError: a budget or a limit cannot be read, or the plan has no limits; nothing was changed.
-            StartedByRunError: a run started this program, which therefore raises nothing.
+            UsageError: the budget or a limit cannot be read, or the plan has no limits; nothing was changed.
+            StartedByRunError: a run started this program, and a run cannot change a budget.
         """
         of_session, of_task = parse_budget(budget), limits_from(limits or {}, "limits")
         if budget or limits:

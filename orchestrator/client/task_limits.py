@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Final
 
 from soong.shared.core.clock import utc_date
-from soong.shared.core.errors import UsageError
+from soong.shared.core.errors import ConflictError, UsageError
 from soong.shared.core.jsontext import Json, parse_strict
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.budgets import (
@@ -18,6 +18,7 @@ from soong.shared.engine.runs.budgets import (
     session_scope,
     task_scope,
 )
+from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.storage.store import Store
 
@@ -106,8 +107,15 @@ def limits_from(given: Mapping[str, Json], where: str) -> Budget:
 async def raise_limits(budgets: BudgetStore, task: Task, *, of_session: Budget, of_task: Budget) -> None:
     """Set what a session may use in all, and the named limits of a task, in all from its beginning; the others stay.
 
-    Raises: UsageError, when the task has none; nothing is changed.
+    Raises:
+        UsageError: the task has no limits; nothing was changed.
+        ConflictError: the task is completed; nothing was changed.
     """
+    is_asked = not (of_session.is_unlimited and of_task.is_unlimited)
+    if is_asked and task.status is TaskStatus.COMPLETED:
+        raise ConflictError(
+            f"task {task.id} is completed; `soong budget {task.session_id} --set` changes what its session may use"
+        )
     if not of_task.is_unlimited:
         await _raise_task(budgets, task, of_task)
     if not of_session.is_unlimited:

@@ -77,7 +77,7 @@ class ResumeBody(CommandBody):
     @property
     def raises_limits(self) -> bool:
         """Whether it permits the task to use more, which only an approver may."""
-        return bool(self.budget or self.limits)
+        return bool(self.budget) or self.limits is not None
 
 
 class RetryBody(CommandBody):
@@ -345,7 +345,7 @@ async def resume_task(
 ) -> Response:
     """Continue a paused task, or rerun the steps of an ended one that did not complete.
 
-    What it or its session may use is changed with the right `approve`, in one's own session.
+    To change what it or its session may use needs the right `approve` and one's own session.
     """
     asked = body or ResumeBody()
     if asked.raises_limits:

@@ -85,6 +85,16 @@ await page.getByRole("cell", { name: "9" }).waitFor();
 found.limits = await page.locator("form tbody tr").allInnerTexts();
 found.commands = await page.locator("header button").allInnerTexts();
 
+// An agent that was stopped has made no step, and can be run again.
+await open("Submit");
+await page.getByLabel("Goal").fill("Wait.");
+await page.getByLabel("Project folder").fill(project);
+await page.getByLabel("Model", { exact: true }).fill("openai-chat:nobody-answers");
+await page.getByRole("button", { name: "Start" }).click();
+await page.getByRole("button", { name: "cancel" }).click();
+await page.locator("h1 .status.cancelled").waitFor();
+found.stopped = await page.locator("header button").allInnerTexts();
+
 for (const name of ["Sessions", "Workers", "Usage", "Audit"]) {
   await open(name);
   await page.locator(".note.empty[role=status]").waitFor({ state: "detached" });

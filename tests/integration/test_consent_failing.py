@@ -98,7 +98,9 @@ async def test_a_callback_that_cancels_itself_is_denied_as_failed(open_bench: Op
     async with open_bench(cancelled) as bench:
         asking = await ask_at_once(bench)
 
-        await ended(bench, asking, ErrorType.PERMISSION_FAILED)
+        verdict = await ended(bench, asking, ErrorType.PERMISSION_FAILED)
+
+        assert "cancelled" in verdict.reason
 
 
 @pytest.mark.spec("PER-05", "PER-14")

@@ -1,8 +1,9 @@
 """Hints over a real Redis: heard once, heard over a restart, and never in the way of whoever rings."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from typing import TypeAlias
 
 import pytest
 import redis
@@ -10,7 +11,9 @@ import redis
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import REQUESTS
+from soong.shared.storage.redis import client, direct_connection
 from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.direct_connection import DirectConnection
 from soong.shared.storage.redis.notifier import MAX_WAITING, RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from tests.servers import RedisServer, redis_server
@@ -319,11 +322,24 @@ async def test_a_subscription_that_nobody_waits_for_any_more_leaves_nothing_behi
     await clients.close()
 
 
-async def test_a_command_that_is_cancelled_ends_so_at_whichever_step_of_it(clients: RedisClients) -> None:
-    """``asyncio.wait_for`` of Python 3.11 loses a cancellation that comes as what it waits for is done."""
+Ask: TypeAlias = Callable[[], Awaitable[object]]
+
+
+@pytest.fixture(params=["client", "direct connection"])
+async def ask(request: pytest.FixtureRequest, clients: RedisClients) -> AsyncIterator[Ask]:
+    """Send a command over a connection that is there."""
+    connection = DirectConnection(clients.commands)
+    asking: Ask = clients.commands.ping if request.param == "client" else lambda: connection.execute([("PING",)])
+    await asking()
+    yield asking
+    await connection.close()
+
+
+async def test_a_command_that_is_cancelled_ends_so_at_whichever_step_of_it(ask: Ask) -> None:
+    """``asyncio.wait_for`` of Python 3.11 loses a cancellation that comes as what it waits for ends."""
 
     async def ask_and_work() -> None:
-        await clients.commands.ping()
+        await ask()
         await asyncio.sleep(LIMIT_S)
 
     for steps in range(40):
@@ -331,5 +347,14 @@ async def test_a_command_that_is_cancelled_ends_so_at_whichever_step_of_it(clien
         for _ in range(steps):
             await asyncio.sleep(0)
         working.cancel()
-        ended, _ = await asyncio.wait({working}, timeout=1.0)
-        assert ended, f"cancelled at step {steps}, it works on"
+        await asyncio.wait({working}, timeout=1.0)
+        assert working.cancelled(), f"cancelled at step {steps}, it works on, or failed"
+
+
+async def test_a_command_has_a_time_limit(ask: Ask, clients: RedisClients, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (client, direct_connection):
+        monkeypatch.setattr(module, "COMMAND_LIMIT_S", 0.1)
+    await clients.blocking.client_pause(500)
+
+    with pytest.raises(TimeoutError):
+        await ask()

@@ -40,6 +40,7 @@ def cli() -> Iterator[CliHarness]:
     with scene() as one:
         (one.folder / "work.py").write_text(WORK)
         one.environment["SOONG_FUNCTIONS"] = "work"
+        one.environment |= {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}
         yield one
 
 
@@ -87,6 +88,7 @@ def test_a_person_submits_watches_and_answers_in_a_browser(cli: CliHarness, tmp_
     assert found["tools"] > 5
     assert found["limits"] == ["model turns\t2\t9"]
     assert found["commands"] == []
+    assert found["stopped"] == ["run again what did not complete"]
     written_files = sorted(path.name for path in cli.folder.glob("*.txt"))
     assert len(written_files) == 1
     assert "allowed" in found["answered"][0]

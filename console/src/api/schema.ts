@@ -793,7 +793,7 @@ export interface paths {
          * Resume Task
          * @description Continue a paused task, or rerun the steps of an ended one that did not complete.
          *
-         *     What it or its session may use is changed with the right `approve`, in one's own session.
+         *     To change what it or its session may use needs the right `approve` and one's own session.
          */
         post: operations["resume_task"];
         delete?: never;

@@ -15,15 +15,15 @@ const WORDS: Readonly<Record<Name, string>> = {
   wall_s: "seconds",
 };
 const NAMES = Object.keys(WORDS) as Name[];
-const WAITING = ["failed", "cancelled", "paused"];
+const RESUMABLE = ["failed", "cancelled", "paused"];
 
-/** What a task has used of the limits of its plan; where it waits for more, a form that gives it more. */
+/** What a task has used of the limits of its plan, and a form that raises them and resumes it. */
 export function TaskLimits({ task, limits, onCommand }: { task: TaskResult; limits: Limits; onCommand: () => void }) {
   const mayRun = useMay("run");
   const mayApprove = useMay("approve");
   const [given, setGiven] = useState<Partial<Record<Name, string>>>({});
   const [failure, setFailure] = useState<unknown>(null);
-  const mayRaise = mayRun && mayApprove && WAITING.includes(task.status);
+  const mayRaise = mayRun && mayApprove && RESUMABLE.includes(task.status);
   const named = NAMES.filter((name) => given[name]);
   const raise = () => {
     setFailure(null);

@@ -1,6 +1,6 @@
 import { lazy, Suspense, useCallback, useMemo, useState } from "react";
 import { post } from "../api/client";
-import type { LiveStep, TaskNews, TaskResult } from "../api/types";
+import type { LiveStep, Task, TaskNews, TaskResult } from "../api/types";
 import { useMay } from "../parts/caller";
 import { useFetched } from "../parts/fetched";
 import { useKeys } from "../parts/keys";
@@ -23,6 +23,7 @@ type View = (typeof VIEWS)[number];
 /** A task while it works: its graph or its steps, the chosen step, and what can be done about it. */
 export function TaskScreen({ id }: { id: string }) {
   const [again, setAgain] = useState(0);
+  const lookAgain = () => setAgain((count) => count + 1);
   const live = useTask(id, again);
   const { parameters } = useRoute();
   const selected = parameters.get("step") ?? "";
@@ -54,7 +55,7 @@ export function TaskScreen({ id }: { id: string }) {
   const step = live.steps.get(selected);
   return (
     <>
-      <Head news={live.news} isConnected={live.isConnected} onCommand={() => setAgain((count) => count + 1)} />
+      <Head news={live.news} isConnected={live.isConnected} onCommand={lookAgain} />
       <div role="tablist" className="tabs">
         {VIEWS.map((name) => (
           <button key={name} role="tab" aria-selected={view === name} onClick={() => setView(name)}>
@@ -70,7 +71,7 @@ export function TaskScreen({ id }: { id: string }) {
             </Suspense>
           )}
           {view === "steps" && <Steps steps={steps} selected={selected} onSelect={select} />}
-          {view === "result" && <Result id={id} status={live.news.task.status} onCommand={() => setAgain((count) => count + 1)} />}
+          {view === "result" && <Result id={id} status={live.news.task.status} onCommand={lookAgain} />}
         </div>
         {step && (
           <StepPanel
@@ -80,7 +81,7 @@ export function TaskScreen({ id }: { id: string }) {
             items={steps.filter((one) => one.map === step.id)}
             isOver={live.news.task.ended !== null}
             onSelect={select}
-            onCommand={() => setAgain((count) => count + 1)}
+            onCommand={lookAgain}
           />
         )}
       </div>
@@ -99,6 +100,13 @@ function countsByMap(steps: readonly LiveStep[]): Map<string, Partial<Record<str
   return found;
 }
 
+function commandsOf(task: Task): string[] {
+  if (!task.ended) return task.status === "paused" ? ["resume", "cancel"] : ["pause", "cancel"];
+  // A completed task can hold steps that failed and were kept.
+  const isDone = task.status === "completed" && Object.keys(task.step_counts).every((status) => status === "completed");
+  return isDone ? [] : ["retry"];
+}
+
 function Head({ news, isConnected, onCommand }: { news: TaskNews; isConnected: boolean; onCommand: () => void }) {
   const { task } = news;
   const [failure, setFailure] = useState<unknown>(null);
@@ -107,8 +115,7 @@ function Head({ news, isConnected, onCommand }: { news: TaskNews; isConnected: b
     setFailure(null);
     post(`/v1/tasks/${task.id}/${name}`).then(onCommand, setFailure);
   };
-  const isDone = Object.keys(task.step_counts).every((status) => status === "completed");
-  const commands = task.ended ? (isDone ? [] : ["retry"]) : task.status === "paused" ? ["resume", "cancel"] : ["pause", "cancel"];
+  const commands = commandsOf(task);
   return (
     <header>
       <h1>

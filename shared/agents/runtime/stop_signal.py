@@ -45,9 +45,10 @@ class StopSignal:
 
 
 def cancel_until_done(task: "asyncio.Task[Any]") -> None:
-    """Cancel a run's task, and again for as long as it works on.
+    """Cancel a run's task, and again every ``CANCEL_AGAIN_S`` until it is done.
 
-    What a run calls can lose a cancellation, as ``asyncio.wait_for`` does before Python 3.12 (python/cpython#86296).
+    Code that a run calls can lose a cancellation, as ``asyncio.wait_for`` does before Python 3.12
+    (python/cpython#86296).
     """
     if not task.done():
         task.cancel()

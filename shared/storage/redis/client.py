@@ -3,9 +3,9 @@
 Two pools because a time limit that suits a command ends a blocking read (redis-py's default is 5 s). Nothing is retried
 below us: each caller knows better whether to wait, to drop or to look at the rows instead.
 
-The limit of a command is set here and not as the ``socket_timeout`` of its connection: redis-py keeps that for writes
-by ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes as the write is done
-(python/cpython#86296). A run that was cancelled at that moment worked on.
+The limit of a command is not the ``socket_timeout`` of its connection: redis-py applies that to writes by
+``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes as the write ends (python/cpython#86296),
+and a cancelled run then continues.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ BLOCKING_CONNECTIONS = 64
 
 
 class LimitedRedis(Redis):
-    """A client each of whose commands has a time limit, with the wait for a connection.
+    """A client whose commands have a time limit, the wait for a connection included.
 
-    Raises (by each command): TimeoutError, when it took longer than ``COMMAND_LIMIT_S``.
+    Each command raises: TimeoutError, when it took longer than ``COMMAND_LIMIT_S``.
     """
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         async with asyncio.timeout(COMMAND_LIMIT_S):
-            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]  # redis-py
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]  # of redis-py
 
 
 class RedisClients:

@@ -1,10 +1,13 @@
 """Raising the limits of a task on the command line (DIS-07)."""
 
+from dataclasses import replace
+
 import pytest
 
 from soong.orchestrator.client.task_limits import limits_of, raise_limits, read_limits
-from soong.shared.core.errors import InvalidPlanError, UsageError
+from soong.shared.core.errors import ConflictError, InvalidPlanError, UsageError
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, session_scope, task_scope
+from soong.shared.engine.tasks.status import TaskStatus
 from tests.contract.scene import open_scene
 from tests.model.memory import MemoryStore
 
@@ -46,3 +49,15 @@ async def test_only_the_named_limits_change_and_a_task_without_limits_gets_none(
     (state,) = (await budgets.budgets(scopes, day="2026-11-24")).values()
     assert state.budget == Budget(tokens=5, turns=9)
     assert await limits_of(scene.store, plain) == ()
+
+
+async def test_nothing_is_raised_of_a_completed_task() -> None:
+    scene = await open_scene(MemoryStore())
+    budgets = scene.store.budgets
+    task = replace(await scene.store.tasks.task(await scene.task("a")), status=TaskStatus.COMPLETED)
+
+    with pytest.raises(ConflictError, match=f"`soong budget {task.session_id} --set`"):
+        await raise_limits(budgets, task, of_session=Budget(tokens=9), of_task=NO_BUDGET)
+    await raise_limits(budgets, task, of_session=NO_BUDGET, of_task=NO_BUDGET)
+
+    assert await budgets.budgets([session_scope(task.session_id)], day="2026-11-24") == {}

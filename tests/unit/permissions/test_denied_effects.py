@@ -27,7 +27,7 @@ from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import ScopeKind
 from soong.shared.tools.definition import Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.hooks.chain import Hooks
-from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreAction, PreOutcome
+from soong.shared.tools.hooks.hook import HookCall, NamedHook, PreAction, PreHook, PreOutcome
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
@@ -143,7 +143,7 @@ DISPATCHES = st.none() | st.lists(PATTERNS, max_size=3).map(tuple)
 def hooks_of(wanted: Sequence[tuple[PreAction, str | None]]) -> Hooks:
     """Return hooks that say so, and that move the target into another folder where one is named."""
 
-    def made(action: PreAction, folder: str | None) -> "object":
+    def made(action: PreAction, folder: str | None) -> PreHook:
         async def hook(call: HookCall) -> PreOutcome:
             path = str(call.call_input.get("path", ""))
             moved = {"path": f"{folder}/{path.rpartition('/')[2]}"} if folder and path else None
@@ -151,7 +151,7 @@ def hooks_of(wanted: Sequence[tuple[PreAction, str | None]]) -> Hooks:
 
         return hook
 
-    return Hooks(tuple(NamedHook(f"h{n}", made(*one)) for n, one in enumerate(wanted)))  # type: ignore[arg-type]  # a hook
+    return Hooks(tuple(NamedHook(f"h{n}", made(*one)) for n, one in enumerate(wanted)))
 
 
 def covers(rule: Rule, ran: Ran) -> bool:

@@ -295,11 +295,11 @@ async def test_an_input_whose_target_is_refused_is_still_shown_to_hooks_that_may
 
     told: list[JsonObject] = []
 
-    async def mend(call: HookCall) -> PreOutcome:
+    async def repair(call: HookCall) -> PreOutcome:
         told.append(call.derived)
         return PreOutcome(call_input={"text": "good"})
 
-    bench = make_bench([make_tool(target=target)], project=Path("/p"), hooks=Hooks((NamedHook("mend", mend),)))
+    bench = make_bench([make_tool(target=target)], project=Path("/p"), hooks=Hooks((NamedHook("repair", repair),)))
 
     assert (await bench.call("test.echo", text="bad")).data == "good"
     assert told == [{"cwd": "/p", "project": "/p"}]

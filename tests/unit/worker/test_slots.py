@@ -68,7 +68,7 @@ class SlotsHarness:
         async with asyncio.timeout(10):
             await self.slots.hold()
             # A slot is given back after the end of its run is written, and is free while its run waits without one.
-            while self.slots.busy or self.slots.free_slots() < self.slots.capacity:  # noqa: ASYNC110  # nothing tells
+            while self.slots.busy or self.slots.free_slots() < self.slots.capacity:  # noqa: ASYNC110  # no event for it
                 await asyncio.sleep(0)
         pumping.cancel()
         return list(await self.store.tasks.steps(task.id))

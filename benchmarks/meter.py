@@ -1,7 +1,9 @@
 """Measuring from outside: time, CPU of process trees, what Redis counted, what the store counted."""
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import psutil
 import redis
@@ -9,14 +11,27 @@ import redis
 from benchmarks.workbench import Sample, Workbench
 from benchmarks.workload import Workload
 
+QUIET_FOR_S: Final = 0.1
+QUIET_CPU_S: Final = 0.01
+"""What processes that rest may use in ``QUIET_FOR_S``: the grain in which the kernel counts."""
+SETTLING_S: Final = 30.0
+
+
+class RestlessError(RuntimeError):
+    """The processes of a workbench go on working long after their last workload."""
+
 
 def measure(workbench: Workbench, workload: Workload, broker: redis.Redis) -> Sample:
-    """Run ``workload`` once between two readings of every counter."""
-    redis_pid = int(broker.info("server")["process_id"])
+    """Run ``workload`` once between two readings of every counter.
+
+    Time counts up to the result. Costs count until all processes rest: some of a task's work may come after its result,
+    and it must not slow down whatever is measured next.
+    """
+    processes = (*workbench.processes(), int(broker.info("server")["process_id"]))
     before = (workbench.transactions(), workbench.log_bytes())
-    commands, used_s = count_commands(broker), cpu_s((*workbench.processes(), redis_pid))
+    commands, used_s = count_commands(broker), cpu_s(processes)
     waits_s = workbench.run(workload)
-    cpu_used_s = cpu_s((*workbench.processes(), redis_pid)) - used_s
+    cpu_used_s = settled_cpu_s(processes) - used_s
     commands_used = count_commands(broker) - commands
     transactions, log_bytes = map(_grown, before, (workbench.transactions(), workbench.log_bytes()))
     return Sample(sum(waits_s), cpu_used_s, commands_used, transactions, log_bytes, waits_s)
@@ -31,6 +46,17 @@ def count_commands(broker: redis.Redis) -> int:
     counted: dict[str, dict[str, int]] = broker.info("commandstats")
     # Only what was sent, not our own reading of the counters.
     return sum(entry["calls"] for name, entry in counted.items() if name != "cmdstat_info")
+
+
+def settled_cpu_s(roots: Sequence[int]) -> float:
+    """Wait until the processes rest; return the CPU time that they had used by then. Raises: RestlessError."""
+    used_s, deadline_s = cpu_s(roots), time.monotonic() + SETTLING_S
+    while time.monotonic() < deadline_s:
+        time.sleep(QUIET_FOR_S)
+        before_s, used_s = used_s, cpu_s(roots)
+        if used_s - before_s <= QUIET_CPU_S:
+            return before_s
+    raise RestlessError(f"the processes {list(roots)} did not come to rest in {SETTLING_S:g} s")
 
 
 def cpu_s(roots: Iterable[int]) -> float:

@@ -182,7 +182,7 @@ class Client:
 
         ``new`` is the subscription to the session of a task that has just been submitted. If it is open, nothing has
         happened unheard: the first look comes a moment later, or with the end. ``for_result``: nobody watches, the last
-        view is for the task's result.
+        view is for the task's result; looks before it are few.
 
         A task that is cancelled or fails has ended before its running steps have: these get ``STOPPING_S``. A database
         or Redis that is away for a while is waited for: the rows still say what happened.
@@ -191,15 +191,16 @@ class Client:
         opening = new or self.subscriber.subscribe_session((await self.store.tasks.task(task_id)).session_id)
         subscription = await opening
         loop = asyncio.get_running_loop()
+        every_s = POLL_EVERY_S if for_result else LOOK_AT_MOST_EVERY_S
         ended_s: float | None = None
         end: TaskSnapshot | None = None
         try:
             if new is not None and (was_open or await self._status_again(task_id) is TaskStatus.RUNNING):
-                end = await self._until_news(subscription, task_id, LOOK_AT_MOST_EVERY_S, for_result=for_result)
+                end = await self._until_news(subscription, task_id, every_s, for_result=for_result)
             while True:
                 begun_s = loop.time()
                 view = end or await self._view_again(task_id, for_result=for_result)
-                pause_s = max(LOOK_AT_MOST_EVERY_S, (loop.time() - begun_s) * PAUSE_PER_LOOK)
+                pause_s = max(every_s, (loop.time() - begun_s) * PAUSE_PER_LOOK)
                 yield view
                 now_s = loop.time()
                 ended_s = (ended_s or now_s) if _has_ended(view) else None
@@ -218,16 +219,20 @@ class Client:
     ) -> TaskSnapshot | None:
         """Wait for the next look: not before ``pause_s`` have passed, but at once when the task has ended.
 
-        ``for_result``: return that end, if it was heard of and the task is a plan's.
+        ``for_result``: return that end, if it was heard of and the task is a plan's. It is read with the status, also
+        where a look is due.
         """
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         heard = await subscription.wait(max(pause_s, POLL_EVERY_S))
-        while heard and (left_s := begun_s + pause_s - loop.time()) > 0:
+        while heard:
+            left_s = begun_s + pause_s - loop.time()
+            if left_s <= 0 and not for_result:
+                return None
             found = await (self._end_again(task_id) if for_result else self._status_again(task_id))
             if isinstance(found, TaskEnd) and found.task.kind is not TaskKind.ASK:
                 return TaskSnapshot(found.task, in_plan_order(found.steps), (), (), last_runs=found.last_runs)
-            if found is not TaskStatus.RUNNING:
+            if found is not TaskStatus.RUNNING or left_s <= 0:
                 return None
             heard = await subscription.wait(left_s)
         return None

@@ -85,3 +85,24 @@ async def test_a_new_task_that_has_ended_before_it_is_followed_is_seen_at_once(m
         views = [view async for view in following]
 
     assert [view.task.status for view in views] == [TaskStatus.COMPLETED]
+
+
+async def test_for_a_result_the_end_is_read_once_however_late_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soong.orchestrator.client.client, "LOOK_AT_MOST_EVERY_S", 0.01)
+    scene = await open_scene(MemoryStore())
+    claim = await scene.start("a")
+    client = client_of(scene)
+    opening = asyncio.create_task(client.subscriber.subscribe_session(scene.own.session_id))
+    await opening
+    following = asyncio.ensure_future(anext(client.follow(claim.identity.task_id, new=opening, for_result=True)))
+    await asyncio.sleep(0.1)  # somebody who watches would have looked by now
+    assert not following.done()
+
+    await scene.advance([completed(claim)])
+    await scene.store.tasks.finish_task(scene.own, claim.identity.task_id, now_us=scene.now_us)
+    await client.notifier.notify_session(claim.identity.session_id)
+
+    async with asyncio.timeout(10):
+        view = await following
+    assert view.task.status is TaskStatus.COMPLETED
+    assert view.last_runs is not None  # with the end, in the same read

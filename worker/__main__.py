@@ -13,7 +13,7 @@ import threading
 from soong.shared.core.errors import SoongError, UsageError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.settings import load_settings
-from soong.shared.core.startup import leave_gc, tune_gc
+from soong.shared.core.startup import begin, leave_gc
 from soong.shared.core.terminal import guard_streams
 from soong.shared.core.texts import require_text
 from soong.shared.engine.tasks.functions import STEP_THREADS
@@ -31,7 +31,7 @@ def main() -> int:
     status = StatusPipe()
     faulthandler.enable(2)  # where a process is that its subreaper ends, or that a C extension crashes
     guard_streams()
-    tune_gc()
+    begin()
     hear_signals()
     forbid_inspection()
     mark_family()

@@ -9,12 +9,12 @@ from typing import Any
 
 from soong.orchestrator.cli.main import main
 from soong.orchestrator.embedded.preforked_workers import IMPORTED, SQLITE
-from soong.shared.core.startup import tune_gc
+from soong.shared.core.startup import begin
 
 
 def wait() -> None:
     """Import what a service imports, then become what the order on standard input says; end where none comes."""
-    tune_gc()
+    begin()
     for name in ("soong.orchestrator.cli.up", *IMPORTED, SQLITE):
         importlib.import_module(name)
     order = _read()

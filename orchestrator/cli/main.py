@@ -18,7 +18,7 @@ from soong.orchestrator.cli.application import COMPLETE_VARIABLE, build, words_t
 from soong.orchestrator.cli.console import complain, emit_error
 from soong.orchestrator.cli.verbosity import Verbosity, chosen
 from soong.shared.core.errors import InvalidPlanError, SoongError, UsageError
-from soong.shared.core.startup import leave_gc, tune_gc
+from soong.shared.core.startup import begin, leave_gc
 from soong.shared.core.terminal import guard_streams
 from soong.shared.core.texts import require_text
 
@@ -31,7 +31,7 @@ _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF})
 
 def main() -> None:
     """Run the command line; does not return."""
-    tune_gc()
+    begin()
     _open_closed_streams()
     guard_streams()
     try:

@@ -10,7 +10,7 @@ from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.embedded.http_port import sign
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import load_settings
-from soong.shared.core.startup import settle_gc, tune_gc
+from soong.shared.core.startup import begin, settle_gc
 from soong.shared.core.terminal import guard_streams
 
 
@@ -18,7 +18,7 @@ def serve(listener: socket.socket, lock: int, when_parent_ends: Callable[[Callab
     """Serve until a signal comes or the service ends, of which ``when_parent_ends`` tells; return the exit code."""
     sign(lock)
     guard_streams()
-    tune_gc()
+    begin()
     from soong.orchestrator.http.running import run  # after it: FastAPI makes many objects
 
     settings = load_settings()

@@ -114,3 +114,21 @@ def test_what_many_runs_hold_is_not_searched_and_the_garbage_that_they_leave_is(
     assert int(while_held) == 0
     assert int(later) >= 2
     assert is_as_before == "True"
+
+
+REDIS = """
+import sys
+from soong.shared.core.startup import begin
+
+begin()
+import redis.asyncio, redis.observability.providers
+print("opentelemetry.sdk.metrics" in sys.modules, redis.observability.providers.OTEL_AVAILABLE)
+from opentelemetry.sdk.metrics import MeterProvider
+print(MeterProvider.__name__)
+"""
+
+
+def test_redis_does_without_the_metrics_of_opentelemetry_and_nobody_else() -> None:
+    ran = subprocess.run([sys.executable, "-P", "-c", REDIS], capture_output=True, text=True, check=True)
+
+    assert ran.stdout.split() == ["False", "False", "MeterProvider"]

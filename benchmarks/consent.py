@@ -6,8 +6,9 @@ rows, a client's callback that answers at once, its answer row, the owner's sign
 consumption. The peer is a message to another process over a Redis stream and one back, nothing else: no row, no
 identity, no signature; once as often as questions are asked here, once in a tight loop. Between two questions a machine
 goes to rest, and each process, thread and server of the way has to be woken: of that a tight loop knows nothing.
-**crowd** is a thousand questions of twenty sessions on four worker processes at once
-(:mod:`benchmarks.crowd`), each of which has run agents before; what has to be true of it is checked in rows and files.
+**crowd** is a thousand questions of twenty sessions at once (:mod:`benchmarks.crowd`), on two worker processes as they
+are by default, and on four with eight slots each, all of which have run agents before; what has to be true of it is
+checked in rows and files.
 """
 
 import multiprocessing
@@ -22,15 +23,19 @@ from typing import Any, Final
 import redis
 
 from benchmarks.crowd import Asker, faults_of, plan_of, play
-from benchmarks.fleet import SLOTS, Fleet, fleet
+from benchmarks.fleet import Fleet, fleet
 from benchmarks.handing_over import prepare
+from benchmarks.meter import settled_cpu_s
 from benchmarks.report import Figure, Finding
+from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode
 from tests.log_entries import POSTGRES_EVENTS
 from tests.servers import postgres_server, redis_server
 
 NAME: Final = "consent"
 WORKERS: Final = 4
+AS_BY_DEFAULT: Final = (2, int(Settings.model_fields["slots"].default))
+"""Workers that a service has on two cores, and the slots of each."""
 SESSIONS: Final = 20
 ITEMS: Final = 50
 SINGLES: Final = 40
@@ -70,11 +75,11 @@ def run(rounds: int) -> Finding:
                 asking += took
                 bare += _round_trips(peer, ROUND_TRIPS)
                 paced += _round_trips(peer, PACED_ROUND_TRIPS, pause_s=pause_s)
-        return (
-            _asking(asking, PACED_PEER, paced)
-            .and_also(_asking(asking, PEER, bare))
-            .and_also(_crowd(own, Path(project) / "crowd"))
-        )
+        found = _asking(asking, PACED_PEER, paced).and_also(_asking(asking, PEER, bare))
+        found = found.and_also(_crowd(own, Path(project) / "crowd"))
+        settled_cpu_s([process.pid for process in own.processes])
+        with fleet(server, *AS_BY_DEFAULT) as usual:
+            return found.and_also(_crowd(usual, Path(project) / "usual"))
 
 
 def askers_of(home: Path, folder: Path, sessions: int, items: int, *, first: int = 0) -> list[Asker]:
@@ -104,8 +109,10 @@ def _singles(own: Fleet, folder: Path) -> tuple[list[float], float]:
 def _crowd(own: Fleet, folder: Path) -> Finding:
     folder.mkdir()
     # A worker imports what agents need with its first one: a fifth of their CPU time in all of this.
-    own.runner.run(play(own.client, askers_of(own.home, folder / "first", WORKERS, SLOTS, first=50)))
+    first = askers_of(own.home, folder / "first", own.workers, own.slots_each, first=50)
+    own.runner.run(play(own.client, first))
     askers = askers_of(own.home, folder / "crowd", SESSIONS, ITEMS, first=100)
+    settled_cpu_s([process.pid for process in own.processes])
     before = int(str(own.ask(_ASKED)[0]))
     began = time.perf_counter()
     own.runner.run(play(own.client, askers))
@@ -118,11 +125,12 @@ def _crowd(own: Fleet, folder: Path) -> Finding:
     if elsewhere or not consumed:
         faults.append(f"{elsewhere} of {consumed} decisions were consumed by another call than theirs")
     took = _latencies(own, askers)
+    name = f"P2-crowd-{own.workers}x{own.slots_each}"
     lines = [
-        Figure("P2-crowd", "postgresql", "questions", "1/s", round(asked / elapsed_s, 1), "", None, None),
-        Figure("P2-crowd", "postgresql", "wait p50", "ms", round(statistics.median(took), 2), "", None, None),
-        Figure("P2-crowd", "postgresql", "wait p95", "ms", round(_p95(took), 2), "", None, None),
-        Figure("P2-crowd", "postgresql", "faults", "of 1000", len(faults), "", None, None),
+        Figure(name, "postgresql", "questions", "1/s", round(asked / elapsed_s, 1), "", None, None),
+        Figure(name, "postgresql", "wait p50", "ms", round(statistics.median(took), 2), "", None, None),
+        Figure(name, "postgresql", "wait p95", "ms", round(_p95(took), 2), "", None, None),
+        Figure(name, "postgresql", "faults", "of 1000", len(faults), "", None, None),
     ]
     return Finding(lines, faults)
 

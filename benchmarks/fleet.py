@@ -34,6 +34,7 @@ class Fleet:
     """A running deployment with so many workers, and a client of it."""
 
     workers: int
+    slots_each: int
     home: Path
     client: Client
     runner: asyncio.Runner
@@ -42,7 +43,7 @@ class Fleet:
 
     @property
     def slots(self) -> int:
-        return self.workers * SLOTS
+        return self.workers * self.slots_each
 
     def prepare(self, title: str, steps: Sequence[Mapping[str, Json]]) -> Submission:
         return prepare(self.home, {"title": title, "steps": [dict(step) for step in steps]})
@@ -73,9 +74,12 @@ def cpu_of_tree(pid: int) -> float:
 
 
 @contextmanager
-def fleet(server: PostgresServer, workers: int) -> Iterator[Fleet]:
-    """Start a deployment of its own on the server, wait until its workers are there, stop it afterwards."""
-    name = f"fleet{workers}"
+def fleet(server: PostgresServer, workers: int, slots: int = SLOTS) -> Iterator[Fleet]:
+    """Start a deployment of its own on the server, wait until its workers are there, stop it afterwards.
+
+    ``slots`` are those of each worker.
+    """
+    name = f"fleet{workers}x{slots}"
     with ExitStack() as stack:
         broker = stack.enter_context(redis_server())
         url = stack.enter_context(server.fresh_database(name))
@@ -87,10 +91,10 @@ def fleet(server: PostgresServer, workers: int) -> Iterator[Fleet]:
         processes.append(_start(settings, "orchestrator"))
         client = _awaited(runner, settings, processes, workers=0)
         stack.callback(lambda: runner.run(client.close()))
-        named = (("--slots", str(SLOTS), "--name", f"w{number}") for number in range(workers))
+        named = (("--slots", str(slots), "--name", f"w{number}") for number in range(workers))
         processes.extend(_start(settings, "worker", *words) for words in named)
         _awaited(runner, settings, processes, workers=workers, client=client)
-        yield Fleet(workers, home, client, runner, processes, server.url(name, driver="postgresql"))
+        yield Fleet(workers, slots, home, client, runner, processes, server.url(name, driver="postgresql"))
 
 
 def _start(settings: Settings, *words: str) -> "subprocess.Popen[bytes]":

@@ -4,8 +4,10 @@ Owns a :class:`SessionApprovals` for each session that has questions or grants. 
 the same questions under the same ids, reads the stored answers, and has none of its grants.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
 from soong.orchestrator.approvals.session_approvals import ApprovalContext, SessionApprovals
@@ -16,6 +18,9 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.grants import Grant
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
+
+MOMENT_S: Final = 0.1
+"""So long after it was heard of, a question may still be under way here."""
 
 
 class ApprovalBroker:
@@ -38,6 +43,12 @@ class ApprovalBroker:
         unheld = UnheldRuns(store, events)
         self._tools = ApprovalContext(store, notifier, key, clock, settings, owner_id, home, redactor, unheld)
         self._sessions: dict[str, SessionApprovals] = {}
+        self._heard_s = -math.inf
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether questions or answers come in: work for which nobody waits would hold them up."""
+        return self._tools.clock.monotonic_s() - self._heard_s < MOMENT_S
 
     async def review(self, session_ids: Sequence[str]) -> None:
         """Look at the pending questions of these sessions, in tasks of the broker's own."""
@@ -48,6 +59,7 @@ class ApprovalBroker:
 
     async def hear(self, session_id: str, request_id: str) -> None:
         """Look at a session of which this question was raised, answered or withdrawn."""
+        self._heard_s = self._tools.clock.monotonic_s()
         await self._tools.key.current()
         self._of(session_id).wake(request_id)
 

@@ -101,10 +101,14 @@ async def build(settings: Settings) -> Orchestrator:
     artifacts = open_artifact_store(settings)
     memory = open_memory(settings, config)
     job = _memory_job(settings, catalogue, store, memory, clock)
-    folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job)
     broker = _broker(settings.redis_url)
     events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
     owner_id = _OwnerId()
+    approvals = ApprovalBroker(
+        store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
+    )
+    runs = RootedFolder(settings.data, RUNS)
+    folders = RunArchive(store, artifacts, runs, clock, job, waits_while=lambda: approvals.is_busy)
     followers = _followers(settings, config, store, clock, owner_id, secrets)
     # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
     agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
@@ -119,9 +123,7 @@ async def build(settings: Settings) -> Orchestrator:
         scheduler=Scheduler(store.tasks, store.runs, expander, clock),
         commands=Commands(store.sessions, store.tasks, store.runs, notifier, clock, planner, job),
         dispatcher=Dispatcher(store.claims, store.sessions, broker, notifier),
-        broker=ApprovalBroker(
-            store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
-        ),
+        broker=approvals,
         recorder=folders,
         agents=_agents(settings, catalogue, store, inbox, artifacts, service, RedisPacer(clients.commands), memory),
         memory=job,

@@ -11,7 +11,7 @@ followed, and bytes that are not those of their digest are not delivered.
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from itertools import groupby, islice
@@ -68,6 +68,9 @@ GIVEN_UP_S: Final = 600.0
 """After this time folders that could not be written are tried again: a disk that was full may have room."""
 TRIED_AGAIN: Final = 20
 """So many at one look: those of other tasks, which can be written, come first."""
+PUT_OFF_S: Final = 5.0
+"""How long folders wait at most while people answer questions."""
+LOOK_S: Final = 0.05
 MOST_ENDS: Final = 3
 """Of a task, one after the other while its folders are being written."""
 
@@ -115,6 +118,8 @@ class RunArchive:
     folder: RootedFolder
     clock: Clock = field(default_factory=SystemClock)
     memory: CandidateArchive | None = None
+    waits_while: Callable[[], bool] = lambda: False
+    """Says whether people's answers are dealt with: a folder takes as much CPU time as a decision."""
     _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _given_up: dict[str, float] = field(default_factory=dict)
     """Tasks whose folders could not be written, and when that was, the oldest first. Another process may write them."""
@@ -211,6 +216,7 @@ class RunArchive:
 
         Again where it was tried again and has ended meanwhile; what still runs is named again at its next end.
         """
+        await self._let_answers_pass()
         async with self._early_turn:
             pass  # what was read of these runs before is written now
         for _ in range(MOST_ENDS):
@@ -222,6 +228,14 @@ class RunArchive:
                 return True
         log.warning("run_folder_unmarked", task=task_id)
         return False
+
+    async def _let_answers_pass(self) -> None:
+        """Wait while people's answers are dealt with, for a while."""
+        until_s = self.clock.monotonic_s() + PUT_OFF_S
+        while self.waits_while() and self.clock.monotonic_s() < until_s and not self._closing.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._closing.wait()
 
     async def _write_runs(self, task_id: str, found: Sequence[Run]) -> bool:
         """Write the folder of each run that has one; return whether all of them could be written."""

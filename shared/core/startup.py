@@ -44,7 +44,7 @@ def begin() -> None:
 class _WithoutMetrics:
     """Hides OpenTelemetry's metrics from redis-py, which imports them wherever they are installed, used or not.
 
-    That is a third of the time in which redis-py is imported, and 3 MiB of each process. Whoever else imports them,
+    That is a third of the time in which redis-py is imported, and some MiB of each process. Other code that imports them,
     such as a user's function, gets them.
     """
 

@@ -472,3 +472,43 @@ async def test_a_malformed_deliverable_stops_nothing_but_itself(tmp_path: Path, 
     assert (folder / "deliverables" / "good.md").read_bytes() == b"x"
     assert len(lines(folder / "events.jsonl")) == len(await store.runs.events(run_id))
     assert ended.task_id not in folders._given_up
+
+
+@pytest.mark.spec("EVT-03.d")
+async def test_folders_wait_while_answers_are_dealt_with(tmp_path: Path) -> None:
+    store, is_busy = MemoryStore(), True
+    ended, run_id = await ended_run(store)
+    folders = run_folders(store, tmp_path)
+    folders.waits_while = lambda: is_busy
+    await folders.write(ended.task_id)
+    await asyncio.sleep(0.2)
+    before = (tmp_path / "runs").exists()
+
+    is_busy = False
+    async with asyncio.timeout(10):
+        while not (tmp_path / "runs" / run_id / "events.jsonl").exists():  # noqa: ASYNC110  # files have no event
+            await asyncio.sleep(0.01)
+
+    assert not before
+    await folders.close()
+
+
+@pytest.mark.spec("EVT-03.d")
+@pytest.mark.parametrize("limit_s", [3600.0, 0.1])
+async def test_folders_do_not_wait_for_answers_for_ever_nor_at_the_end(
+    tmp_path: Path, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_archive, "PUT_OFF_S", limit_s)
+    store = MemoryStore()
+    ended, run_id = await ended_run(store)
+    folders = run_folders(store, tmp_path)
+    folders.waits_while = lambda: True
+    await folders.write(ended.task_id)
+    await asyncio.sleep(0.2)  # longer than the short limit
+    written = tmp_path / "runs" / run_id / "events.jsonl"
+    was_written = written.exists()
+
+    async with asyncio.timeout(10):
+        await folders.close()
+
+    assert (was_written, written.exists()) == (limit_s < 1, True)

@@ -44,8 +44,8 @@ def begin() -> None:
 class _WithoutMetrics:
     """Hides OpenTelemetry's metrics from redis-py, which imports them wherever they are installed, used or not.
 
-    That is a third of the time in which redis-py is imported, and some MiB of each process. Other code that imports them,
-    such as a user's function, gets them.
+    That is a third of the time in which redis-py is imported, and some MiB of each process. Other code that imports
+    them, such as a user's function, gets them.
     """
 
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: object = None) -> None:

@@ -24,14 +24,16 @@ class RestlessError(RuntimeError):
 def measure(workbench: Workbench, workload: Workload, broker: redis.Redis) -> Sample:
     """Run ``workload`` once between two readings of every counter.
 
-    Time counts up to the result. Costs count until all processes rest: some of a task's work may come after its result,
-    and it must not slow down whatever is measured next.
+    Time counts up to the result, and so does the CPU time of this process, which then only measures. Other costs count
+    until all processes rest: some of a task's work may come after its result, and it must not slow down whatever is
+    measured next.
     """
     processes = (*workbench.processes(), int(broker.info("server")["process_id"]))
     before = (workbench.transactions(), workbench.log_bytes())
-    commands, used_s = count_commands(broker), cpu_s(processes)
+    commands, used_s, own_s = count_commands(broker), cpu_s(processes), time.process_time()
     waits_s = workbench.run(workload)
-    cpu_used_s = settled_cpu_s(processes) - used_s
+    own_used_s = time.process_time() - own_s
+    cpu_used_s = own_used_s + settled_cpu_s(processes) - used_s
     commands_used = count_commands(broker) - commands
     transactions, log_bytes = map(_grown, before, (workbench.transactions(), workbench.log_bytes()))
     return Sample(sum(waits_s), cpu_used_s, commands_used, transactions, log_bytes, waits_s)
@@ -60,12 +62,13 @@ def settled_cpu_s(roots: Sequence[int]) -> float:
 
 
 def cpu_s(roots: Iterable[int]) -> float:
-    """Return user and system time of the processes, their descendants, and this process, which hands the work over."""
-    found: dict[int, psutil.Process] = {os.getpid(): psutil.Process()}
+    """Return user and system time of the processes and of their descendants, this process left out."""
+    found: dict[int, psutil.Process] = {}
     for root in roots:
         process = psutil.Process(root)
         for member in (process, *process.children(recursive=True)):
-            found[member.pid] = member
+            if member.pid != os.getpid():
+                found[member.pid] = member
     return sum(_own_cpu_s(process) for process in found.values())
 
 

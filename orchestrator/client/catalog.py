@@ -16,7 +16,7 @@ from soong.shared.agents.definition import (
     AgentDefinitionRegistry,
     builtin_definitions,
 )
-from soong.shared.agents.definition_files import known_definitions
+from soong.shared.agents.definition_files import LiveDefinitions
 from soong.shared.agents.project_definitions import with_project
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
@@ -60,9 +60,12 @@ class Catalogue:
 
     tools: tuple[ToolDefinition, ...] = field(default_factory=lambda: tools_of(ToolEnvironment()))
     definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
+    """As they were when this was built."""
     config: Config = field(default_factory=Config)
     needs_project: bool = False
     """Workers may run where the project is not: its mark, if it has one, says who has it."""
+    live: LiveDefinitions | None = None
+    """The same as they are now; None where they do not change."""
     policy: Policy = field(init=False)
     names: frozenset[str] = field(init=False)
 
@@ -81,17 +84,27 @@ class Catalogue:
             InvalidToolError: a tool is refused.
         """
         environment = ToolEnvironment.of(settings, starts_servers=starts_servers)
-        definitions = with_acp(known_definitions(settings.home), environment.config)
-        return cls(tools_of(environment), definitions, environment.config, needs_project=not settings.is_embedded)
+        live = LiveDefinitions(settings.home, lambda known: with_acp(known, environment.config))
+        return cls(tools_of(environment), live.now(), environment.config, not settings.is_embedded, live)
+
+    def now(self) -> "Catalogue":
+        """Return the catalogue with the agent definitions that the home has now."""
+        return self._with(self.definitions_now())
 
     def at(self, project: Path) -> "Catalogue":
-        """Return the catalogue with the agent definitions that a project has, read now."""
-        found = self.definitions_of(project)
-        return self if found is self.definitions else replace(self, definitions=found)
+        """Return the catalogue with the agent definitions that the home and a project have now."""
+        return self._with(self.definitions_of(project))
+
+    def _with(self, definitions: AgentDefinitionRegistry) -> "Catalogue":
+        return self if definitions is self.definitions else replace(self, definitions=definitions)
+
+    def definitions_now(self) -> AgentDefinitionRegistry:
+        """Return the definitions that may be named in any project now."""
+        return self.definitions if self.live is None else self.live.now()
 
     def definitions_of(self, project: Path) -> AgentDefinitionRegistry:
-        """Return the definitions that may be named in a project."""
-        return with_project(self.definitions, project, self.config.agents)
+        """Return the definitions that may be named in a project now."""
+        return with_project(self.definitions_now(), project, self.config.agents)
 
     @property
     def ruled_names(self) -> frozenset[str]:
@@ -115,11 +128,12 @@ class Catalogue:
         """Return what makes rows of plans in this process."""
         return Planner(self.known(), self.surface_of, default_model, max_children)
 
-    def planner_of_projects(self, default_model: str, max_children: int = 0) -> Planner:
-        """Return a planner that knows the agent definitions of each project, too."""
+    def live_planner(self, default_model: str, max_children: int = 0, *, reads_projects: bool) -> Planner:
+        """Return a planner that knows the agent definitions of now; with ``reads_projects`` those of projects, too."""
 
         def of_project(project: str) -> Planner:
-            return self.at(Path(project)).planner(default_model, max_children)
+            now = self.at(Path(project)) if reads_projects else self.now()
+            return now.planner(default_model, max_children)
 
         return replace(self.planner(default_model, max_children), of_project=of_project)
 

@@ -102,13 +102,11 @@ async def build(settings: Settings) -> Orchestrator:
     memory = open_memory(settings, config)
     job = _memory_job(settings, catalogue, store, memory, clock)
     broker = _broker(settings.redis_url)
-    events = CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
-    owner_id = _OwnerId()
+    owner_id, events = _OwnerId(), _run_events(settings)
     approvals = ApprovalBroker(
         store, notifier, key, clock, settings, owner_id=owner_id, redactor=secrets, events=events
     )
-    runs = RootedFolder(settings.data, RUNS)
-    folders = RunArchive(store, artifacts, runs, clock, job, waits_while=lambda: approvals.is_busy)
+    folders = RunArchive(store, artifacts, RootedFolder(settings.data, RUNS), clock, job, lambda: approvals.is_busy)
     followers = _followers(settings, config, store, clock, owner_id, secrets)
     # Each call of an agent that waits listens to its session: what it needs is taken from nobody else here.
     agent_clients = RedisClients.of(settings.redis_url, name="soong-agents", blocking=AGENT_CONNECTIONS)
@@ -152,10 +150,15 @@ def _broker(redis_url: str) -> CeleryBroker:
     return CeleryBroker(make_celery(redis_url), redis_sync.Redis.from_url(redis_url, socket_timeout=BROKER_TIMEOUT_S))
 
 
+def _run_events(settings: Settings) -> CeleryRunEvents | None:
+    """Return what sends events of runs to Flower, unless that is off."""
+    return CeleryRunEvents(make_celery(settings.redis_url)) if settings.flower_events else None
+
+
 def _planner(settings: Settings, catalogue: Catalogue) -> Planner:
     """Return what makes the rows of an agent's plans."""
-    make = catalogue.planner_of_projects if _opens_projects(settings) else catalogue.planner
-    return make(settings.model, settings.max_children_per_run)
+    reads_projects = _opens_projects(settings)
+    return catalogue.live_planner(settings.model, settings.max_children_per_run, reads_projects=reads_projects)
 
 
 def _agents(
@@ -168,7 +171,9 @@ def _agents(
     pacer: Pacer,
     memory: MemoryProvider,
 ) -> AskRunner:
-    definitions_of = catalogue.definitions_of if _opens_projects(settings) else None
+    definitions_of = (
+        catalogue.definitions_of if _opens_projects(settings) else lambda _project: catalogue.definitions_now()
+    )
     return owner_agents(
         settings,
         catalogue.config,

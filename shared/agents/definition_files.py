@@ -59,6 +59,41 @@ def known_definitions(home: Path | None) -> AgentDefinitionRegistry:
     return registry
 
 
+class LiveDefinitions:
+    """The definitions of a home as they are now: a service runs on while its user writes one.
+
+    They are read again when a file of the folder is new, gone or changed; ``complete`` adds what no file has. The
+    registry is the same object until then. What was planned before keeps the definitions that it was planned with.
+    """
+
+    def __init__(
+        self, home: Path | None, complete: Callable[[AgentDefinitionRegistry], AgentDefinitionRegistry]
+    ) -> None:
+        self._home = home
+        self._complete = complete
+        self._seen = _signature(home)
+        self._known = complete(known_definitions(home))
+
+    def now(self) -> AgentDefinitionRegistry:
+        seen = _signature(self._home)
+        if seen != self._seen:
+            self._known = self._complete(known_definitions(self._home))
+            self._seen = seen
+        return self._known
+
+
+def _signature(home: Path | None) -> frozenset[tuple[str, int, int, int]]:
+    """Return the files of the folder, each with what changes when it is written."""
+    if home is None:
+        return frozenset()
+    try:
+        with os.scandir(home / FOLDER) as entries:
+            found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".md")]
+    except OSError:  # no folder, or a file went away meanwhile: it is looked at again by the next plan
+        return frozenset()
+    return frozenset((name, status.st_ino, status.st_mtime_ns, status.st_size) for name, status in found)
+
+
 def definition_file(path: Path, read: Callable[[str, Path], AgentDefinition] | None = None) -> DefinitionFile:
     """Read one file; ``read`` knows its form, by default that of our own definitions."""
     if read is None:

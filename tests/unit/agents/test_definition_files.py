@@ -7,7 +7,13 @@ import pytest
 
 from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.definition_document import read_definition
-from soong.shared.agents.definition_files import MAX_BYTES, definition_file, definition_files, known_definitions
+from soong.shared.agents.definition_files import (
+    MAX_BYTES,
+    LiveDefinitions,
+    definition_file,
+    definition_files,
+    known_definitions,
+)
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.tools.surface import RunMode
 
@@ -184,3 +190,20 @@ def test_one_file_is_read_wherever_it_is(tmp_path: Path) -> None:
 
     assert definition_file(path).problems == ()
     assert "does not exist" in str(definition_file(tmp_path / "none.md").problems[0])
+
+
+def test_definitions_are_those_of_now_and_read_again_when_a_file_changes_only(tmp_path: Path) -> None:
+    live = LiveDefinitions(tmp_path, lambda known: known)
+    first = live.now()
+    path = write(tmp_path, "new.md", SHORT)
+    second = live.now()
+    path.write_text(SHORT.replace("Do it.", "Do it twice."))
+    third = live.now()
+    again = live.now()
+    path.unlink()
+
+    assert "new" not in first.ids
+    assert second.get("new").instructions == "Do it."
+    assert third.get("new").instructions == "Do it twice."
+    assert again is third
+    assert "new" not in live.now().ids

@@ -88,10 +88,17 @@ def _signature(home: Path | None) -> frozenset[tuple[str, int, int, int]]:
         return frozenset()
     try:
         with os.scandir(home / FOLDER) as entries:
-            found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".md")]
-    except OSError:  # no folder, or a file went away meanwhile: it is looked at again by the next plan
+            return frozenset(_written(entry) for entry in entries if entry.name.endswith(".md"))
+    except OSError:  # no folder, or none that can be read
         return frozenset()
-    return frozenset((name, status.st_ino, status.st_mtime_ns, status.st_size) for name, status in found)
+
+
+def _written(entry: "os.DirEntry[str]") -> tuple[str, int, int, int]:
+    try:
+        status = entry.stat()
+    except OSError:  # a link that leads nowhere, or gone since
+        return entry.name, 0, 0, 0
+    return entry.name, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def definition_file(path: Path, read: Callable[[str, Path], AgentDefinition] | None = None) -> DefinitionFile:

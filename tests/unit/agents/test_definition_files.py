@@ -193,6 +193,8 @@ def test_one_file_is_read_wherever_it_is(tmp_path: Path) -> None:
 
 
 def test_definitions_are_those_of_now_and_read_again_when_a_file_changes_only(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "nowhere.md").symlink_to(tmp_path / "nothing")  # keeps no other from being noticed
     live = LiveDefinitions(tmp_path, lambda known: known)
     first = live.now()
     path = write(tmp_path, "new.md", SHORT)

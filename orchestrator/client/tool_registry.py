@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, cast
 
 from soong.shared.agents.acp_agents import with_acp
-from soong.shared.agents.definition import AgentDefinitionRegistry
 from soong.shared.agents.definition_files import known_definitions
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.engine.tasks.plan.plan import PlanNames
@@ -47,7 +46,6 @@ def owner_registry(
     environment: ToolEnvironment,
     service: "TaskService",
     clock: Clock,
-    definitions: AgentDefinitionRegistry,
     definitions_of: DefinitionsOf,
     *,
     memory: MemoryProvider | None = None,
@@ -59,7 +57,7 @@ def owner_registry(
         InvalidToolError, InvalidConfigError: as :func:`make_registry`.
     """
     own = TaskTools(service.store, lambda: "", clock)
-    starting = StartingTools(service, definitions.models, patience_s)
+    starting = StartingTools(service, patience_s)
     looking = LookingTools(service.store, definitions_of)
     recall = RecallTools(environment.config.memory, memory, environment.redactor)
     sources = (PlanTemplates(service.planner.known), recall, own, PlanningTools(service), starting, looking)

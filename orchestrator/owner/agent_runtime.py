@@ -10,7 +10,6 @@ from typing import Final
 
 from soong.orchestrator.client.tool_registry import owner_registry
 from soong.orchestrator.owner.asks import AskRunner
-from soong.shared.agents.definition import AgentDefinitionRegistry
 from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
@@ -40,14 +39,13 @@ def owner_agents(
     inbox: DecisionInbox,
     artifacts: ArtifactStore,
     service: TaskService,
-    definitions: AgentDefinitionRegistry,
-    definitions_of: DefinitionsOf | None = None,
+    definitions_of: DefinitionsOf,
     pacer: Pacer | None = None,
     memory: MemoryProvider | None = None,
 ) -> AskRunner:
     """Return what runs the agents of asks in this process.
 
-    ``definitions_of`` adds the definitions of a project to ``definitions``.
+    ``definitions_of`` returns the definitions that may be named in a project now.
 
     Raises:
         InvalidConfigError, InvalidToolError: the configuration of the home or a module of tools cannot be used.
@@ -68,8 +66,7 @@ def owner_agents(
             environment,
             service,
             service.clock,
-            definitions,
-            definitions_of or (lambda _project: definitions),
+            definitions_of,
             memory=memory,
             patience_s=settings.no_worker_s,
         ),

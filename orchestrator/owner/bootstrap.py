@@ -182,7 +182,6 @@ def _agents(
         inbox,
         artifacts,
         service,
-        catalogue.definitions,
         definitions_of,
         pacer,
         memory,

@@ -82,7 +82,7 @@ def owner(tmp_path: Path) -> Owner:
     inbox = DecisionInbox(store.consent, board, "")
     artifacts = FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
     settings, definitions = load_settings(agent_home=tmp_path), builtin_definitions()
-    asks = owner_agents(settings, Config(), store, board, inbox, artifacts, service, definitions)
+    asks = owner_agents(settings, Config(), store, board, inbox, artifacts, service, lambda _project: definitions)
     return Owner(store, asks)
 
 

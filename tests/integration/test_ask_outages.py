@@ -63,7 +63,7 @@ async def test_an_agent_continues_when_the_database_is_back(tmp_path: Path) -> N
     inbox = DecisionInbox(store.consent, board, "")
     artifacts = FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
     definitions = builtin_definitions()
-    asks = owner_agents(settings, Config(), store, board, inbox, artifacts, service, definitions)
+    asks = owner_agents(settings, Config(), store, board, inbox, artifacts, service, lambda _project: definitions)
     own = await open_session(store)
     task = new_ask(
         StepSpec(id="ask", kind=StepKind.AGENT, instructions="Look.", script="tests.asks.look"),

@@ -69,7 +69,9 @@ def orchestrator_for_one_ask(store: MemoryStore, home: Path) -> Orchestrator:
     service = TaskService(store, board, board, clock)
     inbox = DecisionInbox(store.consent, board, "")
     artifacts = FolderArtifacts(RootedFolder(home, "artifacts"))
-    asks = owner_agents(settings, Config(), store, board, inbox, artifacts, service, builtin_definitions())
+    asks = owner_agents(
+        settings, Config(), store, board, inbox, artifacts, service, lambda _project: builtin_definitions()
+    )
     return Orchestrator(replace(make_orchestrator(store, board).parts, clock=clock, agents=asks), settings)
 
 

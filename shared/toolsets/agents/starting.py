@@ -7,7 +7,6 @@ owner waits for the same runs (DIS-08).
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import TYPE_CHECKING, Final, Literal
 
 from soong.shared.core.identity import Role
@@ -88,8 +87,6 @@ class StartingTools:
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the task service."""
 
     service: "TaskService"
-    models: Mapping[str, str] = field(default_factory=dict)
-    """The models of agent definitions that name one."""
     patience_s: float = 60.0
     """How long a step that no living worker can take is waited for."""
 
@@ -198,7 +195,7 @@ class StartingTools:
         step |= {
             "id": step_id,
             "agent": agent,
-            "model": str(call_input.get("model") or self.models.get(agent) or context.identity.model),
+            "model": await self._model_of(context, call_input, agent),
             "inputs": _literal(call_input.get("inputs", {})),
             "instructions": _literal(call_input["instructions"]),
             "title": _literal(call_input.get("title") or _first_line(str(call_input["instructions"]))),
@@ -209,6 +206,13 @@ class StartingTools:
         spawning = service.spawn(ask, role, step, call_id=call_id, command_id=command_id(context))
         await refused_as_error(spawning)
         return await self._outcome_of(context, step_key(ask.id, step_id), hint=START_ANOTHER)
+
+    async def _model_of(self, context: ToolContext, call_input: JsonObject, agent: str) -> str:
+        """Return the model of a child: the call's, that of its definition as it is now, or that of the calling run."""
+        if named := call_input.get("model"):
+            return str(named)
+        planner = await self.service.planner.at(str(context.run_dirs.project))
+        return planner.known.definition_models.get(agent) or context.identity.model
 
     async def _reassign(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         """Try a failed step again with what is to be different, and wait for its end; one that runs is waited for."""

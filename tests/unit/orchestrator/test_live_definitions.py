@@ -1,18 +1,26 @@
 """Agent definitions that a user writes while a process runs are known to what it plans from then on."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.core.settings import load_settings
+from soong.shared.engine.tasks.service import TaskService
+from soong.shared.tools.definition import NO_PROGRESS, RunDirs, ToolContext
+from soong.shared.toolsets.agents.starting import StartingTools
+from tests.model.builders import make_step, make_task
+from tests.model.clock import FakeClock
+from tests.model.memory import MemoryStore
+from tests.model.memory.notifier import MemoryBus
 
 pytestmark = pytest.mark.spec("DIS-02.b")
 
 
-def write_definition(folder: Path, name: str) -> None:
+def write_definition(folder: Path, name: str, more: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.md").write_text("---\ndescription: d\n---\nDo it.")
+    (folder / f"{name}.md").write_text(f"---\ndescription: d\n{more}---\nDo it.")
 
 
 @pytest.mark.parametrize("reads_projects", [True, False])
@@ -38,3 +46,18 @@ def test_a_catalogue_is_the_same_until_a_definition_changes(tmp_path: Path) -> N
     write_definition(tmp_path / "home" / "agents", "mine")
     assert "mine" in catalogue.now().definitions.ids
     assert "mine" in catalogue.definitions_of(tmp_path).ids
+
+
+async def test_a_child_has_the_model_of_its_definition_as_it_is_now(tmp_path: Path) -> None:
+    catalogue = Catalogue.of(load_settings(agent_home=tmp_path / "home"))
+    planner = catalogue.live_planner("script", reads_projects=True)
+    board = MemoryBus()
+    starting = StartingTools(TaskService(MemoryStore(), board, board, FakeClock(), planner))
+    identity = replace(make_task("sess_1", make_step("a")).root_run.identity, model="test:parent")
+    context = ToolContext(identity, RunDirs(tmp_path, tmp_path, tmp_path), "c1", "effect", 1, NO_PROGRESS)
+
+    write_definition(tmp_path / "home" / "agents", "mine", "model: test:mine\n")
+
+    assert await starting._model_of(context, {}, "mine") == "test:mine"
+    assert await starting._model_of(context, {"model": "test:asked"}, "mine") == "test:asked"
+    assert await starting._model_of(context, {}, "explorer") == "test:parent"

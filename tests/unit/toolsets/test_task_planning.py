@@ -58,7 +58,7 @@ class Planning:
         planner = Planner(PlanNames(functions=frozenset(known_functions())), max_children=most)
         tasks = TaskService(self.service.store, self.service.board, self.service.board, SystemClock(), planner)
         known = builtin_definitions()
-        registry = owner_registry(ToolEnvironment(), tasks, SystemClock(), known, lambda _project: known)
+        registry = owner_registry(ToolEnvironment(), tasks, SystemClock(), lambda _project: known)
         self.tools = registry.select(compute_surface(registry.definitions(), SurfaceRequest(self.identity.role)).tools)
 
     async def try_to(self, tool: str, *, call_id: str = "", **arguments: Any) -> ToolResult:

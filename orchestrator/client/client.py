@@ -219,20 +219,16 @@ class Client:
     ) -> TaskSnapshot | None:
         """Wait for the next look: not before ``pause_s`` have passed, but at once when the task has ended.
 
-        ``for_result``: return that end, if it was heard of and the task is a plan's. It is read with the status, also
-        where a look is due.
+        ``for_result``: return that end, if it was heard of and the task is a plan's.
         """
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         heard = await subscription.wait(max(pause_s, POLL_EVERY_S))
-        while heard:
-            left_s = begun_s + pause_s - loop.time()
-            if left_s <= 0 and not for_result:
-                return None
+        while heard and (left_s := begun_s + pause_s - loop.time()) > 0:
             found = await (self._end_again(task_id) if for_result else self._status_again(task_id))
             if isinstance(found, TaskEnd) and found.task.kind is not TaskKind.ASK:
                 return TaskSnapshot(found.task, in_plan_order(found.steps), (), (), last_runs=found.last_runs)
-            if found is not TaskStatus.RUNNING or left_s <= 0:
+            if found is not TaskStatus.RUNNING:
                 return None
             heard = await subscription.wait(left_s)
         return None

@@ -19,7 +19,7 @@ def test_tables_are_read_from_one_json_value() -> None:
     statement = Statement("s", "SELECT e.key FROM @ends e(key text, fence bigint)")
 
     assert "json_extract(value, '$[1]') AS fence FROM json_each(:ends)) AS e" in statement.sqlite
-    assert "(value->>1)::bigint AS fence FROM json_array_elements(%(ends)s::json)) AS e" in statement.postgres
+    assert "(value->>1)::bigint AS fence FROM jsonb_array_elements(%(ends)s::jsonb)) AS e" in statement.postgres
     assert statement.parameters({"ends": [("a", 1), ("b", None)]}) == {"ends": '[["a",1],["b",null]]'}
 
 

@@ -52,7 +52,7 @@ ENDED_STEPS: Final = """
     ), e AS MATERIALIZED (
         SELECT * FROM @ends given(key text, run_id text, fence bigint, status text, outcome text, output text,
                                   error text, run_status text, end_reason text, usage text, added bigint,
-                                  events json, nodes_added bigint, nodes json)
+                                  events jsonb, nodes_added bigint, nodes jsonb)
     ), ended AS (
         UPDATE steps SET
             status = e.status, outcome = e.outcome, output = e.output, error = e.error, ended_us = :now_us,
@@ -83,13 +83,13 @@ LOGGED_ENDS: Final = f"""
         INSERT INTO events (run_id, seq, type, time_us, data, preceding)
         SELECT counted.id, counted.last_seq - (v.line->>0)::bigint,
                v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) AS v(line)
+        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.events) AS v(line)
     ), grown AS (
         INSERT INTO nodes (run_id, number, parent, kind, payload, preceding, created_us)
         SELECT counted.id, counted.last_node - (v.line->>0)::bigint,
                coalesce((v.line->>1)::bigint, counted.last_node - (v.line->>0)::bigint - 1),
                v.line->>2, v.line->>3, v.line->>4, :now_us
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) AS v(line)
+        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.nodes) AS v(line)
     )
 """  # noqa: S608  # our own words, here and below
 """Ends their runs and writes their logs."""

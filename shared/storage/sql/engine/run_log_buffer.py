@@ -121,20 +121,20 @@ CHANGE_AND_LOG: Final = Statement(
             last_seq = {LAST_SEQ} + c.added,
             last_node = {LAST_NODE} + c.nodes_added
         FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
-                        added bigint, events json, nodes_added bigint, nodes json)
+                        added bigint, events jsonb, nodes_added bigint, nodes jsonb)
         WHERE runs.id = c.run_id
         RETURNING runs.id, runs.last_seq, runs.last_node, c.events, c.nodes
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data, preceding)
         SELECT counted.id, counted.last_seq - (v.line->>0)::bigint,
                v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) AS v(line)
+        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.events) AS v(line)
     )
     INSERT INTO nodes (run_id, number, parent, kind, payload, preceding, created_us)
     SELECT counted.id, counted.last_node - (v.line->>0)::bigint,
            coalesce((v.line->>1)::bigint, counted.last_node - (v.line->>0)::bigint - 1),
            v.line->>2, v.line->>3, v.line->>4, :now_us
-    FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) AS v(line)
+    FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.nodes) AS v(line)
     """,  # noqa: S608  # our own words
 )
 _LOGGED: Final = Change(CHANGE_AND_LOG, "")

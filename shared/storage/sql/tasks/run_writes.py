@@ -46,7 +46,7 @@ APPEND_ALL: Final = Statement(
                    (v.line->>3)::bigint AS added, v.line->4 AS events,
                    (v.line->>5)::bigint AS nodes_added, v.line->6 AS nodes, v.line->7 AS calls,
                    v.line->>8 AS taints, v.line->>9 AS status
-            FROM json_array_elements(:writes ::json) AS v(line)
+            FROM jsonb_array_elements(:writes ::jsonb) AS v(line)
         ) AS given
         WHERE runs.id = given.run_id AND runs.fence = given.fence AND runs.status = given.status
         RETURNING runs.id, runs.last_seq, runs.last_node,
@@ -54,19 +54,19 @@ APPEND_ALL: Final = Statement(
     ), noted AS (
         INSERT INTO events (run_id, seq, type, time_us, data, preceding)
         SELECT id, last_seq - (v.line->>0)::bigint, v.line->>1, (v.line->>2)::bigint, v.line->>3, v.line->>4
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.events) AS v(line)
+        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.events) AS v(line)
     ), grown AS (
         INSERT INTO nodes (run_id, number, parent, kind, payload, preceding, created_us)
         SELECT id, last_node - (v.line->>0)::bigint,
                coalesce((v.line->>1)::bigint, last_node - (v.line->>0)::bigint - 1),
                v.line->>2, v.line->>3, v.line->>4, now_us
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.nodes) AS v(line)
+        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.nodes) AS v(line)
     ), put AS (
         INSERT INTO calls (run_id, tool_call_id, position, tool, effect_id, is_write, input_digest, inputs, facts,
                            decision_id, status, result)
         SELECT id, v.call->>0, (SELECT count(*) FROM calls AS had WHERE had.run_id = counted.id), v.call->>1,
                v.call->>2, (v.call->>3)::bigint, v.call->>4, v.call->>5, v.call->>6, v.call->>7, v.call->>8, v.call->>9
-        FROM counted CROSS JOIN LATERAL json_array_elements(counted.calls) AS v(call)
+        FROM counted CROSS JOIN LATERAL jsonb_array_elements(counted.calls) AS v(call)
         ON CONFLICT (run_id, tool_call_id) DO UPDATE SET
             tool = excluded.tool, effect_id = excluded.effect_id, is_write = excluded.is_write,
             input_digest = excluded.input_digest, inputs = excluded.inputs, facts = excluded.facts,

@@ -4,9 +4,10 @@ A message only says "look at the rows"; the worker that takes it fills as many o
 is queued and not yet taken counts as sent, so a burst of wake-ups sends nothing twice; a lost message is sent again by
 the next look, a doubled one finds nothing to claim.
 
-For a task that has just come, one worker is **called** over the channel on which it hears of interrupts, before the
-rows are read: no queue lies between the owner and the claim. A call is a guess: the worker may be busy, frozen or
-unable. What it does not claim is found by the look that follows, which sends messages as ever.
+A worker can also be **called**, over the channel on which it hears of interrupts. A message goes to whichever worker
+takes it first, perhaps one that has filled its slots meanwhile; so each that is wanted is called, too. For a task that
+has just come, one is called before the rows are read: no queue lies between the owner and the claim. A call is a guess:
+the worker may be busy, frozen or unable, and nobody repeats what is lost. Messages make it good.
 """
 
 import asyncio
@@ -84,8 +85,13 @@ class Dispatcher:
         self.unclaimable = {one: words for one, words in said if words}
         sent = 0
         for pool, ready in backlog.ready.items():
-            wanted = _wanted(pool, ready, idle_workers(workers, pool), backlog.waiting)
-            if wanted > 0:
+            idle_ones = idle_workers(workers, pool)
+            able = _able(pool, idle_ones, backlog.waiting)
+            if able:
+                await self._call(able, min(ready, len(able)))
+                # So that messages do not all go to a worker that cannot use them, they are sent for all idle ones where
+                # only some are able.
+                wanted = min(ready, len(able)) if len(able) == len(idle_ones) else len(idle_ones)
                 sent += await asyncio.get_running_loop().run_in_executor(self._thread, self._fill, pool, wanted)
         return sent
 
@@ -106,11 +112,16 @@ class Dispatcher:
 
     async def call_worker(self) -> bool:
         """Call the next worker in turn that had free slots at the last look; False when none had."""
-        if self._notifier is None or not self._idle:
+        return await self._call(self._idle, 1)
+
+    async def _call(self, able: Collection[str], number: int) -> bool:
+        """Call so many of these workers, in turn; False when there was nobody to call."""
+        called = [one for one in self._idle if one in able][:number]
+        if self._notifier is None or not called:
             return False
-        called, *others = self._idle
-        self._idle = (*others, called)
-        await self._notifier.call_worker(called)
+        self._idle = (*(one for one in self._idle if one not in called), *called)
+        for worker_id in called:
+            await self._notifier.call_worker(worker_id)
         await asyncio.sleep(0)  # it is sent before a read's thread takes the interpreter
         return True
 
@@ -130,12 +141,7 @@ class Dispatcher:
         return missing
 
 
-def _wanted(pool: str, ready: int, idle: Sequence[Worker], waiting: Collection[WaitingSteps]) -> int:
-    """Return how many of the idle workers to call.
-
-    A message goes to the worker that takes it first. So that it does not always go to one that cannot use it, all are
-    called where only some are able; where none is, nobody.
-    """
+def _able(pool: str, idle: Sequence[Worker], waiting: Collection[WaitingSteps]) -> set[str]:
+    """Return the ids of those of the idle workers that can take one of the steps that wait."""
     needs = {one.needs for one in waiting if one.pool == pool}
-    able = sum(any(is_able(worker, pool, need) for need in needs) for worker in idle)
-    return min(ready, able) if able == len(idle) else len(idle) if able else 0
+    return {worker.id for worker in idle if any(is_able(worker, pool, need) for need in needs)}

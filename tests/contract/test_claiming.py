@@ -176,6 +176,30 @@ async def test_one_worker_takes_no_more_than_its_share(
     assert len(advance.claims) == share
 
 
+@pytest.mark.parametrize(
+    ("held", "own", "share"),
+    [
+        (5, 0, 5),  # all that another has left of ten
+        (6, 0, 4),
+        (2, 0, 5),
+        (4, 2, 3),
+        (0, 4, 3),  # of what is ready its even share at the least: whether others can take it nobody knows
+    ],
+)
+async def test_a_worker_that_holds_less_than_others_takes_more(
+    scene: ContractHarness, held: int, own: int, share: int
+) -> None:
+    other = await scene.another_worker()
+    await scene.task(*(f"s{number}" for number in range(10)))
+    await scene.advance(claim=held, worker=other)
+    await scene.advance(claim=own)
+
+    advance = await scene.advance(claim=8, live_workers=2)
+
+    assert len(advance.claims) == share
+    assert advance.ready_left == (held + own + share < 10)
+
+
 async def test_advance_says_whether_work_is_left(scene: ContractHarness) -> None:
     await scene.task("a", "b")
 

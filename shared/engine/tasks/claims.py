@@ -53,7 +53,8 @@ class ClaimStore(Protocol):
         within ``capabilities``; fair among sessions (least recently claimed first, one step each in turn, also within
         one batch), then what was parked, then by priority (higher first), then oldest; never beyond a concurrency
         limit, counted in live leases while its row is locked; at most ceil(ready / live_workers) so that one worker
-        does not take all. Claiming sets the fence to one more than ever issued for the step, makes it running in one
+        does not take all, or as many as give it ceil((ready + held) / live_workers) where it holds fewer than others
+        do. Claiming sets the fence to one more than ever issued for the step, makes it running in one
         go, starts the run and appends step_claimed and run_started (or run_resumed). A worker that is not live
         (draining, gone, unknown) claims nothing.
 

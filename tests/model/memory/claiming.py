@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import ceil
 
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json
@@ -92,9 +93,16 @@ def claim_steps(
     ready = claimable(rows, pools, capabilities)
     worker = rows.workers.get(worker_id)
     is_live = worker is not None and worker.state is ProcessState.LIVE
-    share = -(-len(ready) // max(live_workers, 1))
+    share = _share(rows, worker_id, len(ready), max(live_workers, 1))
     chosen, is_left = choose(rows, ready, min(claim, share) if is_live else 0)
     return tuple(claim_step(rows, step, worker_id, now_us) for step in chosen), is_left
+
+
+def _share(rows: Rows, worker_id: str, ready: int, live_workers: int) -> int:
+    """Return a worker's even share of what is ready, or what brings it to its even share of all that is to be done."""
+    holders = [step.worker_id for step in rows.steps.values() if step.status.is_leased]
+    each = ceil((ready + len(holders)) / live_workers)
+    return max(ceil(ready / live_workers), each - holders.count(worker_id))
 
 
 def claim_step(rows: Rows, ready: Step, worker_id: str, now_us: int, *, holder_run_id: str = "") -> Claim:

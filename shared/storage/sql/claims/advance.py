@@ -17,6 +17,7 @@ from soong.shared.storage.sql.claims.claiming import (
     last_first,
     lock_room,
     scan,
+    share_of,
     share_out,
 )
 from soong.shared.storage.sql.claims.completions import (
@@ -174,7 +175,7 @@ def _turns(tx: Transaction, request: ClaimRequest, seen: ClaimScan, claim: int) 
     """Share the claim out among the lanes that this worker may take from."""
     capabilities = set(request.capabilities)
     lanes = [lane for lane in seen.lanes if lane.pool in request.pools and capabilities.issuperset(lane.needs)]
-    want = min(claim, -(-sum(lane.ready for lane in lanes) // max(request.live_workers, 1)))
+    want = share_of(tx, request, sum(lane.ready for lane in lanes), claim)
     if want > 0:
         know_heads(tx, lanes, want)
     return share_out(lanes, want, lock_room(tx, lanes, seen.limited), seen.last_turn)

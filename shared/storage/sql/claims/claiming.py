@@ -95,6 +95,14 @@ LIVE_LEASES: Final = Statement(
     """,
 )
 
+HELD_BY_ALL: Final = Statement(
+    "held by all: how many steps are held, and how many of these by one worker",
+    """
+    SELECT count(*), coalesce(sum(CASE WHEN worker_id = :worker_id THEN 1 ELSE 0 END), 0) FROM steps
+    WHERE status IN ('claimed', 'running')
+    """,
+)
+
 CLAIM_LANE: Final = Statement(
     "claim lane: take its first ready steps; each gets a fence that was never given out",
     """
@@ -251,6 +259,19 @@ def room_left(concurrency_limits: Mapping[str, int], leases: Sequence[Row]) -> d
             if scope in room:
                 room[scope] -= number
     return room
+
+
+def share_of(tx: Transaction, request: ClaimRequest, ready: int, most: int) -> int:
+    """Return how many of the ``ready`` steps the worker may claim, at most ``most``, so that it does not take all.
+
+    As many as each living worker would get; more where it holds less than the others do.
+    """
+    workers = max(request.live_workers, 1)
+    share = -(-ready // workers)
+    if share < min(ready, most):
+        held, own = tx.rows(HELD_BY_ALL, worker_id=request.worker_id)[0]
+        share = max(share, -(-(ready + held) // workers) - own)
+    return min(share, ready, most)
 
 
 def know_heads(tx: Transaction, lanes: Sequence[ReadyGroup], want: int) -> None:

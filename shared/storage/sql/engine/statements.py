@@ -175,7 +175,7 @@ def _postgres_table(match: re.Match[str]) -> str:
 def _json_rows(parameter: str, columns: Sequence[tuple[str, str]]) -> str:
     """Return the PostgreSQL text that reads a JSON list of lists as a table: a third of what arrays cost the client.
 
-    As ``jsonb``, which is parsed once: of a ``json`` value each ``->>`` reads all that stands before its place.
+    As ``jsonb``, which is parsed once: of a ``json`` value each ``->>`` reads all that is before its place.
     """
     read = ", ".join(_postgres_column(index, name, kind) for index, (name, kind) in enumerate(columns))
     return f"(SELECT {read} FROM jsonb_array_elements({parameter}::jsonb))"  # noqa: S608

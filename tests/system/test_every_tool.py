@@ -1,5 +1,6 @@
 """Every tool of the default registry is called without a model, through the SDK and one service (EXE-12)."""
 
+import asyncio
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from llmock.testing import LLMockServer
 
 import soong
 from soong import Choice, PermissionDecision, PermissionRequest
+from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.jsontext import Json
 from soong.shared.tools.result import ToolResult
 from tests.system.test_cli_ask import WORKER, worker
@@ -68,6 +70,17 @@ def folder() -> Iterator[Path]:
         yield Path(path).resolve()
 
 
+async def task_over(session: DirectSession) -> None:
+    """Wait until the session's newest task has ended."""
+    async with asyncio.timeout(30):
+        while True:
+            told = (await session.call("agent.task_get", {})).data
+            assert isinstance(told, dict)
+            if told["status"] != "running":
+                return
+            await asyncio.sleep(0.05)
+
+
 @pytest.mark.spec("EXE-12.a", "EXE-12.b")
 async def test_every_registered_tool_is_called_without_a_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def allow(_request: PermissionRequest) -> PermissionDecision:
@@ -89,6 +102,8 @@ async def test_every_registered_tool_is_called_without_a_model(folder: Path, mon
         ) as session:
             registered = {tool.name for tool in session.registry.definitions()}
             for tool, arguments, _ in CALLS:
+                if tool == "agent.task_complete":
+                    await task_over(session)
                 ended.append((tool, await session.call(tool, arguments)))
 
     assert registered == {tool for tool, _, _ in CALLS}

@@ -70,6 +70,7 @@ class _Work:
     together: "WriteTogether[Any, Any] | None" = None
     """Takes the ``item`` with those of others, where there is no function."""
     item: Any = None
+    is_durable: bool = True
     before_commit: Callable[[Any], object] | None = None
     when_begun_alone: Callable[[], object] | None = None
     before_commit_alone: Callable[[Any], object] | None = None
@@ -104,6 +105,8 @@ class Database:
         self._locking_since_s: float | None = None
         """Since when the writer's thread has been waiting for the lock, on the monotonic clock."""
         self._connection: Connection | None = None
+        self._syncs = True
+        """On SQLite: the connection's commits wait for the disk."""
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._closing = threading.Lock()
         self._is_closed = False
@@ -115,19 +118,25 @@ class Database:
         self._writer.start()
 
     async def write(
-        self, function: Callable[[Transaction], T], *, before_commit: Callable[[T], object] | None = None
+        self,
+        function: Callable[[Transaction], T],
+        *,
+        before_commit: Callable[[T], object] | None = None,
+        is_durable: bool = True,
     ) -> T:
         """Run ``function`` in a transaction and return its result once that is committed.
 
         The function may run more than once; only its last run counts. Cancelling the caller does not undo the work.
         ``before_commit`` is called in the loop with its result, when it has run and before its commit has ended: for
-        hints to those who wait for the rows that it holds.
+        hints to those who wait for the rows that it holds. What is not ``is_durable`` may be lost when the power
+        fails, unless anything durable has been committed since: on SQLite nobody waits for the disk then.
 
         Raises:
             UnavailableError: the database did not answer; whether the work was done is then unknown.
         """
         loop = asyncio.get_running_loop()
-        result: T = await self._outcome(_Work(function, loop, loop.create_future(), before_commit=before_commit))
+        work = _Work(function, loop, loop.create_future(), is_durable=is_durable, before_commit=before_commit)
+        result: T = await self._outcome(work)
         return result
 
     async def write_together(
@@ -145,7 +154,15 @@ class Database:
         ended: else those that do not wait long are many.
         """
         loop = asyncio.get_running_loop()
-        work = _Work(None, loop, loop.create_future(), write, item, None, when_begun, before_commit)
+        work = _Work(
+            None,
+            loop,
+            loop.create_future(),
+            write,
+            item,
+            when_begun_alone=when_begun,
+            before_commit_alone=before_commit,
+        )
         result: T = await self._outcome(work)
         return result
 
@@ -297,6 +314,8 @@ class Database:
         """
         try:
             connection = self._connected()
+            if not self.is_postgres:
+                self._sync_commits(connection, any(work.is_durable for work in group))
             transaction = connection.begin()
         except Exception as error:
             self._drop()
@@ -351,7 +370,15 @@ class Database:
         if self._connection is None or self._connection.closed or self._connection.invalidated:
             self._drop()
             self._connection = self._writer_engine.connect()
+            self._syncs = True
         return self._connection
+
+    def _sync_commits(self, connection: Connection, are_durable: bool) -> None:
+        """Have the next commits wait for the disk, or not."""
+        if are_durable is not self._syncs:
+            raw: Any = connection.connection.dbapi_connection
+            raw.execute(f"PRAGMA synchronous={'FULL' if are_durable else 'NORMAL'}").close()
+            self._syncs = are_durable
 
     def _roll_back(self, transaction: RootTransaction, cause: BaseException | None) -> None:
         try:

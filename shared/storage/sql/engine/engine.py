@@ -1,7 +1,8 @@
 """Engines for the two databases: URLs, pragmas, session settings, and foreign errors turned into ours.
 
-SQLite: write-ahead log, synchronous FULL (a reported commit survives a power cut), and our own lock around every
-write transaction (:mod:`soong.shared.storage.sql.engine.write_lock`).
+SQLite: write-ahead log, synchronous FULL (a reported commit survives a power cut; a claim alone does not have to, see
+:meth:`soong.shared.storage.sql.engine.database.Database.write`), and our own lock around every write transaction
+(:mod:`soong.shared.storage.sql.engine.write_lock`).
 """
 
 import sqlite3

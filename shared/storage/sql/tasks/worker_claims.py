@@ -96,8 +96,10 @@ class SqlWorkerClaims:
         before_commit: Callable[[Advance], object] | None = None,
     ) -> Advance:
         request = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
+        # A power cut that takes a claim with it ends the claim's holder, too: SQLite's processes are on one machine.
+        # What the holder writes is durable, and the claim with it: it is before that in the same log.
         return await self._database.write(
-            lambda tx: advance(tx, self._contexts, ends, request), before_commit=before_commit
+            lambda tx: advance(tx, self._contexts, ends, request), before_commit=before_commit, is_durable=bool(ends)
         )
 
     async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:

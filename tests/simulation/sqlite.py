@@ -52,8 +52,14 @@ class InlineDatabase:
             return function(Transaction(self._connection))
 
     async def write(
-        self, function: Callable[[Transaction], T], *, before_commit: Callable[[T], object] | None = None
+        self,
+        function: Callable[[Transaction], T],
+        *,
+        before_commit: Callable[[T], object] | None = None,
+        is_durable: bool = True,
     ) -> T:
+        del is_durable
+
         def written(tx: Transaction) -> T:
             result = function(tx)
             if before_commit is not None:

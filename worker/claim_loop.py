@@ -88,7 +88,7 @@ class ClaimLoop:
     _filling: asyncio.TimerHandle | None = None
     _was_left: bool = False
     _telling: set[asyncio.Task[None]] = field(default_factory=set)
-    _failed: int = 0
+    _failures: int = 0
     """Batches in a row that could not be written."""
     _given: set[RunFence] = field(default_factory=set)
     """Claims that were heard and have not come back: what this process knows that it holds."""
@@ -221,7 +221,7 @@ class ClaimLoop:
         except Exception as error:  # noqa: BLE001  # whatever an end holds that cannot be stored is that end's own matter
             await self._serve_apart(capacity, turns, error)
             return
-        self._failed = 0
+        self._failures = 0
         if self.capacity().worker_id != capacity.worker_id:
             self._answer(turns, ())  # the incarnation was lost meanwhile: nothing may begin under its name
             return
@@ -265,8 +265,8 @@ class ClaimLoop:
             turn.stale = frozenset[str]().union(*stale)
         self._answer(turns, ())
         # Who hears of it calls this worker again: one that can claim nothing must not be called all the time.
-        self._notify_later(retry_s(self._failed))
-        self._failed += 1
+        self._notify_later(retry_s(self._failures))
+        self._failures += 1
 
     async def _end_alone(self, capacity: WorkerCapacity, end: StepEnd) -> frozenset[str]:
         """Return the run's id if its end did not count."""

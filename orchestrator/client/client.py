@@ -34,6 +34,8 @@ from soong.shared.storage.store import Store, retry_until_confirmed
 T = TypeVar("T")
 
 POLL_EVERY_S: Final = 1.0
+LOOKS: Final = 3
+"""Looks at a task after news of it. Those of its end are sent while that is being committed, which may take longer."""
 LOOK_AT_MOST_EVERY_S: Final = 0.2
 PAUSE_PER_LOOK: Final = 5
 """After a look a client pauses so many times as long as it took: a task of thousands of steps is not all it reads."""
@@ -225,7 +227,7 @@ class Client:
         begun_s = loop.time()
         heard = await subscription.wait(max(pause_s, POLL_EVERY_S))
         while heard and (left_s := begun_s + pause_s - loop.time()) > 0:
-            found = await (self._end_again(task_id) if for_result else self._status_again(task_id))
+            found = await (self._end_soon(task_id) if for_result else self._status_again(task_id))
             if isinstance(found, TaskEnd) and found.task.kind is not TaskKind.ASK:
                 return TaskSnapshot(found.task, in_plan_order(found.steps), (), (), last_runs=found.last_runs)
             if found is not TaskStatus.RUNNING:
@@ -264,6 +266,14 @@ class Client:
 
     async def _view_again(self, task_id: str, *, for_result: bool) -> TaskSnapshot:
         return await _answered(lambda: snapshot_of(self.store, task_id, for_result=for_result))
+
+    async def _end_soon(self, task_id: str) -> TaskEnd | TaskStatus:
+        found = await self._end_again(task_id)
+        for _ in range(LOOKS - 1):
+            if found is not TaskStatus.RUNNING:
+                break
+            found = await self._end_again(task_id)
+        return found
 
     async def _end_again(self, task_id: str) -> TaskEnd | TaskStatus:
         return await _answered(lambda: self.store.tasks.end_of(task_id))

@@ -26,6 +26,7 @@ from soong.worker.claim_loop import WorkerCapacity
 log = get_logger(__name__)
 
 VERSION: Final = version(DISTRIBUTION)
+_OF_THIS_VERSION: Final = (*reads(PROTOCOL), f"version:{VERSION}")
 
 
 @dataclass(slots=True)
@@ -40,13 +41,14 @@ class Incarnation:
     labels: tuple[str, ...]
     abilities: tuple[str, ...] = ()
     """What this process can do beyond what every one can: its tools, its functions, its projects."""
+    host: str = field(default_factory=socket.gethostname)
     worker_id: str = ""
     live_workers: int = 1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        return (*self.labels, f"host:{socket.gethostname()}", *reads(PROTOCOL), f"version:{VERSION}", *self.abilities)
+        return (*self.labels, f"host:{self.host}", *_OF_THIS_VERSION, *self.abilities)
 
     def capacity(self) -> WorkerCapacity:
         return WorkerCapacity(self.worker_id, self.pools, self.capabilities, self.live_workers)
@@ -56,7 +58,7 @@ class Incarnation:
         worker = Worker(
             id=new_id("wrk"),
             node_name=self.node_name,
-            host=socket.gethostname(),
+            host=self.host,
             pid=os.getpid(),
             slots=self.slots,
             pools=self.pools,

@@ -300,6 +300,7 @@ class ClaimLoop:
                     live_workers=capacity.live_workers,
                     now_us=self.clock.now_us(),
                     before_commit=self._tell_soon,
+                    may_block=len(ends) == len(self._given) == 1,
                 )
             except UnavailableError as error:
                 # An end that was applied although we saw an error comes back as stale: harmless.

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import RootTransaction, make_url
+from sqlalchemy import make_url
 
 from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundError, SoongError, UnavailableError
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
@@ -22,7 +22,6 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, write_runs
-from tests.contract.scene import completed
 from tests.integration.sql_stores import begin, claim_one, opened
 from tests.model.builders import make_call, make_worker
 from tests.model.clock import START_US
@@ -30,8 +29,6 @@ from tests.model.clock import START_US
 ADD_LIMIT = Statement("add concurrency limit", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, 1)")
 BREAK = Statement("break", "INSERT INTO concurrency_limits (scope, slots) VALUES (:scope, -1)")
 END_OURS = Statement("end ours", "SELECT pg_terminate_backend(pg_backend_pid())")
-SYNCHRONOUS = Statement("synchronous", "SELECT synchronous FROM pragma_synchronous")
-NORMAL, FULL = 1, 2
 SCOPES = Statement("scopes", "SELECT scope FROM concurrency_limits ORDER BY scope")
 
 
@@ -440,44 +437,6 @@ async def test_two_that_wait_for_each_other_both_get_through(postgres_url: str, 
 
         concurrency_limits = Statement("limits", "SELECT slots FROM concurrency_limits ORDER BY scope")
         assert await one._database.read(lambda tx: tx.rows(concurrency_limits)) == [(3,), (3,)]
-
-
-async def test_sqlite_waits_for_the_disk_unless_all_that_is_written_may_be_lost(tmp_path: Path) -> None:
-    async with opened(f"sqlite:///{tmp_path / 'soong.db'}") as store:
-        database = store._database
-
-        async def level(*, is_durable: bool) -> int:
-            return int(await database.write(lambda tx: tx.value(SYNCHRONOUS), is_durable=is_durable))
-
-        def mixed(*are_durable: bool) -> Sequence[Callable[[], Coroutine[Any, Any, int]]]:
-            return [partial(level, is_durable=is_durable) for is_durable in are_durable]
-
-        alone = [await write() for write in mixed(True, False, False, True)]
-
-        assert alone == [FULL, NORMAL, NORMAL, FULL]
-        assert await at_once(database, *mixed(False, True, False)) == [FULL, FULL, FULL]
-        assert await at_once(database, *mixed(False, False)) == [NORMAL, NORMAL]
-
-
-@pytest.mark.spec("DAG-03")
-async def test_a_claim_alone_waits_for_no_disk_and_what_its_holder_writes_does(tmp_path: Path) -> None:
-    async with opened(f"sqlite:///{tmp_path / 'soong.db'}") as store:
-        levels: list[int] = []
-
-        def commit(transaction: RootTransaction) -> None:
-            level = transaction.connection.exec_driver_sql("PRAGMA synchronous").scalar()
-            levels.append(int(level or 0))
-            transaction.commit()
-
-        store._database.committer = commit
-        session, worker_id = await begin(store)
-        claim = await claim_one(store, session, worker_id)
-        await store.runs.append(claim.identity.run_id, claim.fence, events=[NewEvent("x")], now_us=START_US)
-        await store.claims.advance(
-            worker_id, [completed(claim)], claim=1, pools=("default",), capabilities=(), live_workers=1, now_us=START_US
-        )
-
-        assert levels == [FULL, FULL, FULL, NORMAL, FULL, FULL]  # session, worker, task, claim, event, end
 
 
 async def test_what_is_not_there_is_named(store: SqlStore) -> None:

@@ -23,6 +23,7 @@ from soong.shared.storage.sql.engine.rows import command_of, run_of, session_of,
 from soong.shared.storage.sql.engine.schema import prepare
 from soong.shared.storage.sql.engine.tables import commands, nodes, runs, sessions, tasks, workers
 from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.write_ahead_log import Flush
 from soong.shared.storage.sql.store import SqlStore
 from soong.shared.storage.sql.tasks.runs import EVENTS_OF, WHOLE_RUNS
 from soong.shared.storage.sql.tasks.step_results import nodes_after
@@ -55,15 +56,17 @@ class InlineDatabase:
         self,
         function: Callable[[Transaction], T],
         *,
-        before_commit: Callable[[T], object] | None = None,
-        is_durable: bool = True,
+        before_commit: Callable[[T], Callable[[], object] | None] | None = None,
+        flush: Flush = Flush.BEFORE_VISIBLE,
+        may_block: bool = False,
     ) -> T:
-        del is_durable
+        del flush, may_block
 
         def written(tx: Transaction) -> T:
             result = function(tx)
-            if before_commit is not None:
-                before_commit(result)
+            call = None if before_commit is None else before_commit(result)
+            if call is not None:
+                call()
             return result
 
         await asyncio.sleep(0)

@@ -129,8 +129,9 @@ class MemorySteps:
         live_workers: int,
         now_us: int,
         before_commit: Callable[[Advance], object] | None = None,
+        may_block: bool = False,
     ) -> Advance:
-        del before_commit  # nothing here takes time
+        del before_commit, may_block  # nothing here takes time
         stale: set[str] = set()
         touched: set[str] = set()
         for end in ends:

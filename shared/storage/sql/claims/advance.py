@@ -140,7 +140,7 @@ def _on_sqlite(
     ended = write_ends(tx, run_log, ends, request)
     if any(end.outcome is Outcome.PARTIAL for end in ends.values()):
         run_log.flush(tx)  # the claim of a dependent step reads its nodes (DAG-10)
-    if found := claim_successor(tx, ended, request):
+    if found := claim_successor(tx, contexts, ended, request):
         successor, tasks = found
         claims = _started(tx, contexts, run_log, request, [successor])
         tell_malformed(tx, run_log, claims, request.now_us)
@@ -186,7 +186,7 @@ def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: C
     steps: dict[str, list[ClaimedStep]] = {}
     for lane, number in turns.quota().items():
         rows = tx.rows(CLAIM_LANE, lane=lane, number=number, worker_id=request.worker_id, now_us=request.now_us)
-        steps[lane] = [ClaimedStep._make(row) for row in rows]
+        steps[lane] = contexts.claimed(rows)
     claimed = [step for of_lane in steps.values() for step in of_lane]
     if not claimed:
         return {}

@@ -8,6 +8,7 @@ opened, and claimed in its turn, as every other.
 
 from typing import Final
 
+from soong.shared.storage.sql.claims.claim_context import Contexts
 from soong.shared.storage.sql.claims.claim_rows import ClaimedStep
 from soong.shared.storage.sql.claims.claiming import TURNS, next_turn
 from soong.shared.storage.sql.claims.completions import ClaimRequest, CompletionResult, EndedTasks
@@ -28,7 +29,7 @@ CLAIM_SUCCESSOR: Final = Statement(
       AND NOT EXISTS (SELECT 1 FROM concurrency_limits WHERE substr(scope, 1, 8) <> 'session:')
       AND NOT EXISTS (SELECT 1 FROM concurrency_limits WHERE scope = 'session:' || steps.session_id)
     RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
-              CASE WHEN starts = 1 THEN ready_us END, title
+              CASE WHEN starts = 1 THEN ready_us END, title, coalesce(dependents, '') <> ''
     """,
 )
 
@@ -45,7 +46,7 @@ AROUND_SUCCESSOR: Final = Statement(
 
 
 def claim_successor(
-    tx: Transaction, ended: CompletionResult, request: ClaimRequest
+    tx: Transaction, contexts: Contexts, ended: CompletionResult, request: ClaimRequest
 ) -> tuple[ClaimedStep, EndedTasks] | None:
     """Claim the successor of the one step that has ended; None when there is none, or the next claim takes another.
 
@@ -58,7 +59,7 @@ def claim_successor(
     rows = tx.rows(CLAIM_SUCCESSOR, key=key, pool=pool, needs=needs, **told)
     if not rows:
         return None
-    step, tasks = ClaimedStep._make(rows[0]), EndedTasks()
+    (step,), tasks = contexts.claimed(rows), EndedTasks()
     around = tx.rows(AROUND_SUCCESSOR, task_id=step.task_id, session_id=step.session_id)
     is_expanding, is_unsettled, last_claimed, last_turn = around[0]
     tasks.look(tx, step.task_id, step.session_id, is_expanding, is_unsettled, is_waiting=True)  # at the least for it

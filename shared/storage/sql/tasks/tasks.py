@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import func, select
@@ -34,6 +35,7 @@ from soong.shared.storage.sql.engine.statements import Insert, ReadyRows, Statem
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import steps, tasks
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.engine.write_ahead_log import Flush
 from soong.shared.storage.sql.tasks.inserts import MANY_STEPS, note_steps, ready_steps
 from soong.shared.storage.sql.tasks.runs import ENDED, ENDED_ONE, last_runs_of_rows, send_last_runs
 from soong.shared.storage.sql.tasks.sessions import REOPEN, note_session, send_session, session_values
@@ -151,14 +153,14 @@ class SqlTasks:
             workers = free.rows()
             return str(random.choice(workers)[0]) if workers else ""  # noqa: S311  # no secret
 
-        def call_chosen(chosen: str) -> None:
-            if call is not None and chosen:
-                call(chosen)
+        def hint(chosen: str) -> Callable[[], object] | None:
+            return partial(call, chosen) if call is not None and chosen else None
 
         if not self._database.is_postgres:  # one lock for all: its claim waits for our commit
-            return await self._database.write(write, before_commit=call_chosen)
+            return await self._database.write(write, before_commit=hint, flush=Flush.BEFORE_RETURN)
         chosen = await self._database.write(write)
-        call_chosen(chosen)
+        if call is not None and chosen:
+            call(chosen)
         return chosen
 
     # -- reading

@@ -1,6 +1,7 @@
 """Claims: a worker's side, and what all owners of the deployment do about workers."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
@@ -94,12 +95,16 @@ class SqlWorkerClaims:
         live_workers: int,
         now_us: int,
         before_commit: Callable[[Advance], object] | None = None,
+        may_block: bool = False,
     ) -> Advance:
         request = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
-        # A power cut that takes a claim with it ends the claim's holder, too: SQLite's processes are on one machine.
-        # What the holder writes is durable, and the claim with it: it is before that in the same log.
         return await self._database.write(
-            lambda tx: advance(tx, self._contexts, ends, request), before_commit=before_commit, is_durable=bool(ends)
+            lambda tx: advance(tx, self._contexts, ends, request),
+            before_commit=lambda found: (
+                partial(before_commit, found) if before_commit and found.closed_sessions else None
+            ),
+            flush=self._contexts.flush_of(ends),
+            may_block=may_block,
         )
 
     async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:

@@ -1,0 +1,57 @@
+"""The file of an SQLite database's write-ahead log, flushed to the disk without SQLite's lock.
+
+With synchronous NORMAL a commit is in the log, where every process sees it, and reaches the disk with the next flush:
+of this file, by whichever process. A log has one order, so what is flushed takes with it all that was committed before
+(SQLite documentation, "Write-Ahead Logging"). SQLite's own flush, with synchronous FULL, comes before a commit is
+visible, while every other writer waits.
+"""
+
+import os
+from enum import IntEnum
+from pathlib import Path
+
+from sqlalchemy import URL
+
+
+class Flush(IntEnum):
+    """When what is committed to SQLite is on the disk, from where a power cut cannot take it.
+
+    PostgreSQL's commits are there before anybody sees them, whatever is asked for.
+    """
+
+    WITH_NEXT = 0
+    """With the next commit that is flushed. For what is worth nothing when its writer is gone, too."""
+    AFTER_RETURN = 1
+    """At once, but the caller continues meanwhile. For what nobody outside hears of."""
+    BEFORE_RETURN = 2
+    """Before the caller hears of it; others may see it earlier. For what they act on by commits of their own."""
+    BEFORE_VISIBLE = 3
+    """Before anybody sees it."""
+
+
+class WriteAheadLog:
+    """The log of one database. Used by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def flush(self) -> None:
+        """Wait until all that has been committed is on the disk. The database has to be open in this process.
+
+        Raises: OSError.
+        """
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        os.fdatasync(self._fd)
+
+    def forget(self) -> None:
+        """Let go of the file, which SQLite deletes when nobody has the database open; the next flush opens it again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def write_ahead_log(url: URL) -> WriteAheadLog | None:
+    """Return the log of an SQLite database; PostgreSQL flushes its own."""
+    return WriteAheadLog(Path(f"{url.database}-wal")) if url.get_backend_name() == "sqlite" else None

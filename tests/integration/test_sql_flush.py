@@ -1,0 +1,327 @@
+"""When a commit of SQLite is on the disk, who waits for that, and which thread writes it."""
+
+import asyncio
+import fcntl
+import shutil
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import RootTransaction
+
+from soong.shared.core.errors import ConflictError, UnavailableError
+from soong.shared.engine.runs.events import NewEvent
+from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.step import Claim
+from soong.shared.storage.sql.engine.database import Database, flush_log
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
+from soong.shared.storage.sql.engine.writer import PAUSE_PER_SLOW, SLOW_S
+from soong.shared.storage.sql.store import SqlStore
+from tests.contract.scene import completed
+from tests.integration.consent import until
+from tests.integration.sql_stores import begin, claim_one, opened
+from tests.integration.test_sql_database import ADD_LIMIT, add, at_once
+from tests.model.builders import make_session, make_step, make_task
+from tests.model.clock import START_US
+
+SYNCHRONOUS = Statement("synchronous", "SELECT synchronous FROM pragma_synchronous")
+NORMAL, FULL = 1, 2
+LIMIT_S = 30.0
+SOON = partial(Database.write, flush=Flush.AFTER_RETURN, may_block=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "soong.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqlStore]:
+    async with opened(f"sqlite:///{path}") as store:
+        yield store
+
+
+@pytest.fixture
+def database(store: SqlStore) -> Database:
+    return store._database
+
+
+def scopes(path: Path) -> list[str]:
+    """Return what a program of its own sees."""
+    connection = sqlite3.connect(path)
+    try:
+        return [scope for (scope,) in connection.execute("SELECT scope FROM concurrency_limits ORDER BY scope")]
+    finally:
+        connection.close()
+
+
+@contextmanager
+def held_flush(database: Database) -> Iterator[threading.Event]:
+    """Let no flush end before this does; the event says that one has begun."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def flush(log: WriteAheadLog) -> None:
+        has_begun.set()
+        assert may_end.wait(LIMIT_S)
+        log.flush()
+
+    database.flusher = flush
+    try:
+        yield has_begun
+    finally:
+        may_end.set()
+
+
+@contextmanager
+def counted_flushes(database: Database) -> Iterator[list[int]]:
+    """Gather how many bytes the log has at each flush."""
+    found: list[int] = []
+
+    def flush(log: WriteAheadLog) -> None:
+        found.append(Path(f"{database.url.database}-wal").stat().st_size)
+        log.flush()
+
+    database.flusher = flush
+    yield found
+
+
+def seen_levels(database: Database) -> list[int]:
+    """Return a list that gets SQLite's level of each commit from now on."""
+    levels: list[int] = []
+
+    def commit(transaction: RootTransaction) -> None:
+        level = transaction.connection.exec_driver_sql("PRAGMA synchronous").scalar()
+        levels.append(int(level or 0))
+        transaction.commit()
+
+    database.committer = commit
+    return levels
+
+
+async def test_a_commit_waits_for_the_disk_as_the_strictest_of_it_wants(database: Database) -> None:
+    async def level(flush: Flush) -> int:
+        return int(await database.write(lambda tx: tx.value(SYNCHRONOUS), flush=flush))
+
+    def of(*flushes: Flush) -> Sequence[Callable[[], Coroutine[Any, Any, int]]]:
+        return [partial(level, flush) for flush in flushes]
+
+    alone = [await write() for write in of(*Flush)]
+
+    assert alone == [NORMAL, NORMAL, NORMAL, FULL]
+    assert await at_once(database, *of(Flush.WITH_NEXT, Flush.BEFORE_VISIBLE, Flush.BEFORE_RETURN)) == [FULL] * 3
+    assert await at_once(database, *of(Flush.WITH_NEXT, Flush.BEFORE_RETURN)) == [NORMAL] * 2
+
+
+@pytest.mark.spec("DAG-03")
+async def test_only_what_a_lost_holder_makes_worthless_waits_for_no_disk(store: SqlStore, database: Database) -> None:
+    levels = seen_levels(database)
+    session, worker_id = await begin(store)
+    claim = await claim_one(store, session, worker_id)
+    await store.runs.append(claim.identity.run_id, claim.fence, events=[NewEvent("x")], now_us=START_US)
+    await advance(store, worker_id, claim)
+
+    assert levels == [FULL, FULL, FULL, NORMAL, FULL, FULL]  # session, worker, task, claim, event, end
+
+
+async def advance(store: SqlStore, worker_id: str, *ended: Claim, may_block: bool = False) -> tuple[Claim, ...]:
+    """End steps and claim one."""
+    found = await store.claims.advance(
+        worker_id,
+        [completed(claim) for claim in ended],
+        claim=1,
+        pools=("default",),
+        capabilities=(),
+        live_workers=1,
+        now_us=START_US,
+        may_block=may_block,
+    )
+    return found.claims
+
+
+@pytest.mark.spec("DAG-03", "DIS-10")
+async def test_the_end_of_a_task_is_on_the_disk_before_anybody_sees_it(store: SqlStore, database: Database) -> None:
+    session, worker_id = await begin(store)
+    steps = [make_step("a"), make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",))]
+    task = make_task(session.id, *steps)
+    await store.tasks.create_task(task)
+    levels = seen_levels(database)
+    with counted_flushes(database) as flushes:
+        claimed = await advance(store, worker_id)
+        for hop in (1, 2):
+            claimed = await advance(store, worker_id, *claimed)
+            await until(lambda hop=hop: len(flushes) == hop)  # type: ignore[misc]
+        await advance(store, worker_id, *claimed)
+
+    assert levels == [NORMAL, NORMAL, NORMAL, FULL]
+    assert len(flushes) == 2  # a commit that waits for the disk flushes itself
+    assert [step.status for step in await store.tasks.steps(task.id)] == [StepStatus.COMPLETED] * 3
+
+
+async def test_what_is_flushed_before_its_caller_returns_others_see_and_write_after_meanwhile(
+    database: Database, path: Path
+) -> None:
+    with held_flush(database) as has_begun:
+        writing = asyncio.create_task(database.write(add("a"), flush=Flush.BEFORE_RETURN))
+        assert await asyncio.to_thread(has_begun.wait, LIMIT_S)
+        with _by_another_process(path), _by_another_program(path):
+            assert scopes(path) == ["a"]
+            assert not writing.done()
+    assert await writing == "a"
+
+
+async def test_nobody_hears_of_a_commit_whose_flush_failed(database: Database, path: Path) -> None:
+    def fail(_log: WriteAheadLog) -> None:
+        raise OSError(5, "Input/output error")
+
+    database.flusher = fail
+    with pytest.raises(UnavailableError, match=r"did not confirm a commit: .*Input/output error"):
+        await database.write(add("a"), flush=Flush.BEFORE_RETURN)
+    assert await database.write(add("b"), flush=Flush.AFTER_RETURN) == "b"
+
+    database.flusher = flush_log
+    assert await database.write(add("c"), flush=Flush.BEFORE_RETURN) == "c"
+    assert scopes(path) == ["a", "b", "c"]
+
+
+async def test_what_is_flushed_after_its_caller_returns_holds_up_nobody(database: Database, path: Path) -> None:
+    with held_flush(database) as has_begun:
+        assert await database.write(add("a"), flush=Flush.AFTER_RETURN) == "a"
+        assert scopes(path) == ["a"]
+        assert await asyncio.to_thread(has_begun.wait, LIMIT_S)
+
+
+async def test_the_disk_has_what_a_caller_was_given_when_the_power_fails(
+    database: Database, path: Path, tmp_path: Path
+) -> None:
+    """The log as it was at the last flush is what a power cut leaves at the least."""
+    image = tmp_path / "image.db"
+
+    def flush(log: WriteAheadLog) -> None:
+        log.flush()
+        for suffix in ("", "-wal"):
+            shutil.copyfile(f"{path}{suffix}", f"{image}{suffix}")
+
+    database.flusher = flush
+    await SOON(database, add("hop"))
+    assert await database.write(add("claim"), flush=Flush.WITH_NEXT) == "claim"
+    assert await database.write(add("task"), flush=Flush.BEFORE_RETURN) == "task"
+
+    assert scopes(image) == ["claim", "hop", "task"]
+
+
+def writing_thread(found: list[str]) -> Callable[[Transaction], None]:
+    def write(tx: Transaction) -> None:
+        found.append(threading.current_thread().name)
+        tx.count(ADD_LIMIT, scope=f"s{len(found)}")
+
+    return write
+
+
+async def test_a_caller_that_may_block_writes_in_its_loop_and_the_log_is_flushed_soon(database: Database) -> None:
+    threads: list[str] = []
+    with counted_flushes(database) as flushes:
+        await database.write(writing_thread(threads), flush=Flush.AFTER_RETURN)  # connects
+        await until(lambda: len(flushes) == 1)
+        await SOON(database, writing_thread(threads))
+        await SOON(database, writing_thread(threads))
+        assert len(flushes) == 1
+        await until(lambda: len(flushes) == 2)
+        await database.write(writing_thread(threads), may_block=True)
+
+    here = threading.current_thread().name
+    assert threads == ["soong-sql-write", here, here, "soong-sql-write"]  # the last waits for the disk
+
+
+async def test_closing_flushes_what_is_not_on_the_disk(path: Path) -> None:
+    async with opened(f"sqlite:///{path}") as store:
+        with counted_flushes(store._database) as flushes:
+            await store._database.write(add("a"), flush=Flush.WITH_NEXT)
+            assert not flushes
+            await store.close()
+            assert len(flushes) == 1
+
+
+async def test_a_write_in_the_loop_waits_for_nobody(database: Database, path: Path) -> None:
+    threads: list[str] = []
+    await SOON(database, writing_thread(threads))
+    for hold in (_by_another_process, _by_another_program):
+        with hold(path):
+            writing = asyncio.create_task(SOON(database, writing_thread(threads)))
+            await asyncio.sleep(0.05)
+            assert not writing.done()
+        await writing
+    await database.write(lambda tx: None)
+
+    assert threads == ["soong-sql-write"] * 3
+    assert scopes(path) == ["s1", "s2", "s3"]
+
+
+@contextmanager
+def _by_another_process(path: Path) -> Iterator[None]:
+    """Hold our own lock, as another process of ours does."""
+    with Path(f"{path}.lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _by_another_program(path: Path) -> Iterator[None]:
+    """Hold SQLite's lock, as a shell of it does."""
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+async def test_after_a_slow_write_in_the_loop_the_thread_writes_for_a_while(database: Database) -> None:
+    threads: list[str] = []
+    await database.write(lambda tx: None)
+    usual = database.committer
+
+    def slowly(transaction: RootTransaction) -> None:
+        threading.Event().wait(4 * SLOW_S)
+        usual(transaction)
+
+    database.committer = slowly
+    await SOON(database, writing_thread(threads))
+    database.committer = usual
+    await SOON(database, writing_thread(threads))
+    await asyncio.sleep(6 * SLOW_S * PAUSE_PER_SLOW)
+    await SOON(database, writing_thread(threads))
+
+    here = threading.current_thread().name
+    assert threads == [here, "soong-sql-write", here]
+
+
+async def test_a_refusal_in_the_loop_is_its_callers_and_undoes_all(database: Database, path: Path) -> None:
+    await database.write(add("a"))
+
+    def refuse(tx: Transaction) -> None:
+        tx.count(ADD_LIMIT, scope="b")
+        raise ConflictError("no")
+
+    with pytest.raises(ConflictError, match="no"):
+        await SOON(database, refuse)
+    database.close()
+    with pytest.raises(UnavailableError, match="closed by this process"):
+        await SOON(database, add("c"))
+
+    assert scopes(path) == ["a"]
+
+
+@pytest.mark.spec("DAG-03")
+async def test_a_submission_is_on_the_disk_when_its_caller_hears_of_it(store: SqlStore, database: Database) -> None:
+    with counted_flushes(database) as flushes:
+        session = make_session()
+        await store.tasks.submit(session, make_task(session.id, make_step("a")))
+        assert len(flushes) == 1

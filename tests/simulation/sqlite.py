@@ -83,7 +83,10 @@ class InlineDatabase:
         *,
         when_begun: Callable[[], object] | None = None,
         before_commit: Callable[[Any], object] | None = None,
+        flush: Flush = Flush.BEFORE_VISIBLE,
     ) -> Any:
+        del flush
+
         def written(tx: Transaction) -> Any:
             (outcome,) = write(tx, (item,))
             if before_commit is not None and not isinstance(outcome, SoongError):

@@ -100,6 +100,7 @@ class Database:
         *,
         when_begun: Callable[[], object] | None = None,
         before_commit: Callable[[T], object] | None = None,
+        flush: Flush = Flush.BEFORE_VISIBLE,
     ) -> T:
         """Have ``write`` write an item with those that others hand to it meanwhile; like :meth:`write` in all else.
 
@@ -114,6 +115,7 @@ class Database:
             loop.create_future(),
             write,
             item,
+            flush,
             when_begun_alone=when_begun,
             before_commit_alone=before_commit,
         )

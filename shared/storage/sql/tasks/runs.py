@@ -21,6 +21,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import calls, nodes, runs, surfaces
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.engine.write_ahead_log import Flush
 from soong.shared.storage.sql.tasks.call_starts import PermittedCall, start_permitted
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, write_runs
 from soong.shared.storage.sql.tasks.step_results import nodes_after
@@ -212,7 +213,7 @@ class SqlRuns:
         taints: bool = False,
     ) -> Appended:
         write = RunWrite(run_id, fence, now_us, nodes, events, calls, taints, reports=True)
-        return await self._database.write_together(write_runs, write)
+        return await self._database.write_together(write_runs, write, flush=Flush.BEFORE_RETURN)
 
     async def nodes(self, run_id: str) -> Sequence[Node]:
         return await self._database.read(lambda tx: nodes_after(tx, run_id, NODES.read(tx, run_id=run_id, after=0), 0))
@@ -243,10 +244,11 @@ class SqlRuns:
     ) -> None:
         write = RunWrite(call.run_id, fence, now_us, nodes, events, calls=(call,))
         if not call.decision_id:
-            await self._database.write_together(write_runs, write)
+            await self._database.write_together(write_runs, write, flush=Flush.BEFORE_RETURN)
             return
         try:
-            await self._database.write_together(start_permitted, PermittedCall(write, notified))
+            permitted = PermittedCall(write, notified)
+            await self._database.write_together(start_permitted, permitted, flush=Flush.BEFORE_RETURN)
         except AlreadyConsumedError:
             await self.append(call.run_id, fence, events=[second_use(call, now_us)], now_us=now_us)
             raise
@@ -277,10 +279,10 @@ class SqlRuns:
                 raise outcome
 
         if call is None:
-            await self._database.write(write_end)
+            await self._database.write(write_end, flush=Flush.BEFORE_RETURN)
             return
         write = RunWrite(run_id, fence, now_us, nodes, events, (ended(call),), taints)
-        await self._database.write_together(write_runs, write)
+        await self._database.write_together(write_runs, write, flush=Flush.BEFORE_RETURN)
 
     async def is_tainted(self, run_id: str) -> bool:
         return await self._database.read(lambda tx: is_tainted(tx, run_id))

@@ -26,7 +26,6 @@ from soong.worker.claim_loop import WorkerCapacity
 log = get_logger(__name__)
 
 VERSION: Final = version(DISTRIBUTION)
-_OF_THIS_VERSION: Final = (*reads(PROTOCOL), f"version:{VERSION}")
 
 
 @dataclass(slots=True)
@@ -42,13 +41,14 @@ class Incarnation:
     abilities: tuple[str, ...] = ()
     """What this process can do beyond what every one can: its tools, its functions, its projects."""
     host: str = field(default_factory=socket.gethostname)
+    versions: tuple[str, ...] = field(default_factory=lambda: (*reads(PROTOCOL), f"version:{VERSION}"))
     worker_id: str = ""
     live_workers: int = 1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        return (*self.labels, f"host:{self.host}", *_OF_THIS_VERSION, *self.abilities)
+        return (*self.labels, f"host:{self.host}", *self.versions, *self.abilities)
 
     def capacity(self) -> WorkerCapacity:
         return WorkerCapacity(self.worker_id, self.pools, self.capabilities, self.live_workers)

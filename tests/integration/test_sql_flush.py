@@ -122,12 +122,16 @@ async def test_a_commit_waits_for_the_disk_as_the_strictest_of_it_wants(database
 @pytest.mark.spec("DAG-03")
 async def test_only_what_a_lost_holder_makes_worthless_waits_for_no_disk(store: SqlStore, database: Database) -> None:
     levels = seen_levels(database)
-    session, worker_id = await begin(store)
-    claim = await claim_one(store, session, worker_id)
-    await store.runs.append(claim.identity.run_id, claim.fence, events=[NewEvent("x")], now_us=START_US)
-    await advance(store, worker_id, claim)
+    with counted_flushes(database) as flushes:
+        session, worker_id = await begin(store)
+        claim = await claim_one(store, session, worker_id)
+        assert not flushes
+        await store.runs.append(claim.identity.run_id, claim.fence, events=[NewEvent("x")], now_us=START_US)
+        assert len(flushes) == 1
+        await advance(store, worker_id, claim)
 
-    assert levels == [FULL, FULL, FULL, NORMAL, FULL, FULL]  # session, worker, task, claim, event, end
+    assert levels == [FULL, FULL, FULL, NORMAL, NORMAL, FULL]  # session, worker, task, claim, event, end
+    assert len(flushes) == 1
 
 
 async def advance(store: SqlStore, worker_id: str, *ended: Claim, may_block: bool = False) -> tuple[Claim, ...]:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from sqlalchemy import RootTransaction
@@ -16,7 +17,7 @@ from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.sql.store import SqlStore, open_store
 from soong.worker.claim_loop import TOLD_SOON, ClaimLoop, WorkerCapacity
 from tests.contract.scene import ContractHarness, completed, open_scene
-from tests.model.builders import make_session, make_task
+from tests.model.builders import make_session, make_step, make_task
 from tests.model.memory.notifier import MemoryBus
 
 LIMIT_S = 30.0
@@ -105,3 +106,29 @@ async def test_the_clients_of_many_tasks_hear_of_their_ends_once(scene: Contract
 
     assert early == ()
     assert late == (claims[0].identity.session_id,)
+
+
+async def test_a_worker_that_holds_one_step_ends_it_in_its_loop(tmp_path: Path) -> None:
+    """One with more of them has more to do in its loop, and leaves the transaction to a thread."""
+    store = await open_store(f"sqlite:///{tmp_path / 'soong.db'}", migrate=True)
+    scene = await open_scene(store)
+    chain = [make_step("a"), make_step("b", depends_on=("a",)), make_step("c", depends_on=("b",))]
+    for _ in range(2):
+        await store.tasks.create_task(make_task(scene.own.session_id, *chain))
+    threads: list[str] = []
+
+    def commit(transaction: RootTransaction) -> None:
+        threads.append(threading.current_thread().name)
+        transaction.commit()
+
+    async with claim_loop(scene, MemoryBus()) as loop:
+        first, second = [claim for _ in range(2) if (claim := await loop.next_step(None)) is not None]
+        store._database.committer = commit
+        await loop.next_step(completed(first), first, wants_step=False)
+        hop = await loop.next_step(completed(second), second)
+        assert hop is not None
+        await loop.next_step(completed(hop), hop)
+
+    await store.close()
+    here = threading.current_thread().name
+    assert threads[:3] == ["soong-sql-write", here, here]

@@ -169,7 +169,9 @@ class Writer:
     def _put_flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_flush_scheduled = False
         if self._is_unflushed:
-            self._queue.put(Work(lambda _tx: None, loop, loop.create_future(), flush=Flush.AFTER_RETURN))
+            nobody = loop.create_future()
+            nobody.cancel()
+            self._queue.put(Work(lambda _tx: None, loop, nobody, flush=Flush.AFTER_RETURN))
 
     # -- in the thread
     def _write_all(self) -> None:

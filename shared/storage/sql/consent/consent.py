@@ -37,7 +37,6 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import answers, decisions
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.write_ahead_log import Flush
 from soong.shared.storage.sql.tasks.run_writes import append_held
 from soong.shared.tools.ports import ASK_MARK
 
@@ -119,7 +118,7 @@ class SqlConsent:
         if self._database.is_postgres:  # elsewhere nobody reads what is not committed, and a statement costs no trip
             with suppress(StandingQuestionError):
                 return await self._database.write_together(raise_new, raised, before_commit=before_commit)
-        return await self._database.write(lambda tx: raise_question(tx, raised), flush=Flush.BEFORE_RETURN)
+        return await self._database.write(lambda tx: raise_question(tx, raised))
 
     async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
         return await self._database.read(lambda tx: question_of(tx, request_id))
@@ -165,8 +164,7 @@ class SqlConsent:
 
     async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
         try:
-            given = GivenAnswer(self._trail, answer)
-            await self._database.write_together(write_answers, given, when_begun=when_begun, flush=Flush.BEFORE_RETURN)
+            await self._database.write_together(write_answers, GivenAnswer(self._trail, answer), when_begun=when_begun)
         except AlreadyDecidedError as error:
             state = error.state
             await self._database.write(lambda tx: note_late(tx, self._trail, answer, state))

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import os
 import shutil
 import sqlite3
 import threading
@@ -21,7 +22,7 @@ from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.sql.engine.database import Database, flush_log
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
-from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
+from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.engine.writer import PAUSE_PER_SLOW, SLOW_S
 from soong.shared.storage.sql.store import SqlStore
 from tests.contract.scene import completed
@@ -160,12 +161,38 @@ async def test_the_end_of_a_task_is_on_the_disk_before_anybody_sees_it(store: Sq
         claimed = await advance(store, worker_id)
         for hop in (1, 2):
             claimed = await advance(store, worker_id, *claimed)
-            await until(lambda hop=hop: len(flushes) == hop)  # type: ignore[misc]
+            await until(partial(_are, flushes, hop))
         await advance(store, worker_id, *claimed)
 
     assert levels == [NORMAL, NORMAL, NORMAL, FULL]
     assert len(flushes) == 2  # a commit that waits for the disk flushes itself
     assert [step.status for step in await store.tasks.steps(task.id)] == [StepStatus.COMPLETED] * 3
+
+
+def _are(flushes: Sequence[int], count: int) -> bool:
+    return len(flushes) == count
+
+
+async def test_a_log_that_is_being_flushed_is_not_closed(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number could be another file's by then, whose flush would be taken for the log's."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    usual = os.fdatasync
+
+    def held(fd: int) -> None:
+        has_begun.set()
+        assert may_end.wait(LIMIT_S)
+        usual(fd)  # raises where the file is closed
+
+    monkeypatch.setattr(os, "fdatasync", held)
+    await database.write(add("a"), flush=Flush.WITH_NEXT)
+    log = write_ahead_log(database.url)
+    assert log is not None
+    flushing = asyncio.create_task(asyncio.to_thread(log.flush))
+    assert await asyncio.to_thread(has_begun.wait, LIMIT_S)
+    closing = asyncio.create_task(asyncio.to_thread(log.forget))
+    await asyncio.sleep(0.05)
+    may_end.set()
+    await asyncio.gather(flushing, closing)
 
 
 async def test_what_is_flushed_before_its_caller_returns_others_see_and_write_after_meanwhile(

@@ -7,6 +7,7 @@ visible, while every other writer waits.
 """
 
 import os
+import threading
 from enum import IntEnum
 from pathlib import Path
 
@@ -22,7 +23,7 @@ class Flush(IntEnum):
     WITH_NEXT = 0
     """With the next commit that is flushed. For what is worth nothing when its writer is gone, too."""
     AFTER_RETURN = 1
-    """At once, but the caller continues meanwhile. For what nobody outside hears of."""
+    """Within milliseconds; the caller continues meanwhile. For what nobody outside hears of."""
     BEFORE_RETURN = 2
     """Before the caller hears of it; others may see it earlier. For what they act on by commits of their own."""
     BEFORE_VISIBLE = 3
@@ -30,26 +31,29 @@ class Flush(IntEnum):
 
 
 class WriteAheadLog:
-    """The log of one database. Used by one thread."""
+    """The log of one database. Safe to use from any thread: a file that is being flushed is not closed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
+        self._using = threading.Lock()
 
     def flush(self) -> None:
         """Wait until all that has been committed is on the disk. The database has to be open in this process.
 
         Raises: OSError.
         """
-        if self._fd < 0:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        os.fdatasync(self._fd)
+        with self._using:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            os.fdatasync(self._fd)
 
     def forget(self) -> None:
         """Let go of the file, which SQLite deletes when nobody has the database open; the next flush opens it again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with self._using:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
 
 
 def write_ahead_log(url: URL) -> WriteAheadLog | None:

@@ -295,7 +295,7 @@ class Writer:
         except _UndoneError as undone:
             self._roll_back(transaction, undone.__cause__)
             raise
-        except Exception as error:  # a failed commit: whatever the driver says, nobody may hear "done"
+        except Exception as error:  # whatever the driver reports, nobody may hear that this is committed
             if is_refused(error):  # most often by a statement that was sent with it
                 self._roll_back(transaction, error)
                 raise _UndoneError from error

@@ -1,6 +1,6 @@
 """The record of calls made without a model: the run's folder, written as things happen (EVT-03, EXE-06).
 
-The files are those of :mod:`soong.orchestrator.owner.run_archive`, line for line; there are no rows behind them, so
+The files are those of :mod:`soong.orchestrator.owner.run_folder`, line for line; there are no rows behind them, so
 each event is appended when it comes. Results themselves are given back to the caller and kept nowhere else.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Protocol
 
-from soong.orchestrator.owner.run_archive import StoredArtifacts, lines_of, make_folders, write_deliverable
+from soong.orchestrator.owner.run_folder import StoredArtifacts, lines_of, make_folders, write_deliverable
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForeignEntryError, ForgedError, UnavailableError
 from soong.shared.core.jsontext import JsonObject, dump

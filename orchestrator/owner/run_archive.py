@@ -5,59 +5,31 @@
 has. The rows stay the truth: a folder can be deleted and written again. Runs in which no agent worked (of functions,
 and of plans themselves) get one only if they did not end well: it would cost more than the step.
 
-Workers write beneath the same folder and write the rows that name deliverables, so neither is trusted: no link is
-followed, and bytes that are not those of their digest are not delivered.
+This module decides when a folder is written and when again; :mod:`soong.orchestrator.owner.run_folder_writer` writes
+it, and :mod:`soong.orchestrator.owner.run_folder` says what is in it.
 """
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import field
-from itertools import groupby, islice
-from pathlib import PurePosixPath
+from itertools import islice
 from typing import Final, Protocol
 
 from soong.orchestrator.client.memory_candidates import is_job
+from soong.orchestrator.owner.run_folder import StoredArtifacts
+from soong.orchestrator.owner.run_folder_writer import LoggedStore, RunFolderWriter, batches
 from soong.shared.core.clock import Clock, SystemClock
-from soong.shared.core.errors import ForeignEntryError, ForgedError, NotFoundError, UnavailableError
-from soong.shared.core.jsontext import Json, dump
+from soong.shared.core.errors import ForeignEntryError, UnavailableError
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
-from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.store import TaskStore
-from soong.shared.permissions.audit_log.notes import of_tampering
-from soong.shared.permissions.audit_log.store import AuditStore
 from soong.shared.sandbox.rooted import RootedFolder
-from soong.shared.tools.results.rendering import log_line
 
 log = get_logger(__name__)
 
-TOOL_EVENTS = frozenset(
-    {EventType.TOOL_STARTED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED}
-)
-ERROR_EVENTS = frozenset(
-    {
-        EventType.TOOL_FAILED,
-        EventType.TOOL_DENIED,
-        EventType.RUN_FAILED,
-        EventType.MODEL_FAILED,
-        EventType.MODEL_FALLBACK,
-        EventType.PERMISSION_FAILED,
-    }
-)
-BATCH_RUNS: Final = 100
-BATCH_EVENTS: Final = 5000
-FEW_RUNS: Final = 8
-"""Their files are flushed one by one; those of more by one call, which waits for all of the file system."""
-PORTION_BYTES: Final = 4 * 1024 * 1024
-"""Deliverables are held and written so many at a time."""
-MAX_NAME_BYTES: Final = 200
-DELIVERABLES: Final = "deliverables"
-FOLDERS: Final = ("logs", "workspace", DELIVERABLES, "archive")
 ENDED_FOR_US: Final = 30_000_000
 """So long after its end a run gets its folder although its task has not ended; short tasks are written once."""
 MOST_ENDED: Final = 1_000
@@ -75,14 +47,6 @@ MOST_ENDS: Final = 3
 """Of a task, one after the other while its folders are being written."""
 
 
-class StoredArtifacts(Protocol):
-    """What is read of the artifact store."""
-
-    async def get(self, digest: str) -> bytes:
-        """Raises: NotFoundError; ForgedError or ForeignEntryError when something else lies in their place."""
-        ...
-
-
 class CandidateArchive(Protocol):
     """Keeps what memory jobs propose (soong.orchestrator.owner.memory_job)."""
 
@@ -91,17 +55,11 @@ class CandidateArchive(Protocol):
         ...
 
 
-class RecordedStore(Protocol):
+class RecordedStore(LoggedStore, Protocol):
     """The rows that are written to folders, which remember that they are, and the audit log."""
 
     @property
     def tasks(self) -> TaskStore: ...
-
-    @property
-    def runs(self) -> RunStore: ...
-
-    @property
-    def audit(self) -> AuditStore: ...
 
 
 @dataclass(slots=True)
@@ -113,7 +71,7 @@ class RunArchive:
     again some time later.
     """
 
-    runs: RecordedStore
+    store: RecordedStore
     artifacts: StoredArtifacts
     folder: RootedFolder
     clock: Clock = field(default_factory=SystemClock)
@@ -123,16 +81,16 @@ class RunArchive:
     _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _given_up: dict[str, float] = field(default_factory=dict)
     """Tasks whose folders could not be written, and when that was, the oldest first. Another process may write them."""
-    _tampered: set[str] = field(default_factory=set)
-    """Tasks among whose files something foreign was found: they are not tried again, which would report it again."""
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
-    _batch: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Threads that make entries of the same folder wait for each other in the kernel, and use a core for that."""
+    _writer: RunFolderWriter = field(init=False)
     _early: asyncio.Task[None] | None = None
     _early_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held from the reading of logs before their task's end until they are written: they replace no newer ones."""
     _reached: tuple[int, str] = (0, "")
     """The end and the id of the last run that was written before its task's end."""
+
+    def __post_init__(self) -> None:
+        self._writer = RunFolderWriter(self.store, self.artifacts, self.folder, self.clock)
 
     async def write(self, task_id: str) -> None:
         """Begin to write the folders of the task's runs, unless they are being written or could not be of late."""
@@ -145,10 +103,11 @@ class RunArchive:
     def set_aside(self) -> Collection[str]:
         """Return the tasks that need not be named to :meth:`write` now.
 
-        Some that were given up long ago are forgotten by this: found unrecorded, they are tried again.
+        Some that were given up long ago are forgotten by this: found unrecorded, they are tried again. Where something
+        foreign was found they are not, which would report it again.
         """
         long_ago_s = self.clock.monotonic_s() - GIVEN_UP_S
-        due = (one for one, at_s in self._given_up.items() if at_s <= long_ago_s and one not in self._tampered)
+        due = (one for one, at_s in self._given_up.items() if at_s <= long_ago_s and one not in self._writer.tampered)
         for task_id in list(islice(due, TRIED_AGAIN)):
             del self._given_up[task_id]
         return self._given_up.keys() | self._writing.keys()
@@ -173,13 +132,13 @@ class RunArchive:
         is_more = True
         try:
             while is_more and not self._closing.is_set():
-                found = await self.runs.runs.ended_in_open_tasks(
+                found = await self.store.runs.ended_in_open_tasks(
                     owner_id, after=self._reached, before_us=before_us, limit=MOST_ENDED
                 )
                 is_more = len(found) == MOST_ENDED
-                for batch in _batches(found):
+                for batch in batches(found):
                     async with self._early_turn:
-                        await self._write_batch(batch)
+                        await self._writer.write_batch(batch)
                     self._reached = max(map(_place, batch.values()))
         except UnavailableError as error:  # the next call tries again
             log.warning("run_folders_wait", error=str(error))
@@ -220,11 +179,11 @@ class RunArchive:
         async with self._early_turn:
             pass  # what was read of these runs before is written now
         for _ in range(MOST_ENDS):
-            found = await self.runs.runs.list_runs(task_id=task_id, limit=100_000)
+            found = await self.store.runs.list_runs(task_id=task_id, limit=100_000)
             if not await self._write_runs(task_id, found):
                 return False
             ended_us = _end_of(found)
-            if ended_us is None or await self.runs.tasks.mark_recorded(task_id, ended_us):
+            if ended_us is None or await self.store.tasks.mark_recorded(task_id, ended_us):
                 return True
         log.warning("run_folder_unmarked", task=task_id)
         return False
@@ -240,8 +199,8 @@ class RunArchive:
     async def _write_runs(self, task_id: str, found: Sequence[Run]) -> bool:
         """Write the folder of each run that has one; return whether all of them could be written."""
         is_whole = True
-        for batch in _batches([run for run in found if _has_folder(run)]):
-            is_whole = await self._write_batch(batch) and is_whole
+        for batch in batches([run for run in found if _has_folder(run)]):
+            is_whole = await self._writer.write_batch(batch) and is_whole
         return await self._write_candidates(task_id, found) and is_whole
 
     async def _write_candidates(self, task_id: str, runs: Sequence[Run]) -> bool:
@@ -252,80 +211,12 @@ class RunArchive:
                 if self.memory is not None:
                     await self.memory.keep(run.id)
             except ForeignEntryError as error:
-                await self._tell(run, "foreign_entry", str(error))
+                await self._writer.tell(run, "foreign_entry", str(error))
                 is_whole = False
             except OSError as error:
                 log.error("memory_archive_failed", task=task_id, run=run.id, error=str(error))
                 is_whole = False
         return is_whole
-
-    async def _write_batch(self, batch: Mapping[str, Run]) -> bool:
-        """Write the folders of these runs: one read and one hand-over to a thread for all of them."""
-        events = await self.runs.runs.events_of(list(batch))
-        logs = {run_id: tuple(group) for run_id, group in groupby(events, key=lambda event: event.run_id)}
-        wanted = {run_id: logs.get(run_id, ()) for run_id in batch}
-        async with self._batch:
-            problems = await asyncio.to_thread(_write_logs, self.folder, wanted)
-        for run_id, problem in problems.items():
-            await self._tell_failed(batch[run_id], problem)
-        delivered = {run_id: logs[run_id] for run_id in batch if run_id in logs and run_id not in problems}
-        return await self._write_deliverables(batch, delivered) and not problems
-
-    async def _write_deliverables(self, batch: Mapping[str, Run], logs: Mapping[str, Sequence[Event]]) -> bool:
-        """Write what these runs deliver; return whether all of it could be written."""
-        failed: set[str] = set()
-        portion: dict[str, dict[str, bytes]] = {}
-        size = 0
-        for run_id, events in logs.items():
-            names = deliverable_names(events)
-            for event in events if names else ():
-                data = await self._delivered(batch[run_id], event, names, failed)
-                portion.setdefault(run_id, {}).update(data)
-                size += sum(map(len, data.values()))
-                if size > PORTION_BYTES:
-                    failed |= await self._write_portion(batch, portion)
-                    portion, size = {}, 0
-        failed |= await self._write_portion(batch, portion)
-        return not failed
-
-    async def _delivered(
-        self, run: Run, event: Event, names: Mapping[str, str], failed: set[str]
-    ) -> Mapping[str, bytes]:
-        """Return the file that an event delivers, by its name; a run whose file cannot be read has ``failed``."""
-        try:
-            return await delivered_file(event, self.artifacts, names) if run.id not in failed else {}
-        except ForgedError as error:
-            await self._tell(run, error.what, str(error))
-        except (ForeignEntryError, OSError) as error:
-            failed.add(run.id)
-            await self._tell_failed(run, error)
-        return {}
-
-    async def _write_portion(
-        self, batch: Mapping[str, Run], portion: Mapping[str, Mapping[str, bytes]]
-    ) -> frozenset[str]:
-        """Write files of runs in one thread; return the runs whose files could not be written."""
-        wanted = {run_id: files for run_id, files in portion.items() if files}
-        if not wanted:
-            return frozenset()
-        async with self._batch:
-            problems = await asyncio.to_thread(_write_delivered, self.folder, wanted)
-        for run_id, problem in problems.items():
-            await self._tell_failed(batch[run_id], problem)
-        return frozenset(problems)
-
-    async def _tell_failed(self, run: Run, problem: ForeignEntryError | OSError) -> None:
-        """Tell of a folder that could not be written."""
-        if isinstance(problem, ForeignEntryError):
-            await self._tell(run, "foreign_entry", str(problem))
-        else:
-            log.error("run_folder_failed", task=run.identity.task_id, run=run.id, error=str(problem))
-
-    async def _tell(self, run: Run, what: str, problem: str) -> None:
-        """Tell the audit log of something that a worker must have left."""
-        log.error("tampering_found", what=what, run=run.id, problem=problem)
-        self._tampered.add(run.identity.task_id)
-        await self.runs.audit.note([of_tampering(run.identity, what, problem)], now_us=self.clock.now_us())
 
 
 def _has_folder(run: Run) -> bool:
@@ -341,153 +232,3 @@ def _place(run: Run) -> tuple[int, str]:
 def _end_of(runs: Sequence[Run]) -> int | None:
     """Return when the task of these runs ended: its root run, the last of them, ends with it. None: it has not."""
     return next((run.ended_us for run in reversed(runs) if not run.identity.step_key), None)
-
-
-def _batches(runs: Sequence[Run]) -> Iterator[dict[str, Run]]:
-    """Yield runs by id, so many at a time as leaves their events small."""
-    batch: dict[str, Run] = {}
-    size = 0
-    for run in runs:
-        if batch and (len(batch) == BATCH_RUNS or size + run.last_seq > BATCH_EVENTS):
-            yield batch
-            batch, size = {}, 0
-        batch[run.id] = run
-        size += run.last_seq
-    if batch:
-        yield batch
-
-
-def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:
-    """Return what each file of a run folder says of these events, in order; every file is named."""
-    return {
-        "events.jsonl": [event.envelope() for event in events],
-        "logs/tools.jsonl": [_facts(event) for event in events if event.type in TOOL_EVENTS],
-        "logs/errors.jsonl": [_error(event) for event in events if event.type in ERROR_EVENTS],
-    }
-
-
-def deliverable_names(events: Sequence[Event]) -> dict[str, str]:
-    """Return the file name of each delivered path: its own, with a mark of the path where two would be one."""
-    names: dict[str, str] = {}
-    for delivered in filter(None, map(_delivered, events)):
-        if delivered.path not in names:
-            is_taken = delivered.file_name in names.values()
-            names[delivered.path] = (
-                f"{_mark(delivered.path)}-{delivered.file_name}" if is_taken else delivered.file_name
-            )
-    return names
-
-
-@dataclass(frozen=True, slots=True)
-class _Delivered:
-    """What an event says of a deliverable; a worker wrote it."""
-
-    name: str
-    path: str
-    digest: str
-
-    @property
-    def file_name(self) -> str:
-        """The last part of the name as a file can have it; empty when there is none."""
-        name = PurePosixPath(self.name).name.replace("\0", "").encode("utf-8", "replace").decode()
-        if name in (".", ".."):
-            return ""
-        return name if len(name.encode()) <= MAX_NAME_BYTES else f"{_mark(name)}{PurePosixPath(name).suffix[:20]}"
-
-
-def _delivered(event: Event) -> _Delivered | None:
-    said = event.data.get("deliverable")
-    if not isinstance(said, Mapping):
-        return None
-    name, digest = said.get("name"), said.get("digest")
-    if not isinstance(name, str) or not isinstance(digest, str):
-        log.warning("deliverable_malformed", run=event.run_id, seq=event.seq)
-        return None
-    return _Delivered(name, str(said.get("path") or name), digest)
-
-
-def _mark(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
-
-
-async def write_deliverable(folder: RootedFolder, event: Event, artifacts: StoredArtifacts) -> None:
-    """Write the deliverable that an event speaks of, if it does, into the run's folder.
-
-    Raises:
-        ForgedError: other bytes lie in the artifact's place; nothing is delivered.
-        ForeignEntryError: a link or the like is in the way.
-        OSError: the folder cannot be written.
-    """
-    for name, data in (await delivered_file(event, artifacts, {})).items():
-        await asyncio.to_thread(folder.write, name, data)
-
-
-async def delivered_file(event: Event, artifacts: StoredArtifacts, names: Mapping[str, str]) -> Mapping[str, bytes]:
-    """Return the file that an event delivers, by its place in the run's folder; nothing where it delivers none.
-
-    Raises:
-        ForgedError: other bytes lie in the artifact's place.
-        ForeignEntryError: no regular file lies there.
-        OSError: it cannot be read.
-    """
-    delivered = _delivered(event)
-    name = "" if delivered is None else names.get(delivered.path) or delivered.file_name
-    if delivered is None or not name:
-        return {}
-    try:
-        return {f"{DELIVERABLES}/{name}": await artifacts.get(delivered.digest)}
-    except NotFoundError:
-        log.warning("deliverable_missing", run=event.run_id, name=name)
-        return {}
-
-
-def make_folders(folder: RootedFolder) -> None:
-    """Make the places of a run folder that tools and people may use; nobody else's."""
-    for name in FOLDERS:
-        folder.make(name)
-
-
-def _facts(event: Event) -> dict[str, Json]:
-    """Return a call's event without what it was given and what it gave (RES-06)."""
-    return log_line(event.data, seq=event.seq, time_us=event.time_us, type=event.type)
-
-
-def _error(event: Event) -> dict[str, Json]:
-    if event.type in TOOL_EVENTS:
-        return {**_facts(event), "message": event.data.get("message", "")}
-    return {"seq": event.seq, "time_us": event.time_us, "type": event.type, **event.data}
-
-
-def _write_logs(folder: RootedFolder, logs: Mapping[str, Sequence[Event]]) -> dict[str, ForeignEntryError | OSError]:
-    """Write the log files of runs; return by run what kept one from being written."""
-    problems: dict[str, ForeignEntryError | OSError] = {}
-    are_few = len(logs) <= FEW_RUNS
-    for run_id, events in logs.items():
-        files = {name: _text_of(lines) for name, lines in lines_of(events).items()}
-        try:
-            (folder / run_id).fill(FOLDERS, files, is_flushed=are_few)
-        except (ForeignEntryError, OSError) as error:
-            problems[run_id] = error
-    if not are_few:
-        folder.flush()
-    return problems
-
-
-def _write_delivered(
-    folder: RootedFolder, files: Mapping[str, Mapping[str, bytes]]
-) -> dict[str, ForeignEntryError | OSError]:
-    """Write the delivered files of runs; return by run what kept one from being written."""
-    problems: dict[str, ForeignEntryError | OSError] = {}
-    are_few = len(files) <= FEW_RUNS
-    for run_id, delivered in files.items():
-        try:
-            (folder / run_id).fill((DELIVERABLES,), delivered, is_flushed=are_few)
-        except (ForeignEntryError, OSError) as error:
-            problems[run_id] = error
-    if not are_few:
-        folder.flush()
-    return problems
-
-
-def _text_of(lines: Sequence[Mapping[str, Json]]) -> bytes:
-    return "".join(f"{dump(line)}\n" for line in lines).encode("utf-8", "replace")

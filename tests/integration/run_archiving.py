@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from soong.orchestrator.owner.run_archive import RunArchive
+from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent
@@ -49,8 +50,9 @@ async def ended_run(store: MemoryStore, *events: NewEvent, usage: Usage = CALLED
     return FinishedTask(task_id, TaskStatus.COMPLETED), claim.identity.run_id
 
 
-def run_folders(store: MemoryStore, root: Path) -> RunArchive:
-    return RunArchive(store, FolderArtifacts(RootedFolder(root, "artifacts")), RootedFolder(root, "runs"))
+def run_folders(store: MemoryStore, root: Path, clock: Clock | None = None) -> RunArchive:
+    artifacts = FolderArtifacts(RootedFolder(root, "artifacts"))
+    return RunArchive(store, artifacts, RootedFolder(root, "runs"), clock or SystemClock())
 
 
 def lines(path: Path) -> list[dict[str, Json]]:

@@ -14,7 +14,7 @@ from soong.orchestrator.http.schemas import respond
 from soong.orchestrator.owner import metrics
 from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.reaper import Reaper
-from soong.orchestrator.owner.run_archive import lines_of
+from soong.orchestrator.owner.run_folder import lines_of
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.schemas.run import EventSchema, NodeSchema, RunDetail, RunSchema
 from soong.orchestrator.schemas.task import StepSchema, TaskResult

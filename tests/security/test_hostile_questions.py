@@ -18,6 +18,7 @@ from soong.orchestrator.cli.live import Live
 from soong.orchestrator.cli.prompt import TerminalPrompt
 from soong.orchestrator.cli.question_text import GOES_ON, MARGIN, input_lines, quoted
 from soong.orchestrator.client.client import TaskSnapshot
+from soong.orchestrator.client.program import called_as
 from soong.shared.core.inert import inert
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
@@ -132,7 +133,8 @@ def test_who_only_watches_sees_it_inert_too(text: str, capsys: pytest.CaptureFix
     live = Live(Console(file=output, width=80, height=40, highlight=False, markup=False, force_terminal=False))
 
     LineDisplay().show(view)
-    live.console.print(live.picture(view))
+    with called_as("soong"):
+        live.console.print(live.picture(view))
     live.close()
 
     assert not FORBIDDEN.search(capsys.readouterr().err)

@@ -8,13 +8,14 @@ not say, but for grants (PER-04): a successor begins where it ended.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import field
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Final
 
+from soong.orchestrator.owner.background_work import BackgroundWork, safely, within
 from soong.orchestrator.owner.new_sessions import (
     FOLDERS_S,
     CalledSessions,
@@ -22,6 +23,7 @@ from soong.orchestrator.owner.new_sessions import (
     FoundSessions,
     PassedOverSessions,
 )
+from soong.orchestrator.owner.owned_sessions import OwnedSessions
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.unschedulable import UnschedulableSteps
@@ -30,15 +32,13 @@ from soong.shared.core.ids import new_id
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
-from soong.shared.engine.sessions.session import Owner, Ownership, Session
+from soong.shared.engine.sessions.session import Owner, Ownership
 from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.events import ALONE, CALLED, ENDED
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import split_hint
 from soong.shared.storage.store import retry_until_confirmed
-
-T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -55,45 +55,33 @@ class Orchestrator:
     parts: Parts
     settings: Settings
     owner_id: str = ""
-    _owned: dict[str, Ownership] = field(default_factory=dict)
-    _closing: set[str] = field(default_factory=set)
-    """Of the owned sessions those that the end of their task closes."""
-    _active: set[str] = field(default_factory=set)
-    _tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
-    """In the order they began: they are stopped in it."""
+    _owned: OwnedSessions = field(init=False)
+    _work: BackgroundWork = field(default_factory=BackgroundWork)
     _reaper: Reaper = field(init=False)
     _unclaimable: UnschedulableSteps = field(init=False)
     _called: CalledSessions = field(init=False)
     _passed_over: PassedOverSessions = field(default_factory=PassedOverSessions)
     _unwritten: DelayedNames = field(init=False)
     """Sessions that ended without an owner, whose runs have folders."""
-    _timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
-    """By session, the one look that is to come when its next retry is due."""
     _hint: Callable[[], None] | None = None
     _reconciling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         store = self.parts.store
+        self._owned = OwnedSessions(store, self.parts.clock)
         self._unclaimable = UnschedulableSteps(store.tasks, store.runs, self.parts.clock, self.settings.no_worker_s)
         self._called = CalledSessions(
-            fill=lambda: self._begin(self._safely(self._fill_after_call())),
-            adopt=lambda called: self._begin(self._safely(self._adopt_called(called))),
+            fill=lambda: self._work.begin_safely(self._fill_after_call),
+            adopt=lambda called: self._work.begin_safely(lambda: self._adopt_called(called)),
         )
-        self._unwritten = DelayedNames(FOLDERS_S, lambda _: self._begin(self._safely(self._write_folders())))
+        self._unwritten = DelayedNames(FOLDERS_S, lambda _: self._work.begin_safely(self._write_folders))
         self.parts.agents.on_end(self._ask_ended)
 
     async def start(self) -> None:
         """Register as an owner, adopt what is free and begin to listen."""
         await self._register()
-        loops: list[Coroutine[Any, Any, None]] = [
-            self._beat(),
-            self._sweep(),
-            self._hear_owners(),
-            self._hear_questions(),
-            *(begin() for begin in self.parts.background),
-        ]
-        for loop in loops:
-            self._begin(loop)
+        for loop in (self._beat, self._sweep, self._hear_owners, self._hear_questions, *self.parts.background):
+            self._work.begin(loop)
 
     def on_work(self, hint: Callable[[], None]) -> None:
         """Have ``hint`` called whenever there may be more steps to run than before."""
@@ -103,8 +91,8 @@ class Orchestrator:
         """Stop looking, release the sessions for a successor, close every part."""
         await self._stop_reconciling()
         await self.parts.agents.stop()
-        await self._safely(self._write_folders())
-        await self._within(self.parts.store.audit.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
+        await safely(self._write_folders())
+        await within(self.parts.store.audit.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
         try:
             await self.parts.store.sessions.release_owner(self.owner_id)
         except UnavailableError as error:
@@ -118,10 +106,7 @@ class Orchestrator:
         await self._close()
 
     async def _stop_reconciling(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._work.stop()
         await self.parts.broker.close()
 
     async def _close(self) -> None:
@@ -133,13 +118,13 @@ class Orchestrator:
     async def worker_died(self, pid: int, how: str) -> None:
         """Free the leases of a worker process on this host that is known to have ended; ``how`` says it in words."""
         concerned = await self._reaper.process_died(socket.gethostname(), pid, f"died ({how})")
-        await self._safely(self.reconcile(concerned))
+        await safely(self.reconcile(concerned))
 
     async def is_working(self) -> bool:
         """Say whether a task of a session that is ours, or that we now adopt, is running, or a command is open."""
         async with self._reconciling:
-            await self._adopt()
-        for session_id in await self._busy():
+            await self._owned.adopt(self.owner_id)
+        for session_id in await self._owned.busy(self.owner_id):
             if await self._has_work(session_id):
                 return True
         return False
@@ -163,7 +148,7 @@ class Orchestrator:
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
         ``marks``: what their clients report of new ones (:func:`soong.shared.engine.wire.events.marks_of`).
         """
-        if self._hint is not None and (self._active or not is_sweep):
+        if self._hint is not None and (self._owned.active or not is_sweep):
             self._hint()
         async with self._reconciling:
             found = await self._find(set(session_ids), marks, is_sweep=is_sweep)
@@ -175,8 +160,8 @@ class Orchestrator:
                 return
             if is_over:  # nothing has become ready by this, and of what ends leave for others workers notify
                 return
-            await self._within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
-            await self._safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
+            await within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
+            await safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
     async def _find(self, wanted: set[str], marks: Mapping[str, str], *, is_sweep: bool) -> FoundSessions | None:
         """Return what is to be looked at, with the sessions that were adopted for it; None: nothing is left to do.
@@ -199,17 +184,21 @@ class Orchestrator:
         if found.news and len(found.sessions) == 1:
             (new,) = found.news
             found.called = new if await self._is_called(new, marks) else ""
-        is_heard_again = strangers <= self._called.sessions
-        adopting = self._take_over(strangers, found.looks) if is_heard_again else self._adopt()
-        adopted = await self._within(adopting, set())
+        adopted = await within(self._adopt(strangers, found), set())
         if not found.called and (adopted & found.news or adopted - wanted):
-            await self._within(dispatcher.dispatch(), 0)
+            await within(dispatcher.dispatch(), 0)
         found.sessions |= adopted
         if self._passed_over.add(found.news - self._owned.keys()):
-            self._begin(self._passed_over.adopt_again(self._adopt_passed_over))
+            self._work.begin(lambda: self._passed_over.adopt_again(self._adopt_passed_over))
         is_others = not found.news and found.sessions.isdisjoint(self._owned)
         # Where nothing is ours, it is over, or another's, who fills the slots for it.
         return None if is_others and not is_sweep else found
+
+    async def _adopt(self, strangers: set[str], found: FoundSessions) -> set[str]:
+        """Adopt what has no owner; those that a worker was called for before, and that are heard of again, alone."""
+        if strangers <= self._called.sessions:
+            return await self._owned.take_over(self.owner_id, strangers, found.looks)
+        return await self._owned.adopt(self.owner_id)
 
     async def _is_called(self, session_id: str, marks: Mapping[str, str]) -> bool:
         """Say whether a worker has been called for a new session, by its client or now."""
@@ -222,7 +211,7 @@ class Orchestrator:
             ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
             if ownership is not None:
                 look = found.looks.get(session_id)
-                await self._safely(self._reconcile_session(ownership, look, is_new=session_id in found.news))
+                await safely(self._reconcile_session(ownership, look, is_new=session_id in found.news))
             are_over = are_over and ownership is not None and session_id not in self._owned
         return are_over
 
@@ -242,28 +231,9 @@ class Orchestrator:
             owner_id=self.owner_id,
         )
 
-    async def _adopt(self) -> set[str]:
-        adopted = await self.parts.store.sessions.adopt_sessions(self.owner_id)
-        for session in adopted:
-            self._remember(session)
-            log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
-        return {session.id for session in adopted}
-
-    async def _take_over(self, expected: set[str], looks: dict[str, SessionLook]) -> set[str]:
-        """Adopt sessions that a worker was called for, with the look at each by the same transaction."""
-        tasks, now_us = self.parts.store.tasks, self.parts.clock.now_us()
-        adopted = set()
-        for session, look in await tasks.take_over(self.owner_id, expected, now_us=now_us):
-            self._remember(session)
-            adopted.add(session.id)
-            if look is not None:
-                looks[session.id] = look
-            log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
-        return adopted
-
     async def _adopt_passed_over(self) -> Collection[str]:
-        if adopted := await self._within(self._adopt(), set()):
-            await self._safely(self.reconcile(adopted))
+        if adopted := await within(self._owned.adopt(self.owner_id), set()):
+            await safely(self.reconcile(adopted))
         return self._owned
 
     async def _adopt_called(self, called: set[str]) -> None:
@@ -278,18 +248,13 @@ class Orchestrator:
         if await self.parts.dispatcher.is_anything_ready():
             await self.reconcile(())
 
-    def _remember(self, session: Session) -> None:
-        self._owned[session.id] = session.ownership
-        if session.closes_with_task:
-            self._closing.add(session.id)
-
     async def _look(self, ownership: Ownership, *, is_new: bool) -> SessionLook:
         """Look at a session; a task that its session is to end with is ended by the same transaction.
 
         A new one is only read: its first claim, under way now, holds its row.
         """
         tasks = self.parts.store.tasks
-        if ownership.session_id in self._closing and not is_new:
+        if ownership.session_id in self._owned.closing and not is_new:
             return await tasks.look_and_finish(ownership, now_us=self.parts.clock.now_us())
         return await tasks.session_work(ownership), ()
 
@@ -316,7 +281,7 @@ class Orchestrator:
             await self.parts.notifier.notify_session(session_id)
             await asyncio.sleep(0)  # it is sent before a read's thread takes the interpreter
         is_active = any(task.status is TaskStatus.RUNNING for task in result.open_tasks)
-        (self._active.add if is_active else self._active.discard)(session_id)
+        (self._owned.active.add if is_active else self._owned.active.discard)(session_id)
         if not result.open_tasks and (is_closed or await self._has_closed(ended, session_id)):
             self._forget(ownership)
         elif work.has_questions:
@@ -330,28 +295,24 @@ class Orchestrator:
         """Say whether the end of a task, which this look brought, has closed its session."""
         if any(end.is_closed for end in ended):
             return True
-        if not ended or session_id not in self._closing:
+        if not ended or session_id not in self._owned.closing:
             return False
         return (await self.parts.store.sessions.session(session_id)).is_closed
 
     def _forget(self, ownership: Ownership) -> None:
         """Look at a session no more, unless it has become ours again in the meantime."""
-        if self._owned.get(ownership.session_id) == ownership:
-            del self._owned[ownership.session_id]
-            self._active.discard(ownership.session_id)
-            self._closing.discard(ownership.session_id)
+        if self._owned.forget(ownership):
             self._called.drop(ownership.session_id)
             self.parts.agents.drop(ownership.session_id)
 
     def _ask_ended(self, session_id: str, task_id: str) -> None:
         """Look at what the end of an agent's run here leaves to do, unless the process itself ends."""
-        if self._tasks:
-            self._begin(self._safely(self._after_ask(session_id, task_id)))
+        self._work.begin_safely(lambda: self._after_ask(session_id, task_id))
 
     async def _after_ask(self, session_id: str, task_id: str) -> None:
-        is_all = await self._within(self._tell_ask_end(session_id, task_id), False)
+        is_all = await within(self._tell_ask_end(session_id, task_id), False)
         while waiting := self.parts.agents.next_waiting():  # it has left room for an ask that came before
-            await self._safely(self.reconcile([waiting]))
+            await safely(self.reconcile([waiting]))
         if not is_all:
             await self.reconcile([session_id])
 
@@ -369,30 +330,17 @@ class Orchestrator:
 
     def _reconcile_later(self, session_id: str, due_us: int | None) -> None:
         """Come back when the session's next retry is due, if that is before the next sweep, and at no other time."""
-        if (planned := self._timers.pop(session_id, None)) is not None:
-            planned.cancel()
+        self._work.cancel_later(session_id)
         if due_us is None:
             return
         delay_s = max(0.0, (due_us - self.parts.clock.now_us()) / 1_000_000)
         if delay_s < self.settings.sweep_s:
-            self._reconcile_in(delay_s, session_id)
-
-    def _reconcile_in(self, delay_s: float, session_id: str) -> None:
-        def look() -> None:
-            self._timers.pop(session_id, None)
-            self._begin(self._safely(self.reconcile([session_id])))
-
-        self._timers[session_id] = asyncio.get_running_loop().call_later(delay_s, look)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+            self._work.begin_later(session_id, delay_s, lambda: self.reconcile([session_id]))
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.settings.beat_s)
-            await self._safely(self._beat_once())
+            await safely(self._beat_once())
 
     async def _beat_once(self) -> None:
         if await self.parts.store.sessions.beat_owner(self.owner_id):
@@ -401,33 +349,32 @@ class Orchestrator:
         log.error("owner_lost", owner=self.owner_id)
         for session_id in self._owned:
             self.parts.agents.drop(session_id)
-        for known in (self._owned, self._active, self._closing):
-            known.clear()
+        self._owned.clear()
         await self._register()
 
     async def _sweep(self) -> None:
         count = 0
         while True:
-            await self._safely(self._sweep_once(is_full=count % FULL_LOOK_EVERY == 0))
+            await safely(self._sweep_once(is_full=count % FULL_LOOK_EVERY == 0))
             count += 1
             await asyncio.sleep(self.settings.sweep_s)
 
     async def _sweep_once(self, *, is_full: bool) -> None:
         """Do what is due for the deployment; a part that fails keeps none of the others from being done."""
         store = self.parts.store
-        await self._within(store.audit.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
-        wanted = set(self._active)
-        wanted |= await self._within(self._reaper.sweep(), frozenset())
-        wanted |= await self._within(self._adopt(), set())
-        wanted |= await self._within(self._stop_tasks(), set())
+        await within(store.audit.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
+        wanted = set(self._owned.active)
+        wanted |= await within(self._reaper.sweep(), frozenset())
+        wanted |= await within(self._owned.adopt(self.owner_id), set())
+        wanted |= await within(self._stop_tasks(), set())
         if is_full:
-            wanted |= await self._within(self._busy(), set())
-            await self._safely(self._write_folders())
+            wanted |= await within(self._owned.busy(self.owner_id), set())
+            await safely(self._write_folders())
             if self._owned:
-                await self._safely(self.parts.recorder.write_ended(self.owner_id))
+                await safely(self.parts.recorder.write_ended(self.owner_id))
         # Also when nobody asks: an exchanged signing key is told before it is needed.
-        await self._safely(self.parts.broker.review(()))
-        await self._safely(self.reconcile(wanted, is_sweep=True))
+        await safely(self.parts.broker.review(()))
+        await safely(self.reconcile(wanted, is_sweep=True))
 
     async def _stop_tasks(self) -> set[str]:
         """Stop the tasks that have reached a limit while nobody holds steps of theirs that wait; return the sessions.
@@ -448,16 +395,7 @@ class Orchestrator:
         """Begin to write the folders of tasks that are over, also of those that ended without an owner."""
         recorder = self.parts.recorder
         for task_id in await self.parts.store.tasks.unrecorded(self.owner_id, set_aside=recorder.set_aside()):
-            await self._safely(recorder.write(task_id))
-
-    async def _busy(self) -> set[str]:
-        """Return the sessions with open work whose rows name this owner, whether we remember them or not."""
-        busy = await self.parts.store.sessions.busy_sessions(self.owner_id)
-        for session_id in sorted(set(busy) - self._owned.keys()):
-            session = await self.parts.store.sessions.session(session_id)
-            if session.owner_id == self.owner_id:
-                self._remember(session)
-        return set(busy)
+            await safely(recorder.write(task_id))
 
     async def _hear_owners(self) -> None:
         async with _listening(self.parts.subscriber.subscribe_owner()) as subscription:
@@ -468,9 +406,9 @@ class Orchestrator:
                     hints = self._without_ended(dict(map(split_hint, heard)))
                     fills = hints.pop("", None) is not None
                     if hints or fills:
-                        await self._safely(self.reconcile(hints, marks=hints))
+                        await safely(self.reconcile(hints, marks=hints))
                     if fills and hints:
-                        await self._safely(self.reconcile(()))
+                        await safely(self.reconcile(()))
 
     def _without_ended(self, hints: dict[str, str]) -> dict[str, str]:
         """Return the hints without those of sessions that have ended: their folders are written a moment later."""
@@ -488,21 +426,7 @@ class Orchestrator:
                 heard = await subscription.wait(self.settings.sweep_s)
                 for session_id, request_id in map(split_hint, heard):
                     if session_id in self._owned:
-                        await self._safely(self.parts.broker.hear(session_id, request_id))
-
-    async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do one look; one that fails is logged and made good by the next sweep: an owner never stops looking."""
-        await self._within(work, None)
-
-    async def _within(self, work: Awaitable[T], instead: T) -> T:
-        """Return what one part of a look finds, or ``instead`` when it fails: that is logged and ends no other part."""
-        try:
-            return await work
-        except UnavailableError as error:
-            log.warning("reconcile_unanswered", error=str(error))
-        except Exception:  # a fault in one session's look must not end the loops that all sessions live by
-            log.exception("reconcile_failed")
-        return instead
+                        await safely(self.parts.broker.hear(session_id, request_id))
 
 
 @asynccontextmanager

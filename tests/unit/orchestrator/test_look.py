@@ -117,7 +117,7 @@ async def test_folders_that_are_set_aside_keep_no_others_from_being_written() ->
     orchestrator.parts.recorder = folders
     await orchestrator._register()
     await store.sessions.open_session(make_session("sess_1"))
-    await orchestrator._adopt()
+    await orchestrator._owned.adopt(orchestrator.owner_id)
     tasks = [make_task("sess_1", "a") for _ in range(101)]
     for task in tasks:
         await store.tasks.create_task(task)
@@ -299,7 +299,7 @@ async def test_a_session_is_looked_at_once_when_its_next_retry_is_due() -> None:
     orchestrator = make_orchestrator(store, MemoryBus())
     await orchestrator._register()
     await store.sessions.open_session(make_session("sess_1"))
-    await orchestrator._adopt()
+    await orchestrator._owned.adopt(orchestrator.owner_id)
 
     for later_us in (30_000, 20_000, 10_000):
         orchestrator._reconcile_later("sess_1", START_US + later_us)
@@ -368,7 +368,7 @@ async def test_a_session_that_needs_no_owner_is_adopted_a_moment_after_the_call(
     async with asyncio.timeout(10):
         while not orchestrator._owned:  # noqa: ASYNC110  # rows have no event
             await asyncio.sleep(0.005)
-    assert "sess_1" in orchestrator._active
+    assert "sess_1" in orchestrator._owned.active
 
 
 @pytest.mark.parametrize("session", [{"closes_with_task": True}, {"approval_mode": ApprovalMode.DENY}])

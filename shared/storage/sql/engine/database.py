@@ -22,7 +22,8 @@ from soong.shared.storage.sql.engine.loop_reader import LoopReader, NotReadError
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
 from soong.shared.storage.sql.engine.write_lock import WriteLock
-from soong.shared.storage.sql.engine.writer import Work, Writer
+from soong.shared.storage.sql.engine.write_work import Work
+from soong.shared.storage.sql.engine.writer import Writer
 
 T = TypeVar("T")
 Item = TypeVar("Item")

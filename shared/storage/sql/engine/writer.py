@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from sqlalchemy import URL, Connection, RootTransaction
 
 from soong.shared.core.errors import SoongError, TooSlowError, UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.storage.sql.engine.engine import (
     discard,
@@ -32,6 +31,7 @@ from soong.shared.storage.sql.engine.engine import (
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
+from soong.shared.storage.sql.engine.write_work import Together, Work, announce_commit, answer, resolve
 
 log = get_logger(__name__)
 
@@ -50,26 +50,6 @@ SLOW_S: Final = 0.005
 PAUSE_PER_SLOW: Final = 10
 """After a write in a loop that took ``SLOW_S`` or more, the thread writes for so many times as long: SQLite moves its
 log into the database now and then, and the disk may be slow."""
-
-Together: TypeAlias = Callable[[Transaction, Sequence[Any]], Sequence[Any]]
-
-
-@dataclass(slots=True)
-class Work:
-    """One caller's function and where its outcome goes."""
-
-    function: Callable[[Transaction], Any] | None
-    loop: asyncio.AbstractEventLoop
-    future: "asyncio.Future[Any]"
-    together: Together | None = None
-    """Takes the ``item`` with those of others, where there is no function."""
-    item: Any = None
-    flush: Flush = Flush.BEFORE_VISIBLE
-    before_commit: Callable[[Any], Callable[[], object] | None] | None = None
-    when_begun_alone: Callable[[], object] | None = None
-    before_commit_alone: Callable[[Any], object] | None = None
-    result: Any = None
-    error: BaseException | None = None
 
 
 class _UndoneError(Exception):
@@ -148,7 +128,7 @@ class Writer:
             self._using.release()
         if (took_s := time.monotonic() - begun_s) >= SLOW_S:
             self._by_thread_until_s = begun_s + took_s * (1 + PAUSE_PER_SLOW)
-        _resolve((work,))
+        resolve((work,))
         return True
 
     def _attempt_here(self, work: Work, lock: WriteLock) -> bool:
@@ -187,7 +167,7 @@ class Writer:
                 # Gathered under the lock: what arrived while we waited for it is written with the rest.
                 is_open = self._gather(group)
                 self._write_group(group)
-            self._tell(group)
+            self._flush_and_answer(group)
         with self._using:
             self._put_away()
 
@@ -202,19 +182,19 @@ class Writer:
         if self.lock is not None:
             self.lock.close()
 
-    def _tell(self, group: Sequence[Work]) -> None:
+    def _flush_and_answer(self, group: Sequence[Work]) -> None:
         """Hand the outcomes back, before or after the commit is flushed. Other processes write meanwhile."""
         if self._log is None or not self._is_unflushed:
-            _tell(group)
+            answer(group)
             return
         waiting = [work for work in group if work.flush is Flush.BEFORE_RETURN and work.error is None]
-        _tell([work for work in group if work.flush is not Flush.BEFORE_RETURN or work.error is not None])
+        answer([work for work in group if work.flush is not Flush.BEFORE_RETURN or work.error is not None])
         if any(work.flush is not Flush.WITH_NEXT for work in group):
             problem = self._flush(self._log)
             if problem is not None:
                 for work in waiting:
                     work.error = _unconfirmed(problem)
-        _tell(waiting)
+        answer(waiting)
 
     def _flush(self, write_ahead_log: WriteAheadLog) -> OSError | None:
         """Flush what has been committed; return what went wrong."""
@@ -289,7 +269,7 @@ class Writer:
             if len(group) == 1 and group[0].when_begun_alone is not None:
                 group[0].loop.call_soon_threadsafe(group[0].when_begun_alone)
             self._run_all(group, connection)
-            _tell_of_commit(group)
+            announce_commit(group)
             self._commit(transaction)
             self._is_unflushed = not self._syncs
         except _UndoneError as undone:
@@ -378,35 +358,3 @@ def _too_slow(undone: _UndoneError) -> TooSlowError:
     )
     error.__cause__ = undone.__cause__
     return error
-
-
-def _tell_of_commit(group: Sequence[Work]) -> None:
-    """Call what is to be called once all has been run and before the commit has ended."""
-    for work in (work for work in group if work.error is None):
-        call = None if work.before_commit is None else work.before_commit(work.result)
-        if call is not None:
-            work.loop.call_soon_threadsafe(call)
-        if work.before_commit_alone is not None and len(group) == 1:
-            work.loop.call_soon_threadsafe(work.before_commit_alone, work.result)
-
-
-def _tell(group: Sequence[Work]) -> None:
-    """Hand the outcomes back, one wake-up a loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Work]] = {}
-    for work in group:
-        by_loop.setdefault(work.loop, []).append(work)
-    for loop, works in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, works)
-        except RuntimeError:
-            continue  # the loop has been closed: nobody waits any more
-
-
-def _resolve(works: Sequence[Work]) -> None:
-    for work in works:
-        if work.future.done():
-            continue
-        if work.error is not None:
-            work.future.set_exception(work.error)
-        else:
-            work.future.set_result(work.result)

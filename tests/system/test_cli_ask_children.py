@@ -74,3 +74,40 @@ def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told
         assert ends == ["tool_completed", "tool_completed", "tool_denied", "tool_failed"]
         assert root["worker"].startswith("own_")
         assert {run["worker"].partition("_")[0] for run in runs} == {"wrk"}
+
+
+@pytest.mark.spec("DIS-02.b")
+def test_a_child_has_the_model_of_its_call_of_its_definition_or_of_its_parent(cli: CliHarness) -> None:
+    (cli.home / "agents").mkdir(parents=True)
+    (cli.home / "agents/thinker.md").write_text(f"---\ndescription: Thinks.\nmodel: {SLOW}\n---\nYou think.")
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        calls = (
+            ToolCall("agent__create_sub_agent", {"title": "of its call", "instructions": "A", "model": BROKEN}),
+            ToolCall(
+                "agent__create_sub_agent",
+                {"title": "of both", "instructions": "B", "model": BROKEN, "agent": "thinker"},
+            ),
+            ToolCall(
+                "agent__create_sub_agent", {"title": "of its definition", "instructions": "C", "agent": "thinker"}
+            ),
+            ToolCall("agent__create_sub_agent", {"title": "of its parent", "instructions": "D"}),
+        )
+        wires.will(
+            Reply(tool_calls=calls, match=Match(model="gpt-5")),
+            Reply(text="done", match=Match(model="gpt-4o"), times=2),
+            Reply(text="done", match=Match(model="gpt-5-mini")),
+            Reply(text="done", match=Match(model="gpt-5"), times=2),
+        )
+
+        ended = cli.json("ask", "Ask four.", "--model", PLANNER)
+
+        runs = [run for run in cli.json("runs", "list", "--task", ended["id"]) if run["step"]]
+        titles = {step["id"]: step["title"] for step in cli.json("tasks", "show", ended["id"])["steps"]}
+        assert {titles[run["step"]]: run["model"] for run in runs} == {
+            "of its call": BROKEN,
+            "of both": BROKEN,
+            "of its definition": SLOW,
+            "of its parent": PLANNER,
+        }

@@ -1,13 +1,10 @@
 """When a commit of SQLite is on the disk, who waits for that, and which thread writes it."""
 
 import asyncio
-import fcntl
 import os
 import shutil
-import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +15,23 @@ from sqlalchemy import RootTransaction
 from soong.shared.core.errors import ConflictError, UnavailableError
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Claim
 from soong.shared.storage.sql.engine.database import Database, flush_log
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.engine.writer import PAUSE_PER_SLOW, SLOW_S
 from soong.shared.storage.sql.store import SqlStore
-from tests.contract.scene import completed
 from tests.integration.consent import until
+from tests.integration.flushes import (
+    LIMIT_S,
+    SOON,
+    advance,
+    by_another_process,
+    by_another_program,
+    counted_flushes,
+    held_flush,
+    scopes,
+)
 from tests.integration.sql_stores import begin, claim_one, opened
 from tests.integration.test_sql_database import ADD_LIMIT, add, at_once
 from tests.model.builders import make_session, make_step, make_task
@@ -34,8 +39,6 @@ from tests.model.clock import START_US
 
 SYNCHRONOUS = Statement("synchronous", "SELECT synchronous FROM pragma_synchronous")
 NORMAL, FULL = 1, 2
-LIMIT_S = 30.0
-SOON = partial(Database.write, flush=Flush.AFTER_RETURN, may_block=True)
 
 
 @pytest.fixture
@@ -52,45 +55,6 @@ async def store(path: Path) -> AsyncIterator[SqlStore]:
 @pytest.fixture
 def database(store: SqlStore) -> Database:
     return store._database
-
-
-def scopes(path: Path) -> list[str]:
-    """Return what a program of its own sees."""
-    connection = sqlite3.connect(path)
-    try:
-        return [scope for (scope,) in connection.execute("SELECT scope FROM concurrency_limits ORDER BY scope")]
-    finally:
-        connection.close()
-
-
-@contextmanager
-def held_flush(database: Database) -> Iterator[threading.Event]:
-    """Let no flush end before this does; the event says that one has begun."""
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def flush(log: WriteAheadLog) -> None:
-        has_begun.set()
-        assert may_end.wait(LIMIT_S)
-        log.flush()
-
-    database.flusher = flush
-    try:
-        yield has_begun
-    finally:
-        may_end.set()
-
-
-@contextmanager
-def counted_flushes(database: Database) -> Iterator[list[int]]:
-    """Gather how many bytes the log has at each flush."""
-    found: list[int] = []
-
-    def flush(log: WriteAheadLog) -> None:
-        found.append(Path(f"{database.url.database}-wal").stat().st_size)
-        log.flush()
-
-    database.flusher = flush
-    yield found
 
 
 def seen_levels(database: Database) -> list[int]:
@@ -133,21 +97,6 @@ async def test_only_what_a_lost_holder_makes_worthless_waits_for_no_disk(store: 
 
     assert levels == [FULL, FULL, FULL, NORMAL, NORMAL, FULL]  # session, worker, task, claim, event, end
     assert len(flushes) == 1
-
-
-async def advance(store: SqlStore, worker_id: str, *ended: Claim, may_block: bool = False) -> tuple[Claim, ...]:
-    """End steps and claim one."""
-    found = await store.claims.advance(
-        worker_id,
-        [completed(claim) for claim in ended],
-        claim=1,
-        pools=("default",),
-        capabilities=(),
-        live_workers=1,
-        now_us=START_US,
-        may_block=may_block,
-    )
-    return found.claims
 
 
 @pytest.mark.spec("DAG-03", "DIS-10")
@@ -201,7 +150,7 @@ async def test_what_is_flushed_before_its_caller_returns_others_see_and_write_af
     with held_flush(database) as has_begun:
         writing = asyncio.create_task(database.write(add("a"), flush=Flush.BEFORE_RETURN))
         assert await asyncio.to_thread(has_begun.wait, LIMIT_S)
-        with _by_another_process(path), _by_another_program(path):
+        with by_another_process(path), by_another_program(path):
             assert scopes(path) == ["a"]
             assert not writing.done()
     assert await writing == "a"
@@ -282,7 +231,7 @@ async def test_closing_flushes_what_is_not_on_the_disk(path: Path) -> None:
 async def test_a_write_in_the_loop_waits_for_nobody(database: Database, path: Path) -> None:
     threads: list[str] = []
     await SOON(database, writing_thread(threads))
-    for hold in (_by_another_process, _by_another_program):
+    for hold in (by_another_process, by_another_program):
         with hold(path):
             writing = asyncio.create_task(SOON(database, writing_thread(threads)))
             await asyncio.sleep(0.05)
@@ -292,26 +241,6 @@ async def test_a_write_in_the_loop_waits_for_nobody(database: Database, path: Pa
 
     assert threads == ["soong-sql-write"] * 3
     assert scopes(path) == ["s1", "s2", "s3"]
-
-
-@contextmanager
-def _by_another_process(path: Path) -> Iterator[None]:
-    """Hold our own lock, as another process of ours does."""
-    with Path(f"{path}.lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def _by_another_program(path: Path) -> Iterator[None]:
-    """Hold SQLite's lock, as a shell of it does."""
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
 
 
 async def test_after_a_slow_write_in_the_loop_the_thread_writes_for_a_while(database: Database) -> None:

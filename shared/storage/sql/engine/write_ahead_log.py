@@ -10,8 +10,13 @@ import os
 import threading
 from enum import IntEnum
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import URL
+
+from soong.shared.storage.sql.engine.write_lock import database_file
+
+_CHUNK_BYTES: Final = 1 << 20
 
 
 class Flush(IntEnum):
@@ -33,8 +38,9 @@ class Flush(IntEnum):
 class WriteAheadLog:
     """The log of one database. Safe to use from any thread: a file that is being flushed is not closed."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._path = Path(f"{database}-wal")
         self._fd = -1
         self._using = threading.Lock()
 
@@ -45,8 +51,36 @@ class WriteAheadLog:
         """
         with self._using:
             if self._fd < 0:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            os.fdatasync(self._fd)
+                self._fd = self._open(os.O_RDONLY)
+            if self._fd >= 0:
+                _sync(self._fd)
+
+    def rewrite(self) -> None:
+        """Write the bytes of the log to it again, and flush them.
+
+        The caller keeps all others from writing: over a newer log these bytes would destroy it.
+
+        Raises: OSError.
+        """
+        with self._using:
+            if (fd := self._open(os.O_RDWR)) < 0:
+                return
+            try:
+                offset = 0
+                while data := os.pread(fd, _CHUNK_BYTES, offset):
+                    offset += os.pwrite(fd, data, offset)
+                _sync(fd)
+            finally:
+                os.close(fd)
+
+    def _open(self, how: int) -> int:
+        """Return a descriptor; -1 where there is no log: SQLite has moved it into the database, and flushed that."""
+        try:
+            return os.open(self._path, how | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if self._database.exists():
+                return -1
+            raise
 
     def forget(self) -> None:
         """Let go of the file, which SQLite deletes when nobody has the database open; the next flush opens it again."""
@@ -58,4 +92,9 @@ class WriteAheadLog:
 
 def write_ahead_log(url: URL) -> WriteAheadLog | None:
     """Return the log of an SQLite database; PostgreSQL flushes its own."""
-    return WriteAheadLog(Path(f"{url.database}-wal")) if url.get_backend_name() == "sqlite" else None
+    return WriteAheadLog(database_file(url)) if url.get_backend_name() == "sqlite" else None
+
+
+def _sync(fd: int) -> None:
+    """Wait until a file is on the disk; its times need not be, where the system knows the difference."""
+    getattr(os, "fdatasync", os.fsync)(fd)

@@ -7,13 +7,13 @@ take it, so a process that waits for long learns which one holds it.
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import URL
 
-from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.errors import InvalidConfigError, UnavailableError
 
 
 class WriteLock:
@@ -30,20 +30,31 @@ class WriteLock:
             ) from error
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+    def held(self, when_taken: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """Wait for it; ``when_taken`` is called before, if others have it. Raises: UnavailableError."""
+        if not self.try_acquire():
+            when_taken()
+            self._acquire(fcntl.LOCK_EX)
         try:
             yield
         finally:
             self.release()
 
     def try_acquire(self) -> bool:
-        """Take it if nobody has it."""
+        """Take it if nobody has it. Raises: UnavailableError."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._acquire(fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
+
+    def _acquire(self, how: int) -> None:
+        try:
+            fcntl.flock(self._fd, how)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise UnavailableError(f"{self._path} cannot be locked: {error.strerror}") from error
 
     def release(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -69,7 +80,12 @@ class WriteLock:
 
 def write_lock(url: URL) -> WriteLock | None:
     """Return a lock for an SQLite database; PostgreSQL has its own."""
-    return WriteLock(Path(f"{url.database}.lock")) if url.get_backend_name() == "sqlite" else None
+    return WriteLock(Path(f"{database_file(url)}.lock")) if url.get_backend_name() == "sqlite" else None
+
+
+def database_file(url: URL) -> Path:
+    """Return the file of an SQLite database itself: next to it SQLite puts the log, also where ``url`` names a link."""
+    return Path(os.path.realpath(url.database or ""))
 
 
 def _holder(path: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from soong.shared.core.lazy_dataclass import dataclass
@@ -34,9 +35,9 @@ def announce_commit(group: Sequence[Work]) -> None:
     for work in (work for work in group if work.error is None):
         call = None if work.before_commit is None else work.before_commit(work.result)
         if call is not None:
-            work.loop.call_soon_threadsafe(call)
+            call_in_loop(work.loop, call)
         if work.before_commit_alone is not None and len(group) == 1:
-            work.loop.call_soon_threadsafe(work.before_commit_alone, work.result)
+            call_in_loop(work.loop, work.before_commit_alone, work.result)
 
 
 def answer(group: Sequence[Work]) -> None:
@@ -45,10 +46,13 @@ def answer(group: Sequence[Work]) -> None:
     for work in group:
         by_loop.setdefault(work.loop, []).append(work)
     for loop, works in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(resolve, works)
-        except RuntimeError:
-            continue  # the loop has been closed: nobody waits any more
+        call_in_loop(loop, resolve, works)
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Call something in a caller's loop, unless that has been closed: nobody waits there any more."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)
 
 
 def resolve(works: Sequence[Work]) -> None:

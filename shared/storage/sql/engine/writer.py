@@ -4,11 +4,11 @@ On SQLite a short transaction is written in the caller's loop instead, where tha
 rolled back when something goes wrong, and each of it is done again alone.
 """
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -17,21 +17,21 @@ from sqlalchemy import URL, Connection, RootTransaction
 from soong.shared.core.errors import SoongError, TooSlowError, UnavailableError
 from soong.shared.core.log import get_logger
 from soong.shared.storage.sql.engine.engine import (
-    discard,
     first_line,
     is_conflict,
     is_refused,
     is_too_silent,
     is_unavailable,
     is_unstorable,
-    make_engine,
     unstorable,
     without_busy_wait,
 )
 from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.unflushed_log import UnflushedLog
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
-from soong.shared.storage.sql.engine.write_work import Together, Work, announce_commit, answer, resolve
+from soong.shared.storage.sql.engine.write_work import Together, Work, announce_commit, answer, call_in_loop, resolve
+from soong.shared.storage.sql.engine.writer_connection import WriterConnection
 
 log = get_logger(__name__)
 
@@ -46,10 +46,19 @@ the next time, one that is too slow does not."""
 
 FLUSH_WITHIN_S: Final = 0.005
 """When what was written in a loop is flushed, at the latest: of a chain, several hops at once."""
+FLUSH_AGAIN_S: Final = 0.5
+"""After a flush that failed: how long until the next try, if nothing is to be written."""
 SLOW_S: Final = 0.005
 PAUSE_PER_SLOW: Final = 10
 """After a write in a loop that took ``SLOW_S`` or more, the thread writes for so many times as long: SQLite moves its
 log into the database now and then, and the disk may be slow."""
+
+
+class Order(Enum):
+    """What the thread is to do besides work."""
+
+    FLUSH = auto()
+    STOP = auto()
 
 
 class _UndoneError(Exception):
@@ -71,20 +80,19 @@ class Writer:
         self.locking_since_s: float | None = None
         """Since when the thread has been waiting for the lock, on the monotonic clock."""
         self.is_closed = False
-        self._commit, self._flush_log = commit, flush
-        self._engine = make_engine(url, size=1, is_writer=True, credential=credential)
-        self._connection: Connection | None = None
+        self._commit = commit
         self._using = threading.Lock()
         """Held by the thread that uses the connection."""
-        self._log: WriteAheadLog | None = write_ahead_log(url)
-        self._syncs = True
-        """On SQLite: the connection's commits wait for the disk."""
-        self._is_unflushed = False
-        """Something that has been committed may not be on the disk."""
-        self._is_flush_scheduled = False
+        write_ahead = write_ahead_log(url)
+        self._log = None if write_ahead is None else UnflushedLog(write_ahead, flush)
+        self._connection = WriterConnection(url, credential, self._log)
+        self._is_flush_ordered = False
+        """By a write in a loop, while the thread had others to write."""
+        self._flush_due_s = 0.0
+        """On the monotonic clock, as the next two: when what was written in a loop is flushed."""
         self._by_thread_until_s = 0.0
-        """On the monotonic clock: until then nothing is written in a loop."""
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        """Until then nothing is written in a loop."""
+        self._queue: SimpleQueue[Work | Order] = SimpleQueue()
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._write_all, name="soong-sql-write", daemon=True)
         self._thread.start()
@@ -102,7 +110,7 @@ class Writer:
             if self.is_closed:
                 return False
             self.is_closed = True
-            self._queue.put(None)
+            self._queue.put(Order.STOP)
         return True
 
     def join(self, timeout_s: float | None) -> None:
@@ -132,80 +140,93 @@ class Writer:
         return True
 
     def _attempt_here(self, work: Work, lock: WriteLock) -> bool:
-        if self.is_closed or self._connection is None or not self._queue.empty() or not lock.try_acquire():
+        if self.is_closed or not self._queue.empty() or self._is_torn():
+            return False
+        if (connection := self._connection.opened) is None or not lock.try_acquire():
             return False
         try:
-            with without_busy_wait(self._connection):
+            with without_busy_wait(connection):
                 self._attempt([work])
         except _UndoneError:  # the thread meets it again, and says what it is
             return False
         finally:
             lock.release()
-        if work.flush is Flush.AFTER_RETURN and not self._is_flush_scheduled:
-            self._is_flush_scheduled = True
-            work.loop.call_later(FLUSH_WITHIN_S, self._put_flush, work.loop)
+        now_s = time.monotonic()
+        if work.flush is Flush.AFTER_RETURN and self._flush_due_s <= now_s:
+            self._flush_due_s = now_s + FLUSH_WITHIN_S
+            work.loop.call_later(FLUSH_WITHIN_S, self._queue.put, Order.FLUSH)
         return True
-
-    def _put_flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_flush_scheduled = False
-        if self._is_unflushed:
-            nobody = loop.create_future()
-            nobody.cancel()
-            self._queue.put(Work(lambda _tx: None, loop, nobody, flush=Flush.AFTER_RETURN))
 
     # -- in the thread
     def _write_all(self) -> None:
         is_open = True
         while is_open:
-            first = self._queue.get()
-            if first is None:
+            first = self._next()
+            if first is Order.STOP:
                 break
-            group = [first]
-            self.locking_since_s = time.monotonic()
-            with self._using, self.lock.held() if self.lock else nullcontext():
-                self.locking_since_s = None
-                # Gathered under the lock: what arrived while we waited for it is written with the rest.
-                is_open = self._gather(group)
-                self._write_group(group)
+            if first is Order.FLUSH and not self._is_torn():
+                self._flush_alone()
+                continue
+            group: list[Work] = []
+            self._note(first, group)
+            is_open = self._write_locked(group)
             self._flush_and_answer(group)
         with self._using:
             self._put_away()
 
+    def _next(self) -> Work | Order:
+        """Wait for what is to be done next; what could not be flushed is tried again meanwhile."""
+        try:
+            return self._queue.get(timeout=FLUSH_AGAIN_S if self._is_torn() else None)
+        except Empty:
+            return Order.FLUSH
+
+    def _is_torn(self) -> bool:
+        return self._log is not None and self._log.is_torn
+
+    def _write_locked(self, group: list[Work]) -> bool:
+        """Write a group, and with it what has arrived when nobody else writes; False when no more will arrive."""
+        is_open = True
+        self.locking_since_s = time.monotonic()
+        try:
+            with self._using, self.lock.held(self._flush_alone) if self.lock else nullcontext():
+                self.locking_since_s = None
+                # Gathered under the lock: what arrived while we waited for it is written with the rest.
+                is_open = self._gather(group)
+                self._write_group(group)
+        except UnavailableError as error:  # by the lock: nothing has been written
+            for work in group:
+                work.error = error
+        return is_open
+
     def _put_away(self) -> None:
         if self._log is not None:
-            if self._is_unflushed:
-                self._flush(self._log)
+            if self._log.is_behind:
+                self._log.flush()
             self._log.forget()
-        if self._connection is not None:
-            self._connection.close()
-        self._engine.dispose()
+        self._connection.close()
         if self.lock is not None:
             self.lock.close()
 
+    def _flush_alone(self) -> None:
+        """Flush what nobody waits for. That needs no lock, which others may have for long."""
+        if self._log is not None and self._log.is_behind:
+            self._log.flush()
+
     def _flush_and_answer(self, group: Sequence[Work]) -> None:
-        """Hand the outcomes back, before or after the commit is flushed. Other processes write meanwhile."""
-        if self._log is None or not self._is_unflushed:
+        """Give the callers their outcomes, before or after the commit is flushed. Other processes write meanwhile."""
+        if self._log is None or not self._log.is_behind:
             answer(group)
             return
         waiting = [work for work in group if work.flush is Flush.BEFORE_RETURN and work.error is None]
         answer([work for work in group if work.flush is not Flush.BEFORE_RETURN or work.error is not None])
-        if any(work.flush is not Flush.WITH_NEXT for work in group):
-            problem = self._flush(self._log)
+        if self._is_flush_ordered or any(work.flush is not Flush.WITH_NEXT for work in group):
+            self._is_flush_ordered = False
+            problem = self._log.flush()
             if problem is not None:
                 for work in waiting:
                     work.error = _unconfirmed(problem)
         answer(waiting)
-
-    def _flush(self, write_ahead_log: WriteAheadLog) -> OSError | None:
-        """Flush what has been committed; return what went wrong."""
-        self._is_unflushed = False
-        try:
-            self._flush_log(write_ahead_log)
-        except OSError as error:
-            self._is_unflushed = True
-            log.error("log_not_flushed", error=str(error))
-            return error
-        return None
 
     def _gather(self, group: list[Work]) -> bool:
         while len(group) < GROUP:
@@ -213,10 +234,16 @@ class Writer:
                 work = self._queue.get_nowait()
             except Empty:
                 return True
-            if work is None:
+            if work is Order.STOP:
                 return False
-            group.append(work)
+            self._note(work, group)
         return True
+
+    def _note(self, what: Work | Order, group: list[Work]) -> None:
+        if isinstance(what, Work):
+            group.append(what)
+        else:
+            self._is_flush_ordered = True
 
     def _write_group(self, group: Sequence[Work]) -> None:
         """Write all of the group in one transaction, or each in its own when that fails."""
@@ -257,29 +284,27 @@ class Writer:
         Raises:
             _UndoneError: nothing was written; the cause says why.
         """
+        is_heard_after_flush = any(work.flush is Flush.BEFORE_RETURN for work in group)
         try:
-            connection = self._connected()
-            if not self.is_postgres:
-                self._sync_commits(connection, any(work.flush is Flush.BEFORE_VISIBLE for work in group))
-            transaction = connection.begin()
+            transaction = self._connection.begin(do_sync=any(work.flush is Flush.BEFORE_VISIBLE for work in group))
         except Exception as error:
-            self._drop()
+            self._connection.drop()
             raise _UndoneError from error
         try:
             if len(group) == 1 and group[0].when_begun_alone is not None:
-                group[0].loop.call_soon_threadsafe(group[0].when_begun_alone)
-            self._run_all(group, connection)
+                call_in_loop(group[0].loop, group[0].when_begun_alone)
+            self._run_all(group, transaction.connection)
             announce_commit(group)
             self._commit(transaction)
-            self._is_unflushed = not self._syncs
+            self._connection.note_commit(transaction, is_heard_after_flush=is_heard_after_flush)
         except _UndoneError as undone:
-            self._roll_back(transaction, undone.__cause__)
+            self._connection.roll_back(transaction, undone.__cause__)
             raise
         except Exception as error:  # whatever the driver reports, nobody may hear that this is committed
             if is_refused(error):  # most often by a statement that was sent with it
-                self._roll_back(transaction, error)
+                self._connection.roll_back(transaction, error)
                 raise _UndoneError from error
-            self._drop()
+            self._connection.note_doubt()
             if is_too_silent(error):  # said instead of taking the commit
                 raise _UndoneError from error
             for work in group:
@@ -311,36 +336,6 @@ class Writer:
             work.error = error
         except Exception as error:
             raise _UndoneError from error
-
-    def _connected(self) -> Connection:
-        if self._connection is None or self._connection.closed or self._connection.invalidated:
-            self._drop()
-            self._connection = self._engine.connect()
-            self._syncs = True
-        return self._connection
-
-    def _sync_commits(self, connection: Connection, do_sync: bool) -> None:
-        """Have the next commits wait for the disk before they are visible, or not."""
-        if do_sync is not self._syncs:
-            raw: Any = connection.connection.dbapi_connection
-            raw.execute(f"PRAGMA synchronous={'FULL' if do_sync else 'NORMAL'}").close()
-            self._syncs = do_sync
-
-    def _roll_back(self, transaction: RootTransaction, cause: BaseException | None) -> None:
-        try:
-            transaction.rollback()
-            transaction.connection.connection.rollback()  # SQLAlchemy sends none after a commit that failed
-        except Exception:  # noqa: BLE001  # no use in a connection that cannot roll back; the server undoes its work
-            self._drop()
-        else:
-            if cause is not None and is_unavailable(cause) and not is_conflict(cause):
-                self._drop()
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        discard(connection)
-        if self._log is not None:
-            self._log.forget()
 
 
 def _unconfirmed(error: Exception) -> UnavailableError:

@@ -1,0 +1,309 @@
+"""SQLite's log is flushed as promised also where a commit changes nothing, a flush fails or a loop ends."""
+
+import asyncio
+import errno
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from sqlalchemy import RootTransaction
+
+from soong.shared.core.errors import ConflictError, UnavailableError
+from soong.shared.storage.sql.engine.database import Database, flush_log
+from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.transaction import Transaction
+from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
+from soong.shared.storage.sql.store import SqlStore
+from tests.integration.consent import until
+from tests.integration.flushes import (
+    LIMIT_S,
+    SOON,
+    advance,
+    by_another_process,
+    counted_flushes,
+    held_flush,
+    scopes,
+)
+from tests.integration.sql_stores import begin, claim_one, opened
+from tests.integration.test_sql_database import add, add_and_fail, at_once
+from tests.model.builders import make_session, make_step, make_task
+from tests.model.clock import START_US
+
+HAS_LIMIT = Statement("has limit", "SELECT 1 FROM concurrency_limits WHERE scope = :scope")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "soong.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqlStore]:
+    async with opened(f"sqlite:///{path}") as store:
+        yield store
+
+
+@pytest.fixture
+async def database(store: SqlStore) -> Database:
+    """A database whose connections are open."""
+    await store._database.write(nothing)
+    await store._database.read(nothing)
+    return store._database
+
+
+def nothing(_tx: Transaction) -> None:
+    """Change nothing: SQLite flushes no commit of that."""
+
+
+def written(path: Path) -> tuple[bytes, int]:
+    """Return what a file holds and when it was last written."""
+    return path.read_bytes(), path.stat().st_mtime_ns
+
+
+def fail(_log: WriteAheadLog) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.spec("DAG-03")
+async def test_a_submission_is_flushed_where_what_is_committed_after_it_changes_nothing(
+    store: SqlStore, database: Database
+) -> None:
+    session, worker_id = await begin(store)
+    claim = await claim_one(store, session, worker_id)
+    await database.write(add("flushed"))
+    new = make_session()
+    with counted_flushes(database) as flushes:
+        submitted, is_parked, refused = await at_once(
+            database,
+            lambda: store.tasks.submit(new, make_task(new.id, make_step("a"))),
+            lambda: store.claims.park(worker_id, claim.lease, ["req_x"], max_parked=5, now_us=START_US),
+            lambda: database.write(add_and_fail("x", ConflictError("no"))),  # has each of them written alone
+        )
+
+        assert not isinstance(submitted, BaseException)
+        assert (is_parked, type(refused)) == (False, ConflictError)
+        assert len(flushes) == 1
+
+
+@pytest.mark.spec("DAG-03")
+async def test_a_hop_is_flushed_soon_where_what_is_committed_after_it_changes_nothing(
+    store: SqlStore, database: Database
+) -> None:
+    session, worker_id = await begin(store)
+    await store.tasks.create_task(make_task(session.id, make_step("a"), make_step("b", depends_on=("a",))))
+    claimed = await advance(store, worker_id)
+    with counted_flushes(database) as flushes:
+        claimed = await advance(store, worker_id, *claimed, may_block=True)
+        assert not await store.claims.park(worker_id, claimed[0].lease, ["req_x"], max_parked=5, now_us=START_US)
+
+        await until(lambda: len(flushes) == 1)
+
+
+async def test_closing_flushes_what_a_commit_without_a_change_has_not(path: Path) -> None:
+    async with opened(f"sqlite:///{path}") as store:
+        with counted_flushes(store._database) as flushes:
+            await store._database.write(add("a"), flush=Flush.WITH_NEXT)
+            await store._database.write(nothing)
+            await store.close()
+
+            assert len(flushes) == 1
+
+
+async def test_what_another_process_has_not_flushed_is_flushed_before_a_caller_hears_of_it(
+    database: Database, path: Path
+) -> None:
+    """As when a client repeats a submission, and another process has committed it a moment ago."""
+
+    def is_there(tx: Transaction) -> bool:
+        return bool(tx.value(HAS_LIMIT, scope="task"))
+
+    async with opened(f"sqlite:///{path}", migrate=False) as second:
+        other = second._database
+        await other.write(nothing)
+        with held_flush(database) as has_begun, counted_flushes(other) as flushes:
+            writing = asyncio.create_task(database.write(add("task"), flush=Flush.BEFORE_RETURN))
+            assert await asyncio.to_thread(has_begun.wait, LIMIT_S)
+
+            found = await at_once(
+                other, lambda: other.write(is_there, flush=Flush.BEFORE_RETURN), lambda: other.write(nothing)
+            )
+
+            assert (found[0], len(flushes)) == (True, 1)
+        await writing
+
+
+@pytest.mark.spec("DAG-03")
+async def test_the_log_of_a_database_that_is_named_by_a_link_is_that_of_its_target(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    target, link = tmp_path / "disk" / "target.db", tmp_path / "soong.db"
+    async with opened(f"sqlite:///{target}"):
+        link.symlink_to(target)
+    async with opened(f"sqlite:///{link}") as store:
+        session = make_session()
+        with counted_flushes(store._database) as flushes:
+            await store.tasks.submit(session, make_task(session.id, make_step("a")))
+
+            assert len(flushes) == 1
+            with by_another_process(target):
+                writing = asyncio.create_task(store._database.write(nothing))
+                await asyncio.sleep(0.05)
+                assert not writing.done()
+            await writing
+
+
+async def test_a_caller_whose_loop_has_ended_harms_no_other(database: Database, path: Path) -> None:
+    is_busy, may_go = threading.Event(), threading.Event()
+
+    def block(_tx: Transaction) -> None:
+        is_busy.set()
+        assert may_go.wait(LIMIT_S)
+
+    async def begin_and_leave() -> None:
+        writing = database.write(add("left"), before_commit=lambda _: lambda: None, flush=Flush.BEFORE_RETURN)
+        task = asyncio.ensure_future(writing)
+        await asyncio.sleep(0.05)
+        task.cancel()
+
+    blocked = asyncio.create_task(database.write(block))
+    assert await asyncio.to_thread(is_busy.wait, LIMIT_S)
+    await asyncio.to_thread(asyncio.run, begin_and_leave())
+    mine = asyncio.create_task(database.write(add("mine")))
+    await asyncio.sleep(0.05)
+    may_go.set()
+
+    await blocked
+    assert await mine == "mine"
+    assert scopes(path) == ["left", "mine"]
+
+
+async def test_a_loop_that_ends_before_its_flush_keeps_no_later_one_from_coming(database: Database) -> None:
+    with counted_flushes(database) as flushes:
+        await asyncio.to_thread(asyncio.run, SOON(database, add("a")))
+        await asyncio.sleep(0.05)
+        assert not flushes
+
+        await SOON(database, add("b"))
+
+        await until(lambda: len(flushes) == 1)
+
+
+async def test_a_flush_waits_for_no_lock(database: Database, path: Path) -> None:
+    with counted_flushes(database) as flushes:
+        await SOON(database, add("hop"))
+        with by_another_process(path):
+            await until(lambda: len(flushes) == 1)
+
+
+async def test_a_writer_that_waits_for_the_lock_flushes_first(database: Database, path: Path) -> None:
+    with counted_flushes(database) as flushes:
+        await database.write(add("claim"), flush=Flush.WITH_NEXT)
+        with by_another_process(path):
+            writing = asyncio.create_task(database.write(add("next")))
+            await until(lambda: len(flushes) == 1)
+            assert not writing.done()
+        assert await writing == "next"
+
+
+async def test_what_could_not_be_flushed_is_soon_flushed_although_nothing_is_written(
+    database: Database, path: Path
+) -> None:
+    log = Path(f"{path}-wal")
+    database.flusher = fail
+    await SOON(database, add("hop"))
+    await until(database._writer._is_torn)
+    before, written_ns = written(log)
+    database.flusher = flush_log
+
+    await until(lambda: not database._writer._is_torn())
+
+    # The system had taken it for written; its bytes have been written again, and are the same.
+    after, again_ns = written(log)
+    assert again_ns > written_ns
+    assert after.startswith(before)
+
+
+async def test_nothing_is_written_after_what_could_not_be_flushed_until_that_is_on_the_disk(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.flusher = fail
+    await SOON(database, add("hop"))
+    await until(database._writer._is_torn)
+    database.flusher = flush_log
+    with monkeypatch.context() as broken:
+
+        def refuse(fd: int, data: bytes, offset: int) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        broken.setattr(os, "pwrite", refuse)
+        for flush in (Flush.WITH_NEXT, Flush.AFTER_RETURN, Flush.BEFORE_RETURN, Flush.BEFORE_VISIBLE):
+            with pytest.raises(UnavailableError, match=r"log of the database cannot be written: .*No space left"):
+                await database.write(add(flush.name), flush=flush, may_block=True)
+        assert scopes(path) == ["hop"]
+
+    assert await database.write(add("then")) == "then"
+    assert scopes(path) == ["hop", "then"]
+
+
+async def test_a_commit_that_was_done_and_reported_as_an_error_is_flushed(database: Database, path: Path) -> None:
+    usual = database.committer
+
+    def report_an_error(transaction: RootTransaction) -> None:
+        transaction.commit()
+        raise OSError("the answer was lost")
+
+    with counted_flushes(database) as flushes:
+        database.committer = report_an_error
+        with pytest.raises(UnavailableError, match="did not confirm a commit"):
+            await SOON(database, add("hop"))
+        database.committer = usual
+
+        await until(lambda: len(flushes) == 1)
+    assert scopes(path) == ["hop"]
+
+
+async def test_what_sqlite_has_moved_out_of_its_log_needs_no_flush(path: Path) -> None:
+    def break_connection(_tx: Transaction) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async with opened(f"sqlite:///{path}"):
+        pass
+    async with opened(f"sqlite:///{path}", migrate=False) as store:  # its writer has the only connection
+        database = store._database
+        written, broken = await at_once(
+            database,
+            lambda: database.write(add("task"), flush=Flush.BEFORE_RETURN),
+            lambda: database.write(break_connection),
+        )
+
+    assert (written, type(broken)) == ("task", UnavailableError)
+    assert scopes(path) == ["task"]
+
+
+async def test_a_system_without_fdatasync_flushes_by_fsync(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    monkeypatch.delattr(os, "fdatasync")
+    monkeypatch.setattr(os, "fsync", flushed.append)
+
+    assert await database.write(add("a"), flush=Flush.BEFORE_RETURN) == "a"
+
+    assert len(flushed) == 1
+
+
+async def test_a_lock_that_cannot_be_taken_is_a_database_that_does_not_answer(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fcntl, "flock", refuse)
+        for write in (partial(database.write, add("a")), partial(SOON, database, add("b"))):
+            with pytest.raises(UnavailableError, match="cannot be locked: No locks available"):
+                await write()
+
+    assert await database.write(add("c")) == "c"

@@ -134,6 +134,8 @@ async def check_service(settings: Settings) -> Finding:
     except UnavailableError:
         hint = f"look at {settings.home}/logs, then end it: kill {record.pid}"
         return Finding("service", Level.FAIL, f"process {record.pid} holds the home and does not answer", hint)
+    if living is None and record.is_stopping:
+        return Finding("service", Level.OK, f"process {record.pid} is stopping")
     if living is None:
         return Finding("service", Level.OK, f"none is running; process {record.pid} has ended without saying so")
     kind = "ephemeral" if living.is_ephemeral else "staying"

@@ -1,5 +1,6 @@
 """``soong demo``: runs an example that is installed with the program, or copies it to be edited."""
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def _copy(example: Example, folder: Path, *, is_json: bool) -> None:
         emit({"plan": str(plan), "files": [str(folder / file.name) for file in files]})
     else:
         output(str(plan))
-        say(f"edit it, then: {program()} run {plan}")
+        say(f"edit it, then: {program()} {shlex.join(['run', str(plan)])}")
 
 
 def _for_the_audit(

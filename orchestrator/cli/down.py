@@ -1,14 +1,18 @@
 """``soong down``: asks the service of this home to stop, and waits until it has."""
 
 import asyncio
+from contextlib import suppress
 
 import typer
 
 from soong.orchestrator.cli.console import say
 from soong.orchestrator.embedded.control import ControlClient
+from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import load_settings
+
+POLL_S = 0.05
 
 
 def command(
@@ -22,7 +26,13 @@ def command(
 async def _stop(wait_s: float) -> None:
     record = await living_service(load_settings())
     if record is None:
-        say("no service is running in this home")
+        ending = read_record(load_settings().home)
+        if ending is None or not ending.is_stopping:
+            say("no service is running in this home")
+        elif await _is_gone(ending, wait_s):
+            say("stopped")
+        else:
+            raise UnavailableError(f"the service (pid {ending.pid}) is still stopping after {wait_s:g} s")
         return
     control = await ControlClient.open(record.control)
     try:
@@ -34,3 +44,12 @@ async def _stop(wait_s: float) -> None:
     finally:
         await control.close()
     say("stopped")
+
+
+async def _is_gone(record: ServiceRecord, limit_s: float) -> bool:
+    """Wait for the end of a process that has begun to stop."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while record.is_process_alive:  # noqa: ASYNC110  # another's child: nobody tells of its end
+                await asyncio.sleep(POLL_S)
+    return not record.is_process_alive

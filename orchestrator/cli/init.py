@@ -1,6 +1,7 @@
 """``soong init``: a plan of your own to start from, which runs at once (OPS-14)."""
 
 import os
+import shlex
 from pathlib import Path
 
 import typer
@@ -37,8 +38,9 @@ def command(
         emit({"files": [str(path) for path in written]})
         return
     output("\n".join(str(path) for path in written))
-    plan = folder / "plan.yaml"
-    say(f"edit them, then: {program()} run {plan} --project {folder}")
+    # Relative paths start where the command is typed, so it is typed there.
+    there = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    say(f"edit them, then: {there}{program()} run plan.yaml")
 
 
 def _written(path: Path, text: str, *, mode: int = 0o644) -> Path:

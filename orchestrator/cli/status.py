@@ -10,6 +10,7 @@ from soong.orchestrator.cli.console import emit, one_line, output
 from soong.orchestrator.cli.ids import has_no_rows, opened_store
 from soong.orchestrator.cli.step_words import time_text
 from soong.orchestrator.embedded.control import ask_once
+from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.errors import UnavailableError
@@ -107,12 +108,17 @@ async def _service_of(settings: Settings) -> ServiceState:
     except UnavailableError:
         return ServiceState("stuck")
     if record is None:
-        return ServiceState("none")
-    kind = "ephemeral" if record.is_ephemeral else "staying"
+        ending = read_record(settings.home)
+        is_stopping = ending is not None and ending.is_stopping
+        return ServiceState("stopping", ending.pid, _kind(ending)) if ending and is_stopping else ServiceState("none")
     with suppress(UnavailableError):
         answer = await ask_once(record.control, "status")
-        return ServiceState(str(answer.get("state")), record.pid, kind, str(answer.get("http") or ""))
-    return ServiceState("stopping", record.pid, kind)
+        return ServiceState(str(answer.get("state")), record.pid, _kind(record), str(answer.get("http") or ""))
+    return ServiceState("stopping", record.pid, _kind(record))
+
+
+def _kind(record: ServiceRecord) -> str:
+    return "ephemeral" if record.is_ephemeral else "staying"
 
 
 def status_text(status: Status) -> str:
@@ -121,7 +127,7 @@ def status_text(status: Status) -> str:
     service = status.service
     lines = [f"service    {_service_text(service)}", f"home       {status.home}"]
     if service.http:
-        lines.append(f"HTTP API   http://{service.http}/v1/")
+        lines.append(f"HTTP API   {service.http}/v1/")
     if service.is_running and status.metrics is not None:
         workers, steps = found["workers"], found["steps"]
         assert isinstance(workers, dict)

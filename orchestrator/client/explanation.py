@@ -135,7 +135,7 @@ class Explainer:
 
     def _check(self, tool: ToolDefinition, arguments: JsonObject) -> None:
         violations = validate(tool.input_schema, arguments)
-        problem = "; ".join(map(str, violations))
+        problem = "; ".join(dict.fromkeys(map(str, violations)))
         if not problem and tool.validate_input is not None:
             problem = tool.validate_input(arguments) or ""
         if problem:

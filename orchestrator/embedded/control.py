@@ -23,6 +23,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 CONTROL_VERSION = 1
 LINE_LIMIT_BYTES = 64 * 1024
 HAND_OVER = "hand_over"
+MAKE_WAY = "make_way"
 RUN = "run"
 _CREDENTIALS = struct.Struct("3i")
 """``struct ucred``: process, user, group."""
@@ -58,10 +59,10 @@ class PlanRunner(Protocol):
 
 @dataclass(slots=True)
 class ControlServer:
-    """Answers ``hello``, ``attach``, ``status``, ``stop``, ``hand_over`` and, where there are ``plans``, ``run``.
+    """Answers ``hello``, ``attach``, ``status``, ``stop``, ``hand_over``, ``make_way`` and, with ``plans``, ``run``.
 
-    ``status`` returns what the service says of itself. ``stop`` begins its stop and returns at once; so does
-    ``hand_over``, which says whether it does.
+    ``make_way`` asks an ephemeral service to end as soon as nobody needs it. ``status`` returns what the service says
+    of itself. ``stop`` begins its stop and returns at once; so does ``hand_over``, which says whether it does.
     """
 
     path: Path
@@ -72,6 +73,8 @@ class ControlServer:
     attached: int = 0
     ever_attached: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_in_the_way: asyncio.Event = field(default_factory=asyncio.Event)
+    """A client waits for the end of this service, to start its own."""
     is_closing: bool = False
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -162,6 +165,9 @@ class ControlServer:
             case "stop":
                 self.stop()
                 return {"ok": True}
+            case "make_way":
+                self.is_in_the_way.set()
+                return {"ok": True, "attached": self.attached}
             case "hand_over":
                 return {"ok": self.hand_over()}
             case _:

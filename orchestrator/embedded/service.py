@@ -20,6 +20,7 @@ from soong.orchestrator.embedded.handover import take_home
 from soong.orchestrator.embedded.http_port import HttpLock, listen_after_former
 from soong.orchestrator.embedded.leftovers import expire_dead
 from soong.orchestrator.embedded.listening import address_of
+from soong.orchestrator.embedded.own_modules import ModuleFile, module_files_of
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import find_redis, redis_url
 from soong.orchestrator.embedded.scaling import WorkerScaler, demand_of
@@ -80,6 +81,8 @@ class EmbeddedService:
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _ending: ShutdownState = ShutdownState.STOPPING
     _signals: int = 0
+    _modules: dict[str, ModuleFile] = field(default_factory=dict)
+    """As they were when the first worker imported them."""
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until stopped (a signal, the control socket) or, if ephemeral, until nobody needs it.
@@ -107,6 +110,7 @@ class EmbeddedService:
             lock.release()
 
     async def _start(self, lock: ServiceLock) -> None:
+        self._modules = module_files_of(self.settings.functions, self.settings.import_folders)
         folder = prepare_runtime_folder(self.settings)
         self._control = ControlServer(folder / CONTROL_SOCKET, self._status, self._stop.set, self._hand_over)
         settings = self.settings
@@ -169,7 +173,9 @@ class EmbeddedService:
                     await self._changed()
         while True:
             if not await self._is_needed():
-                await asyncio.sleep(IDLE_GRACE_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_GRACE_S):
+                        await self._control.is_in_the_way.wait()
                 # Whoever attached while the rows were read is not turned away.
                 if not await self._is_needed() and self._control.close_if_unattached():
                     return
@@ -258,5 +264,6 @@ class EmbeddedService:
             "problem": "" if supervisor is None else supervisor.problem,
             "functions": list(self.settings.functions),
             "folders": list(self.settings.import_folders),
+            "modules": {name: file.as_json() for name, file in self._modules.items()},
             "log": self.log,
         }

@@ -39,6 +39,11 @@ class ServiceRecord:
     birth: str = ""
 
     @property
+    def is_stopping(self) -> bool:
+        """Say whether the process lives and has begun to stop: its control socket, made before this record, is gone."""
+        return self.is_process_alive and not os.path.lexists(self.control)
+
+    @property
     def is_process_alive(self) -> bool:
         """Say whether the process that wrote it still is: the same pid with the same start."""
         birth = birth_of(self.pid)

@@ -12,6 +12,7 @@ from soong.orchestrator.embedded.control import ControlClient
 from soong.orchestrator.embedded.early_service import drop, order
 from soong.orchestrator.embedded.environment import child_environment, module_command
 from soong.orchestrator.embedded.folders import prepare_home
+from soong.orchestrator.embedded.running_modules import RunningModules
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.lazy_dataclass import dataclass
@@ -66,7 +67,7 @@ class Attachment:
 
 
 async def living_service(settings: Settings) -> ServiceRecord | None:
-    """Return the record of the home's service if it lives and answers.
+    """Return the record of the home's service if it lives and answers; None also while it stops.
 
     Raises:
         UnavailableError: its process lives and does not answer (stopped, frozen, starting for too long).
@@ -81,7 +82,7 @@ async def living_service(settings: Settings) -> ServiceRecord | None:
         finally:
             await control.close()
     except UnavailableError:
-        if read_record(settings.home) != record or not record.is_process_alive:
+        if read_record(settings.home) != record or record.is_stopping or not record.is_process_alive:
             return None
         raise
     return record if answer.get("pid") == record.pid else None
@@ -106,10 +107,24 @@ async def attach(
     if settings.database_url:
         drop()
         return Attachment(settings)
+    if may_start:
+        await RunningModules(settings, tell).settle()
     with _ending_what_was_started() as own:
         return await _attach(
-            settings, own, may_start=may_start, start_after_s=start_after_s, tell=tell, meanwhile=meanwhile
+            settings, own, may_start=may_start, start_after_s=start_after_s, tell=_once(tell), meanwhile=meanwhile
         )
+
+
+def _once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return ``tell`` without repetitions: a service that we started and that finds the home held is started again."""
+    told: set[str] = set()
+
+    def tell_once(sentence: str) -> None:
+        if sentence not in told:
+            told.add(sentence)
+            tell(sentence)
+
+    return tell_once
 
 
 @contextmanager

@@ -31,9 +31,9 @@ class FolderFinder(MetaPathFinder):
         self._served: dict[str, Path] = {}
 
     def serve(self, names: Iterable[str], folders: Iterable[str]) -> None:
-        """Serve these modules too, and look in these folders too."""
+        """Serve these modules too, and look in these folders first: a plan's own before those of its command."""
         self._names |= {name.partition(".")[0] for name in names}
-        self._folders = tuple(dict.fromkeys((*self._folders, *folders)))
+        self._folders = tuple(dict.fromkeys((*folders, *self._folders)))
         if self not in sys.meta_path:
             sys.meta_path.append(self)
 

@@ -119,12 +119,16 @@ async def test_a_record_of_a_dead_process_is_no_service(settings: Settings) -> N
 
 @pytest.mark.spec("OPS-07.c")
 async def test_a_process_that_holds_the_home_and_does_not_answer_fails(settings: Settings) -> None:
-    _write_record(settings, lambda record: record)
+    control = settings.home / "control.sock"
+    _write_record(settings, lambda record: {**record, "control": str(control)})
 
-    finding = await checks.check_service(settings)
+    stopping = await checks.check_service(settings)
+    control.touch()  # it has not begun to stop
+    stuck = await checks.check_service(settings)
 
-    assert finding.level is Level.FAIL
-    assert f"kill {os.getpid()}" in finding.hint
+    assert (stopping.level, stopping.says) == (Level.OK, f"process {os.getpid()} is stopping")
+    assert stuck.level is Level.FAIL
+    assert f"kill {os.getpid()}" in stuck.hint
 
 
 @pytest.mark.spec("OPS-07.c")

@@ -1,0 +1,68 @@
+"""Keeps a command from joining a service that would run other code than its user sees."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from soong.orchestrator.embedded.control import MAKE_WAY, ask_once
+from soong.orchestrator.embedded.own_modules import ModuleDifference, difference, module_files_of, read_module_files
+from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
+from soong.shared.core.errors import UnavailableError
+from soong.shared.core.settings import Settings
+
+POLL_EVERY_S: Final = 0.05
+MAKE_WAY_S: Final = 5.0
+"""How long a command waits for the end of an ephemeral service that nobody is attached to."""
+
+
+class RunningModules:
+    """Compares the modules of one command with those of the home's service, before the command joins it."""
+
+    def __init__(self, settings: Settings, tell: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._tell = tell
+        self._own = module_files_of(settings.functions, settings.import_folders)
+        self._until_s = asyncio.get_running_loop().time() + MAKE_WAY_S
+        self._judged = 0
+        """The process of the service that is joined in spite of a difference, or has none."""
+
+    async def settle(self) -> None:
+        """Have an ephemeral service with other modules end, if nobody needs it: the command then starts its own.
+
+        Raises:
+            UnavailableError: a service stays, and has a module of this name from another file.
+        """
+        while await self._makes_way():  # noqa: ASYNC110  # another process, which tells nobody of its end
+            await asyncio.sleep(POLL_EVERY_S)
+
+    async def _makes_way(self) -> bool:
+        """Say whether the service of the home is about to end for this command."""
+        record = read_record(self._settings.home)
+        if not self._own or record is None or record.pid == self._judged or not record.is_process_alive:
+            return False
+        is_in_time = asyncio.get_running_loop().time() < self._until_s
+        try:
+            said = await ask_once(record.control, "status")
+            found = difference(self._own, read_module_files(said.get("modules")))
+            if found and is_in_time and record.is_ephemeral:
+                asked = await ask_once(record.control, MAKE_WAY)
+                if asked.get("attached") == 0:
+                    return True
+        except UnavailableError:
+            return record.is_stopping and is_in_time
+        self._judge(record, found, said.get("modules"))
+        return False
+
+    def _judge(self, record: ServiceRecord, found: ModuleDifference, running: object) -> None:
+        self._judged = record.pid
+        for name in found.other:
+            theirs = read_module_files(running)[name].path
+            raise UnavailableError(
+                f"the running service has {theirs} as the module {name!r}, this command {self._own[name].path}; end "
+                "the service with `soong down` and run again"
+            )
+        if found.older:
+            self._tell(
+                f"the running service loaded {', '.join(found.older)} before the last change; to use that, end the "
+                "service with `soong down` and run again"
+            )

@@ -38,7 +38,7 @@ def list_command(
         emit({"messages": [_as_json(notices) for notices in messages]})
         return
     if not messages:
-        output("nothing waits; `soong notifications list --all` shows what was sent")
+        output("nothing was sent" if is_all else "nothing waits; `soong notifications list --all` shows what was sent")
         return
     rows = [
         (

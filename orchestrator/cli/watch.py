@@ -26,6 +26,7 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 
 PAUSE_LIMIT_S = 10.0
+SECOND_LIMIT_S = 5.0
 GONE_LIMIT_S = 20.0
 RESTARTS = 3
 SUCCESSOR_S = 30.0
@@ -190,13 +191,24 @@ class Watch:
         self.attachment = await attach(self.settings, start_after_s=start_after_s)
 
     async def _interrupted(self, task_id: str) -> int:
-        """Pause what this command started; a second Ctrl-C ends the service that it started at once."""
+        """Pause what this command started; a second Ctrl-C ends the service that it started at once.
+
+        A service that stays would run the task on: there a second Ctrl-C waits for the pause, and not for its steps.
+        """
         say("\npausing … (Ctrl-C again ends it at once)")
         task = await self.client.store.tasks.task(task_id)
-        pausing = asyncio.create_task(self.client.pause(task, reason="interrupted", limit_s=PAUSE_LIMIT_S))
+        is_paused = asyncio.Event()
+        pausing = asyncio.create_task(
+            self.client.pause(task, reason="interrupted", limit_s=PAUSE_LIMIT_S, when_paused=is_paused.set)
+        )
+        pausing.add_done_callback(lambda _: is_paused.set())
         second = asyncio.create_task(self.interrupts.wait(2))
         await asyncio.wait({pausing, second}, return_when=asyncio.FIRST_COMPLETED)
         if second.done():
+            if self.attachment.process is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SECOND_LIMIT_S):
+                        await is_paused.wait()
             self.attachment.kill()
         elif not await pausing:
             say(f"not everything stopped within {PAUSE_LIMIT_S:g} s; what is left is handed back when its worker ends")

@@ -246,11 +246,17 @@ class Client:
         """
         await self.tasks.ask(kind, task, {"reason": reason}, limit_s=limit_s)
 
-    async def pause(self, task: Task, *, reason: str, limit_s: float) -> bool:
-        """Pause a task and wait until no worker holds a step of it; False when that took longer than the limit."""
+    async def pause(
+        self, task: Task, *, reason: str, limit_s: float, when_paused: Callable[[], object] = lambda: None
+    ) -> bool:
+        """Pause a task and wait until no worker holds a step of it; False when that took longer than the limit.
+
+        ``when_paused`` is called when no other step of it starts.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 await self.command(CommandKind.PAUSE, task, reason=reason, limit_s=limit_s)
+                when_paused()
                 await self._until_nothing_held(task)
         except (TimeoutError, UnavailableError):
             return False

@@ -37,6 +37,20 @@ def service(cli: CliHarness) -> Iterator[CliHarness]:
     up.communicate(timeout=60)
 
 
+def test_interrupted_twice_at_once_a_task_of_a_service_that_stays_is_paused(service: CliHarness) -> None:
+    command = service.start("run", service.plan(NAP % 600))
+    service.until_running("nap")
+
+    command.send_signal(signal.SIGSTOP)  # both are there when it looks
+    command.send_signal(signal.SIGINT)
+    command.send_signal(signal.SIGTERM)
+    command.send_signal(signal.SIGCONT)
+    _, told = command.communicate(timeout=60)
+
+    assert (command.returncode, "continue it: " in told) == (130, True)
+    until(lambda: [task["status"] for task in service.json("tasks", "list")] == ["paused"], "the pause", service.logs)
+
+
 def test_two_terminals_at_once_share_one_service(cli: CliHarness) -> None:
     commands = [cli.start("run", cli.plan(NAP % 3, f"p{number}.yaml"), "--json") for number in range(2)]
 

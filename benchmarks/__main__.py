@@ -4,7 +4,7 @@
 
 - ``tool-call``: one tool call beside the function it calls and Pydantic AI's (:mod:`benchmarks.tool_call`);
 - ``celery``: fans and chains of steps beside bare Celery on the same Redis (:mod:`benchmarks.against_celery`);
-- ``scale``: one, two and four worker processes on PostgreSQL (:mod:`benchmarks.scale`);
+- ``scale``: one, two, four and eight worker processes on PostgreSQL (:mod:`benchmarks.scale`);
 - ``consent``: a question, its answer and its decision beside a bare message there and back (:mod:`benchmarks.consent`);
 - ``history``: a step in an empty database and a full one, a small DAG and a large one (:mod:`benchmarks.history`);
 - ``early-reads``: reads that start while a model's answer arrives (:mod:`benchmarks.early_reads`);

@@ -1,6 +1,6 @@
-"""S: one, two and four worker processes on PostgreSQL, beside bare Celery with as many.
+"""S: one, two, four and eight worker processes on PostgreSQL, beside bare Celery with as many.
 
-Three deployments stand side by side, and each round runs every work on each of them, so that whatever else the machine
+Four deployments stand side by side, and each round runs every work on each of them, so that whatever else the machine
 does falls on all. **throughput** and **cpu** are of a wide task whose steps are all ready at once: functions that
 return their input, agents of one scripted turn, and functions that wait for 50 ms as agents wait for their models. On a
 machine with fewer cores than workers the first two cannot grow: CPU a step says what more cores would make of them.
@@ -30,7 +30,7 @@ from tests.log_entries import POSTGRES_EVENTS
 from tests.servers import PostgresServer, postgres_server, redis_server
 
 NAME: Final = "scale"
-WORKERS: Final = (1, 2, 4)
+WORKERS: Final = (1, 2, 4, 8)
 WIDTH: Final = 400
 TRICKLE: Final = 20
 CROWD: Final = 1000

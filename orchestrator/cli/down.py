@@ -24,9 +24,10 @@ def command(
 
 
 async def _stop(wait_s: float) -> None:
-    record = await living_service(load_settings())
+    settings = load_settings()
+    record = await living_service(settings)
     if record is None:
-        ending = read_record(load_settings().home)
+        ending = read_record(settings.home)
         if ending is None or not ending.is_stopping:
             say("no service is running in this home")
         elif await _is_gone(ending, wait_s):

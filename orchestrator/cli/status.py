@@ -109,8 +109,9 @@ async def _service_of(settings: Settings) -> ServiceState:
         return ServiceState("stuck")
     if record is None:
         ending = read_record(settings.home)
-        is_stopping = ending is not None and ending.is_stopping
-        return ServiceState("stopping", ending.pid, _kind(ending)) if ending and is_stopping else ServiceState("none")
+        if ending is None or not ending.is_stopping:
+            return ServiceState("none")
+        return ServiceState("stopping", ending.pid, _kind(ending))
     with suppress(UnavailableError):
         answer = await ask_once(record.control, "status")
         return ServiceState(str(answer.get("state")), record.pid, _kind(record), str(answer.get("http") or ""))

@@ -1,12 +1,18 @@
 """Keeps a command from joining a service that would run other code than its user sees."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from soong.orchestrator.embedded.control import MAKE_WAY, ask_once
-from soong.orchestrator.embedded.own_modules import ModuleDifference, difference, module_files_of, read_module_files
-from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
+from soong.orchestrator.embedded.own_modules import (
+    ModuleDifference,
+    ModuleFile,
+    difference,
+    module_files_of,
+    read_module_files,
+)
+from soong.orchestrator.embedded.service_file import read_record
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.settings import Settings
 
@@ -23,8 +29,6 @@ class RunningModules:
         self._tell = tell
         self._own = module_files_of(settings.functions, settings.import_folders)
         self._until_s = asyncio.get_running_loop().time() + MAKE_WAY_S
-        self._judged = 0
-        """The process of the service that is joined in spite of a difference, or has none."""
 
     async def settle(self) -> None:
         """Have an ephemeral service with other modules end, if nobody needs it: the command then starts its own.
@@ -38,28 +42,29 @@ class RunningModules:
     async def _makes_way(self) -> bool:
         """Say whether the service of the home is about to end for this command."""
         record = read_record(self._settings.home)
-        if not self._own or record is None or record.pid == self._judged or not record.is_process_alive:
+        if not self._own or record is None or not record.is_process_alive:
             return False
         is_in_time = asyncio.get_running_loop().time() < self._until_s
         try:
             said = await ask_once(record.control, "status")
-            found = difference(self._own, read_module_files(said.get("modules")))
+            running = read_module_files(said.get("modules"))
+            found = difference(self._own, running)
             if found and is_in_time and record.is_ephemeral:
                 asked = await ask_once(record.control, MAKE_WAY)
                 if asked.get("attached") == 0:
                     return True
         except UnavailableError:
             return record.is_stopping and is_in_time
-        self._judge(record, found, said.get("modules"))
+        self._judge(found, running)
         return False
 
-    def _judge(self, record: ServiceRecord, found: ModuleDifference, running: object) -> None:
-        self._judged = record.pid
-        for name in found.other:
-            theirs = read_module_files(running)[name].path
+    def _judge(self, found: ModuleDifference, running: Mapping[str, ModuleFile]) -> None:
+        """Refuse a service that stays if it has another module, and tell of an older one."""
+        if found.other:
+            name = found.other[0]
             raise UnavailableError(
-                f"the running service has {theirs} as the module {name!r}, this command {self._own[name].path}; end "
-                "the service with `soong down` and run again"
+                f"the running service has {running[name].path} as the module {name!r}, this command "
+                f"{self._own[name].path}; end the service with `soong down` and run again"
             )
         if found.older:
             self._tell(

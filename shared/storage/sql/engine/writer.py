@@ -300,7 +300,7 @@ class Writer:
         except _UndoneError as undone:
             self._connection.roll_back(transaction, undone.__cause__)
             raise
-        except Exception as error:  # whatever the driver reports, nobody may hear that this is committed
+        except Exception as error:  # the driver may raise anything here: a commit in doubt is confirmed to nobody
             if is_refused(error):  # most often by a statement that was sent with it
                 self._connection.roll_back(transaction, error)
                 raise _UndoneError from error

@@ -8,7 +8,7 @@ import typer
 
 from soong.orchestrator.cli.console import emit, output, say
 from soong.orchestrator.cli.init_files import AGENT, CONFIG, PLAN, STEPS
-from soong.orchestrator.client.program import program
+from soong.orchestrator.client.program import program, program_elsewhere
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
 
@@ -39,8 +39,9 @@ def command(
         return
     output("\n".join(str(path) for path in written))
     # Relative paths start where the command is typed, so it is typed there.
-    there = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    say(f"edit them, then: {there}{program()} run plan.yaml")
+    is_here = folder.resolve() == Path.cwd()
+    there = "" if is_here else f"cd {shlex.quote(str(folder))} && "
+    say(f"edit them, then: {there}{program() if is_here else program_elsewhere()} run plan.yaml")
 
 
 def _written(path: Path, text: str, *, mode: int = 0o644) -> Path:

@@ -21,6 +21,13 @@ def program() -> str:
     return _called.get() or _own_name()
 
 
+def program_elsewhere() -> str:
+    """Return what a shell in any folder finds this program by."""
+    called = program()
+    is_relative_path = "/" in called and not called.startswith("/") and not called.startswith("'/")
+    return shlex.quote(str(Path.cwd() / shlex.split(called)[0])) if is_relative_path else called
+
+
 @contextmanager
 def called_as(name: str) -> Iterator[None]:
     """Call the program so in this context: its texts are for a user in another folder, who calls it so."""

@@ -1,12 +1,13 @@
 """What `soong init` writes runs at once, and nothing that was there is replaced (OPS-14)."""
 
+import subprocess
 import tomllib
 from collections.abc import Iterator
 
 import pytest
 
 from soong.shared.core.config import parse_config
-from tests.system.cli_scene import CliHarness, scene
+from tests.system.cli_scene import CONSOLE_SCRIPT, CliHarness, scene
 
 
 @pytest.fixture
@@ -34,6 +35,24 @@ def test_the_first_plan_is_checked_and_runs_and_asks_once_it_writes(cli: CliHarn
     done = cli.json("run", "plan.yaml", "--project", ".", "--allow", f"code.write_file:{cli.folder}")
     assert done["status"] == "completed"
     assert (cli.folder / "words.json").read_text().startswith('{"files": 2, "words": ')
+
+
+@pytest.mark.spec("OPS-14.a")
+def test_the_command_that_is_printed_runs_the_plan_from_where_it_is_printed(cli: CliHarness) -> None:
+    (cli.folder / "bin").mkdir()
+    (cli.folder / "bin/soong").symlink_to(CONSOLE_SCRIPT[0])
+    called = subprocess.run(
+        ["bin/soong", "init", "my plan"], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=True
+    )
+    (cli.folder / "my plan/notes.md").write_text("one two three\n")
+
+    printed = called.stderr.partition("edit them, then: ")[2].strip()
+    done = subprocess.run(
+        ["sh", "-c", printed], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, (printed, done.stderr)
+    assert "completed" in done.stdout
 
 
 @pytest.mark.spec("OPS-14.b")

@@ -25,7 +25,6 @@ from typing import Final
 
 from soong.orchestrator.embedded.environment import ORPHAN_GRACE_S, PARENT_FD, STATUS_FD, child_environment
 from soong.orchestrator.embedded.folders import prepare_home
-from soong.orchestrator.embedded.free_blocks import fill_free_blocks
 from soong.orchestrator.embedded.redis import redis_url
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
@@ -96,7 +95,6 @@ class PreforkedWorkers:
         if not settings.redis_url:
             settings = settings.model_copy(update={"redis_url": redis_url(settings.runtime_dir)})
         # Not searched for garbage first: that is a quarter of a second for some thousand objects.
-        fill_free_blocks()
         gc.freeze()
         waiting, gate = os.pipe()
         workers = cls(os.pipe(), gate)

@@ -269,34 +269,3 @@ def test_a_connection_that_is_cut_is_an_operational_error(
     for use in (lambda: wire.execute(ROWS, ()), raw_of(connection).commit):
         with pytest.raises(psycopg.OperationalError):
             use()
-
-
-def test_what_is_sent_alone_is_committed_when_it_has_been_answered(
-    connection: Connection, wire: PostgresWire, postgres_url: str
-) -> None:
-    with wire.alone():
-        wire.execute("INSERT INTO kept VALUES (%s, 'a')", (1,))
-        read = wire.execute(ROWS, ())
-
-    assert seen_elsewhere(postgres_url) == [(1, "a")]
-    assert read.rows() == [(1, "a")]
-    wire.execute("INSERT INTO kept VALUES (%s, 'b')", (2,))
-    assert seen_elsewhere(postgres_url) == [(1, "a")]
-    raw_of(connection).commit()
-    assert seen_elsewhere(postgres_url) == [(1, "a"), (2, "b")]
-
-
-def test_nothing_that_is_sent_alone_stays_of_what_failed(
-    connection: Connection, wire: PostgresWire, postgres_url: str
-) -> None:
-    def insert_and_refuse() -> None:
-        with wire.alone():
-            wire.execute("INSERT INTO kept VALUES (%s, 'a')", (1,))
-            wire.execute("SELECT concat('left: ', %s::bigint)::int", (1,))
-
-    with pytest.raises(psycopg.errors.InvalidTextRepresentation):
-        insert_and_refuse()
-
-    wire.execute("INSERT INTO kept VALUES (%s, 'b')", (2,))
-    raw_of(connection).commit()
-    assert seen_elsewhere(postgres_url) == [(2, "b")]

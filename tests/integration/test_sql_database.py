@@ -378,27 +378,6 @@ async def test_a_connection_cut_in_the_middle_of_work_leaves_no_half(postgres_ur
         assert await scopes(store._database) == ["a", "b"]
 
 
-async def test_a_connection_that_ends_in_a_transaction_of_its_own_leaves_its_outcome_in_doubt(
-    postgres_url: str,
-) -> None:
-    """It is not done again: for all that the client knows it was committed."""
-    runs: list[int] = []
-
-    def write(tx: Transaction) -> None:
-        runs.append(len(runs))
-        with tx.alone():
-            tx.send(ADD_LIMIT, scope="pool:lost")
-            tx.send(END_OURS)
-
-    async with opened(postgres_url) as store:
-        with pytest.raises(UnavailableError, match="did not confirm a commit"):
-            await store._database.write(write)
-        await store._database.write(add("pool:next"))
-
-        assert await scopes(store._database) == ["pool:next"]
-    assert runs == [0]
-
-
 async def test_a_heartbeat_whose_connection_is_cut_continues(postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         worker = make_worker()

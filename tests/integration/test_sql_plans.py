@@ -60,7 +60,6 @@ LEADING |= {
 
 POSTGRES_ONLY = (
     "postgres_hot_path.",
-    "postgres_only_step.",
     "postgres_successor.",
     "run_log_buffer.CHANGE_AND_LOG",
     "run_writes.APPEND_ALL",

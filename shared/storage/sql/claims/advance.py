@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Final, TypeAlias
 
 from soong.shared.engine.tasks.step import Advance, Claim, Outcome, StepEnd
-from soong.shared.storage.sql.claims import postgres_hot_path, postgres_only_step, postgres_successor
+from soong.shared.storage.sql.claims import postgres_hot_path, postgres_successor
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
 from soong.shared.storage.sql.claims.claim_rows import ClaimedStep
 from soong.shared.storage.sql.claims.claiming import (
@@ -98,8 +98,6 @@ def _look_at_passed_over(tx: Transaction, contexts: Contexts, tasks: EndedTasks,
 def _on_postgres(
     tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, ends: Mapping[str, StepEnd], request: ClaimRequest
 ) -> EndedAndClaimed:
-    if not ends and request.claim > 0:
-        return _claim_alone(tx, contexts, run_log, request)
     only = next(iter(ends.values())) if len(ends) == 1 and request.claim > 0 else None
     if only is not None and contexts.successors.is_worth_a_try(only):
         ended, tasks, claim = postgres_successor.end_and_claim(tx, contexts, only, request)
@@ -119,19 +117,6 @@ def _on_postgres(
 def _last_step(tasks: EndedTasks, task_id: str) -> Reply | None:
     tail = tasks.tails.get(task_id)
     return None if tail is None else tail.last_step
-
-
-def _claim_alone(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: ClaimRequest) -> EndedAndClaimed:
-    """Claim on PostgreSQL with nothing to end."""
-    if contexts.successors.is_only_step_likely:
-        claim = postgres_only_step.take_only(tx, contexts, request)
-        if claim is not None:
-            tell_malformed(tx, run_log, [claim], request.now_us)
-            return CompletionResult(), EndedTasks(), [claim], False
-    ended, tasks, seen = postgres_hot_path.end_and_scan(tx, {}, request)
-    is_only = len(seen.lanes) == 1 and seen.lanes[0].ready == 1
-    contexts.successors.note_only(is_only=is_only)
-    return ended, tasks, *_claim(tx, contexts, run_log, request, seen, postgres_hot_path.take)
 
 
 def _on_sqlite(

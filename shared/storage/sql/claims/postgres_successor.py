@@ -4,8 +4,7 @@ The texts mirror those of :mod:`successor`, and the contract's tests run over bo
 own may not claim what nobody has opened (:mod:`soong.shared.storage.sql.roles.row_rules`): it opens and claims.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.engine.tasks.step import Claim, StepEnd
@@ -22,9 +21,11 @@ from soong.shared.storage.sql.claims.postgres_hot_path import (
     told_claims,
 )
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import LeftUndoneError, Row, Transaction, is_short
+from soong.shared.storage.sql.engine.transaction import Transaction
 
-_WRITES: Final = f"""
+END_AND_CLAIM: Final = Statement(
+    "end and claim: end a step and its run, open the one that waits for it alone, claim that if the next claim would",
+    f"""
     WITH {ENDED_STEPS}, claimed AS (
         UPDATE steps SET
             open_deps = 0, ready_us = :now_us,
@@ -56,51 +57,28 @@ _WRITES: Final = f"""
                                   WHERE id = t.id AND NOT (last_claimed > 0 AND last_claimed = t.last_turn)
                                   FOR NO KEY UPDATE SKIP LOCKED)
     )
-"""  # noqa: S608  # our own words, here and below
-_TELLS: Final = f"""
     SELECT ended.key, ended.task_id, ended.session_id, ended.has_grown,
            (SELECT 1 FROM steps WHERE session_id = ended.session_id AND status = 'expanding'
                                   AND task_id = ended.task_id LIMIT 1),
            (SELECT 1 FROM steps WHERE session_id = ended.session_id AND status = 'failed' AND is_settled = 0
                                   AND task_id = ended.task_id LIMIT 1),
            {TOLD_CLAIMS}
-"""  # noqa: S608
-_OF_BOTH: Final = "FROM ended LEFT JOIN (started AS s JOIN sessions ON sessions.id = s.session_id) ON true"
-
-END_AND_CLAIM: Final = Statement(
-    "end and claim: end a step and its run, open the one that waits for it alone, claim that if the next claim would",
-    f"{_WRITES} {_TELLS} {_OF_BOTH}",
-)
-END_AND_CLAIM_ALONE: Final = Statement(
-    "end and claim alone: the same as a transaction of its own, which does nothing where it claims nothing",
-    f"""
-    {_WRITES} {_TELLS},
-           CASE WHEN s.key IS NULL THEN concat('Soong leaves what waited for a step to its turn: ', ended.key)::int END
-    {_OF_BOTH}
-    """,
+    FROM ended LEFT JOIN (started AS s JOIN sessions ON sessions.id = s.session_id) ON true
+    """,  # noqa: S608  # our own words
 )
 
 
 def end_and_claim(
     tx: Transaction, contexts: Contexts, end: StepEnd, request: ClaimRequest
 ) -> tuple[CompletionResult, EndedTasks, Claim | None]:
-    """Write an end and claim its step's successor; without a claim, what waited for it is still to be opened.
-
-    Alone in its transaction it is committed with that claim, or nothing of it has been written: see the result.
-    """
+    """Write an end and claim its step's successor; without a claim, what waited for it is still to be opened."""
     ended, tasks = CompletionResult(), EndedTasks()
-    row = logged_end_row(end, request.now_us)
-    given: dict[str, Any] = {"ends": [row], "worker_id": request.worker_id, "now_us": request.now_us}
-    if tx.is_alone and is_short(row):
-        try:
-            with tx.alone():
-                sent = tx.send(END_AND_CLAIM_ALONE, **given)
-        except LeftUndoneError:
-            contexts.successors.note_try(end, has_claimed=False)
-            return ended, tasks, None
-        rows: Sequence[Row] = [told_row[:-1] for told_row in sent.rows()]
-    else:
-        rows = tx.rows(END_AND_CLAIM, **given)
+    rows = tx.rows(
+        END_AND_CLAIM,
+        ends=[logged_end_row(end, request.now_us)],
+        worker_id=request.worker_id,
+        now_us=request.now_us,
+    )
     claim = None
     for key, task_id, session_id, has_grown, is_expanding, is_unsettled, *told in rows:
         note_ended(ended, key, task_id, session_id, has_grown=has_grown)

@@ -1,6 +1,4 @@
-"""Hints on which ends are worth a try to claim their successor with them (:mod:`successor`), and when a claim is one to
-claim the only step (:mod:`postgres_only_step`). Rows decide.
-"""
+"""Hints on which ends are worth a try to claim their successor with them (:mod:`successor`). Rows decide."""
 
 from typing import Final
 
@@ -11,9 +9,7 @@ from soong.shared.engine.tasks.step import StepEnd
 MOST_HELD: Final = 1024
 PAUSE: Final = 15
 """Ends that are written without a try after one that failed, which cost a round trip: what keeps one from its turn
-(other work that is ready, a limit, a role that may not) does so for a while. Each failure that follows doubles
-that: PostgreSQL writes one that was sent alone to its log, as an error."""
-LONGEST_PAUSE: Final = 4_095
+(other work that is ready, a limit, a role that may not) does so for a while."""
 
 
 class SuccessorHints:
@@ -22,17 +18,10 @@ class SuccessorHints:
     def __init__(self) -> None:
         self._followed: set[str] = set()
         self._left_out = 0
-        self._pause = PAUSE
         self._sessions: dict[str, str] = {}
         """By id of a run that is held, its session."""
         self.has_ended_task = False
         """The last end that was written alone has ended its task, too."""
-        self.is_only_step_likely = False
-        """The last claim that had nothing to end found one step, and no other that was ready."""
-
-    def note_only(self, *, is_only: bool) -> None:
-        """Note what a claim that had nothing to end has found."""
-        self.is_only_step_likely = is_only
 
     def note(self, run_id: str, session_id: str, *, is_followed: bool) -> None:
         """Note a claim."""
@@ -54,8 +43,7 @@ class SuccessorHints:
         """Note what became of a try."""
         self._followed.discard(end.run_id)
         self._sessions.pop(end.run_id, None)
-        self._left_out = 0 if has_claimed else self._pause
-        self._pause = PAUSE if has_claimed else min(2 * self._pause + 1, LONGEST_PAUSE)
+        self._left_out = 0 if has_claimed else PAUSE
 
     def last_of(self, end: StepEnd) -> tuple[str, str] | None:
         """Return the task and the session that an end probably ends, as the last one that was written alone did.

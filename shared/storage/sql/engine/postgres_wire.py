@@ -159,20 +159,6 @@ class PostgresWire:
             elif self._awaited is not None or self._expected:
                 self._end_batch()
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Have all that is executed within be a transaction of its own: when this ends, it has been committed, in the
-        round trip of its statements. Not while a transaction is under way.
-
-        Raises:
-            psycopg.Error: the first statement that failed; nothing was written if the server says so.
-        """
-        self.settle()
-        with self._opened():
-            self._is_begun = True  # by its first statement; the end of the batch commits it
-            yield
-            self._end_batch()
-
     def commit(self, *, is_awaited: bool) -> None:
         """Commit, if a transaction has begun. Without waiting, an error is raised by what is done next.
 

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import CompoundSelect, Connection, CursorResult, Executable, Select
 
-from soong.shared.core.errors import UnavailableError
-from soong.shared.storage.sql.engine.engine import first_line, is_refused, is_unavailable
-from soong.shared.storage.sql.engine.json_encoding import encode_ascii
 from soong.shared.storage.sql.engine.statements import (
     BATCH_ROWS,
     Change,
@@ -29,10 +26,6 @@ T = TypeVar("T")
 
 FEW_ROWS: Final = 16
 """Encoded in one call, which is faster than one by one."""
-SHORT: Final = 4_096
-"""Characters of JSON that are sent to a server by one call of the system, with all that is around them."""
-_LEFT_UNDONE: Final = "22P02"
-"""What PostgreSQL says of a text that is not a number: how a statement refuses itself, in words for its log."""
 SILENCE_S: Final = 0.25
 """How long a transaction that computes leaves PostgreSQL without a statement. It ends one after 5 s without any."""
 
@@ -43,17 +36,8 @@ class Reply(Protocol):
     def rows(self) -> Sequence[Row]: ...
 
 
-def is_short(row: Row) -> bool:
-    """Say whether a row is few characters when it is sent (:meth:`Transaction.alone`)."""
-    return sum(len(value) for value in row if isinstance(value, str)) <= SHORT and len(encode_ascii(row)) <= SHORT
-
-
-class LeftUndoneError(Exception):
-    """Statements that were a transaction of their own found that what they were to do is not theirs to do."""
-
-
-class _Notices:
-    """Rows that are here already."""
+class _ReceivedRows:
+    """Rows that SQLite has returned already."""
 
     __slots__ = ("_rows",)
 
@@ -70,12 +54,10 @@ class Transaction:
     ``has_written`` says whether rows were changed: until then the method may raise and leave no trace.
     """
 
-    __slots__ = ("_raw", "_wire", "connection", "has_written", "is_alone", "is_postgres")
+    __slots__ = ("_raw", "_wire", "connection", "has_written", "is_postgres")
 
-    def __init__(self, connection: Connection, *, is_alone: bool = False) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.is_alone = is_alone
-        """Nothing of others is written with it, so that it may commit for itself (:meth:`alone`)."""
         self.is_postgres = connection.dialect.name == "postgresql"
         self.has_written = False
         self._raw: Any = connection.connection.dbapi_connection
@@ -116,7 +98,7 @@ class Transaction:
         it shares the round trip; so are those of :meth:`insert`, :meth:`put` and :meth:`change`.
         """
         if not self.is_postgres:
-            return _Notices(self.rows(statement, **parameters))
+            return _ReceivedRows(self.rows(statement, **parameters))
         self.has_written = self.has_written or statement.writes
         send = self._wire.execute if statement.returns else self._wire.post
         return send(statement.postgres, statement.parameters(parameters))
@@ -194,32 +176,6 @@ class Transaction:
             return
         with self._wire.batch():
             yield
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """On PostgreSQL, have what is sent within be a transaction of its own, committed when this ends; nothing may
-        have been done before. What is done after it begins another.
-
-        Only for a few short values: they are in the server's hands at once, so that a process that is frozen meanwhile
-        holds no lock.
-
-        Raises:
-            LeftUndoneError: a statement refused itself, by reading words as a number; nothing was written.
-            UnavailableError: the commit was not confirmed.
-        """
-        assert self.is_alone
-        assert not self.has_written
-        try:
-            with self._wire.alone():
-                yield
-        except Exception as error:
-            if getattr(error, "sqlstate", None) == _LEFT_UNDONE:
-                raise LeftUndoneError from error
-            if is_unavailable(error) and not is_refused(error):
-                raise UnavailableError(f"the database did not confirm a commit: {first_line(error)}") from error
-            raise
-        finally:
-            self.has_written = False  # in what comes now
 
     def _postgres_rows(self, statement: Statement, parameters: dict[str, Any]) -> Sequence[Row]:
         rows: Sequence[Row] = ()

@@ -314,7 +314,7 @@ class Writer:
         together: dict[Together, list[Work]] = {}
         for work in group:
             if work.function is not None:
-                self._run(work, work.function, Transaction(connection, is_alone=len(group) == 1))
+                self._run(work, work.function, Transaction(connection))
             elif work.together is not None:
                 together.setdefault(work.together, []).append(work)
         for write, works in together.items():

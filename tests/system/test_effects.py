@@ -10,6 +10,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Outcome
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
+from tests.scripted import call, calls
 from tests.servers import RedisServer
 from tests.system.deployment import Deployment
 from tests.system.faults.refund_tool import lines_of
@@ -26,8 +27,8 @@ async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Depl
         yield deployment
 
 
-async def start_worker(service: Deployment) -> None:
-    await service.start_workers(1, SOONG_TOOLS=TOOLS, REFUNDS=str(service.home / "refunds.jsonl"))
+async def start_worker(service: Deployment, **environment: str) -> None:
+    await service.start_workers(1, SOONG_TOOLS=TOOLS, REFUNDS=str(service.home / "refunds.jsonl"), **environment)
 
 
 def plan(tool: str, script: str) -> JsonObject:
@@ -104,3 +105,21 @@ async def test_a_read_cut_off_by_a_crash_is_made_again_under_its_id_and_the_next
     assert (ended.status, step.outcome, step.attempt) == (TaskStatus.COMPLETED, Outcome.CLEAN, 2)
     assert first["effect_id"] == again["effect_id"] != other["effect_id"]
     assert first["pid"] != again["pid"]
+
+
+@pytest.mark.spec("EXE-06.a", "EXE-06.e")
+async def test_the_log_has_a_read_whose_worker_was_killed_in_its_first_second(
+    service: Deployment, tmp_path: Path
+) -> None:
+    await start_worker(service, DIES_AFTER_S="0.6")
+    reads = calls(call("code.list_dir", path="."), call("shop.count", order="A7"), at_once=True)
+    step: dict[str, Json] = {"id": "pay", "instructions": "", "allowed_tools": ["code.list_dir", "shop.count"], **reads}
+    task = await service.submit({"title": "pay", "steps": [step]}, project=tmp_path)
+    await asyncio.to_thread(service.workers[0].wait, 20)
+    run_id = (await service.steps(task))["pay"].run_id
+
+    log = [(event.type, event.data.get("tool")) for event in await service.store.runs.events(run_id)]
+
+    assert ("tool_started", "shop.count") in log
+    assert ("tool_completed", "shop.count") not in log
+    assert len(lines_of(tmp_path / "refunds.jsonl")) == 1

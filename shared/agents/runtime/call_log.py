@@ -1,13 +1,12 @@
 """The record of a run's calls, over the run store (EXE-06).
 
 A write call is recorded before its handler starts, with its ledger row and the consumption of its decision, in one
-transaction, and its end in another: two by design. A read can be run again, so all that is known of it is kept back and
-written with its end: one transaction per call, its ledger row among it (PER-19, EXE-02). In the order of the log its
-start comes before its end all the same.
+transaction, and its end in another: two by design. A read without consent does not wait for that commit: its start is
+handed to this log before its handler begins, and its ledger row is written with its end (PER-19, EXE-02).
 
-Events that are kept back are written after ``SHOW_AFTER_S`` at the latest, so that a watcher sees a long call
-while it runs (EXE-09, EXE-11); a short one costs nothing for that. An answer is kept back, too, for ``HOLD_S`` at
-most: it is written with the first start of a write, question or end among its calls.
+The log writes what it has been handed after ``WRITE_AFTER_S`` at the latest, while the call runs (EXE-06, EXE-09,
+EXE-11); a call that is shorter is one transaction. An answer is handed over, too: it is written with the first start
+of a write, question or end among its calls.
 """
 
 import asyncio
@@ -39,9 +38,8 @@ T = TypeVar("T")
 KeptWrite: TypeAlias = Callable[[Sequence[NewNode], Sequence[NewEvent]], Coroutine[Any, Any, T]]
 """Writes what was kept back, in one transaction with something of its own."""
 
-SHOW_AFTER_S: Final = 1.0
-HOLD_S: Final = 0.25
-"""A run that a crash interrupts meanwhile asks its model again, as after a crash before the answer was there."""
+WRITE_AFTER_S: Final = 0.1
+"""The log's write interval: a crash loses the events of at most this time, and an answer, which is asked for again."""
 
 
 @dataclass(slots=True)
@@ -59,7 +57,7 @@ class RunCallLog:
     fence: int
     interruption: StopSignal = field(default_factory=StopSignal)
     redactor: Redactor = field(default_factory=Redactor)
-    show_after_s: float = SHOW_AFTER_S
+    write_after_s: float = WRITE_AFTER_S
     notifier: Notifier | None = None
     """Notifies followers of the run after each write to its log (EVT-02)."""
     on_error: Callable[[str, str], object] | None = None
@@ -148,9 +146,6 @@ class RunCallLog:
             return False
         self._held = nodes
         self._kept += events
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self._show_later()
         return True
 
@@ -239,8 +234,7 @@ class RunCallLog:
         is_idle = self._timer is None and self._showing is None and self._unwritten is None
         if self._kept and is_idle and not self.interruption.is_set:
             loop = asyncio.get_running_loop()
-            after_s = min(HOLD_S, self.show_after_s) if self._held else self.show_after_s
-            self._timer = loop.call_later(after_s, self._begin_to_show, loop)
+            self._timer = loop.call_later(self.write_after_s, self._begin_to_show, loop)
 
     def _begin_to_show(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None

@@ -1,12 +1,16 @@
-"""A tool that pays back and one that looks, which never come back the first time: a worker dies while they run."""
+"""A tool that pays back and one that looks, which never come back the first time: a worker dies while they run.
+
+With ``DIES_AFTER_S`` the first call kills its worker itself, so long after it began.
+"""
 
 import asyncio
 import json
 import os
+import signal
 from pathlib import Path
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
+from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.toolset import Toolset
 
 tools = Toolset()
@@ -28,6 +32,9 @@ def _note(path: Path, context: ToolContext, call_input: JsonObject) -> int:
 
 async def _done(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
     count = _note(Path(os.environ["REFUNDS"]), context, call_input)
+    if count == 1 and (dies_after := os.environ.get("DIES_AFTER_S")):
+        await asyncio.sleep(float(dies_after))
+        os.kill(os.getpid(), signal.SIGKILL)
     if count == 1:
         await asyncio.Event().wait()
     return {"done": count}
@@ -40,3 +47,9 @@ def _target(_context: ToolContext, call_input: JsonObject) -> Target:
 TAGS = frozenset({"shop"})
 tools.add(ToolDefinition("shop.refund", "Pay back.", ORDER, _done, Permission.WRITE, TAGS, target=_target))
 tools.add(ToolDefinition("shop.look", "Look.", ORDER, _done, Permission.READONLY, TAGS))
+tools.add(
+    ToolDefinition(
+        *("shop.count", "Look, alone.", ORDER, _done, Permission.READONLY, TAGS),
+        traits=lambda _call_input: Traits(is_read_only=True),
+    )
+)

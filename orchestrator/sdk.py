@@ -322,13 +322,14 @@ class Soong:
         """Cancel a task: nothing of it starts any more, what runs is stopped."""
         await self._tasks.cancel(await self._task(task_id), reason=reason)
 
-    async def abort_call(self, run_id: str, tool_call_id: str, *, reason: str = "") -> None:
-        """End one tool call of a run that is under way: the run continues with a result that says so (EXE-07).
+    async def abort_run(self, run_id: str, call: str = "", *, reason: str = "", goes_on: bool = False) -> None:
+        """End a run with its tool calls, as ``aborted_tools``; where its agent ``goes_on``, one call alone (EXE-07).
 
-        Raises: ConflictError when the call is not under way, with those that are.
+        Raises: ConflictError when the call, or any, is not under way, with those that are.
         """
         run = await self._client.store.runs.run(run_id)
-        await self._tasks.abort_call(await self._task(run.identity.task_id), run.id, tool_call_id, reason=reason)
+        task = await self._task(run.identity.task_id)
+        await self._tasks.abort(task, run.id, call, reason=reason, goes_on=goes_on)
 
     async def dispatch_worker(
         self,

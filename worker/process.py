@@ -22,6 +22,7 @@ from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Claim, Interrupt, StepEnd
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.store import Store
+from soong.shared.tools.call_abort import aborted_by_person
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.heartbeat import Heartbeat, Ticker
@@ -309,8 +310,10 @@ class WorkerProcess:
                 return
 
     async def _carry_out(self, interrupt: Interrupt) -> None:
-        if interrupt.kind == "abort":
+        if interrupt.tool_call_id:
             self.slots.abort_call(interrupt.run_id, interrupt.tool_call_id, interrupt.reason)
+        elif interrupt.kind == "abort":
+            self.slots.stop_run(interrupt.run_id, "abort", aborted_by_person(interrupt.reason))
         elif not await self.slots.additional.interrupt(interrupt):
             how: StopReason = "cancel" if interrupt.kind == "cancel" else "release"
             self.slots.stop_run(interrupt.run_id, how, interrupt.reason)

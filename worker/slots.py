@@ -142,7 +142,7 @@ class Slots:
         for lease, held in list(self._held.items()):
             if lease[0] == run_id and held.interruption.stop is None:
                 held.interruption.stop, held.interruption.reason = stop, reason
-                cancel_until_done(held.task)
+                cancel_until_done(held.task, reason)
 
     def abort_call(self, run_id: str, tool_call_id: str, reason: str) -> None:
         """End one call of a held run, which continues; nothing when the call is not under way here."""
@@ -209,10 +209,10 @@ class Slots:
             case "drop" | "park" | None:
                 self.additional.drop(claim)
                 return None
-            case "cancel":
+            case "cancel" | "abort":
                 # What it held beside its own step was not cancelled with it, or is by being handed back.
                 await self._free(held, self.additional.leases_of(claim), held.interruption.reason)
-                return _cancelled(claim, held.interruption)
+                return _stopped_end(claim, held.interruption)
             case "release":
                 await self._release(held, held.interruption.reason)
                 return None
@@ -247,8 +247,10 @@ class Slots:
                 return
 
 
-def _cancelled(claim: Claim, interruption: StopSignal) -> StepEnd:
-    """Return the end of a step that was cancelled; its run's says so when tools were cut off with it (EXE-07)."""
+def _stopped_end(claim: Claim, interruption: StopSignal) -> StepEnd:
+    """Return the end of a step that was stopped; its run's says so when tools were cut off with it (EXE-07)."""
+    if interruption.stop == "abort":
+        return with_report(claim.aborted(interruption.reason), interruption.incidents)
     reason = EndReason.ABORTED_TOOLS if interruption.aborted_calls else EndReason.CANCELLED
     end = claim.cancelled(interruption.reason or "the task was cancelled", reason)
     return with_report(end, interruption.incidents)

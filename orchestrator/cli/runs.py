@@ -1,7 +1,7 @@
 """``soong runs``: who ran what, under which name, with which tools, and what happened."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import typer
@@ -13,9 +13,7 @@ from soong.orchestrator.cli.step_words import time_text
 from soong.orchestrator.client.tail import Listen, RunTail, no_subscription
 from soong.orchestrator.schemas.run import RunDetail, RunSchema, settings_of
 from soong.shared.core.clock import rfc3339
-from soong.shared.core.errors import ConflictError, UsageError
 from soong.shared.core.settings import Settings, load_settings
-from soong.shared.engine.runs.call_aborts import calls_under_way
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.record import Run
 from soong.shared.storage.store import Store
@@ -64,34 +62,23 @@ def tail(
 @app.command()
 def abort(
     run: str = _RUN,
-    call: str = typer.Argument("", help="The tool call's id; left out: the only call that is under way."),
+    call: str = typer.Argument("", help="The id of a tool call; left out: any that is under way."),
     *,
-    reason: str = typer.Option("", "--reason", help="Why; the agent reads it."),
+    reason: str = typer.Option("", "--reason", help="Why; it is in the results of the calls."),
+    goes_on: bool = typer.Option(False, "--continue", help="End the call alone: its agent goes on."),
 ) -> None:
-    """End one tool call of a run that is under way; the run continues with a result that says so."""
-    asyncio.run(_abort(run, call, reason))
+    """End a run with its tool calls; with --continue one call alone, whose result the agent reads."""
+    asyncio.run(_abort(run, call, reason, goes_on=goes_on))
 
 
-async def _abort(text: str, call: str, reason: str) -> None:
-    settings = load_settings()
-    async with opened_store(settings) as store:
+async def _abort(text: str, call: str, reason: str, *, goes_on: bool) -> None:
+    async with opened_store(load_settings()) as store:
         run = await find_run(store, text)
-        call = call or _only_call(run, await calls_under_way(store.runs, run.id))
     await asked_of_task(
         run.identity.task_id,
-        lambda tasks, task: tasks.abort_call(task, run.id, call, reason=reason),
-        f"aborts call {call} of run {run.id}",
+        lambda tasks, task: tasks.abort(task, run.id, call, reason=reason, goes_on=goes_on),
+        f"aborts {'a call of ' if goes_on else ''}run {run.id}",
     )
-
-
-def _only_call(run: Run, under_way: Mapping[str, str]) -> str:
-    """Return the id of a run's only call. Raises: ConflictError, none is under way; UsageError, several are."""
-    if not under_way or run.status.is_terminal:
-        raise ConflictError(f"run {run.id} is {run.status}: no call of it is under way")
-    if len(under_way) > 1:
-        known = ", ".join(f"{call_id} ({tool})" for call_id, tool in under_way.items())
-        raise UsageError(f"several calls of run {run.id} are under way; name one: {known}")
-    return next(iter(under_way))
 
 
 async def _list(task: str, limit: int, *, is_json: bool) -> None:

@@ -32,7 +32,8 @@ LastEventId = Annotated[str, Header(pattern=r"^([0-9]{1,16})?$", description="As
 
 
 class AbortBody(CommandBody):
-    call: str = Field(min_length=1, max_length=200, description="The tool call's id, as the log has it.")
+    call: str = Field(default="", max_length=200, description="The id of a tool call that has to be under way.")
+    goes_on: bool = Field(default=False, alias="continue", description="End this call alone: its agent goes on.")
 
 
 @router.get("/v1/runs", response_model=Page[RunSchema], dependencies=[READER])
@@ -88,12 +89,12 @@ async def read_artifact(
 
 
 @router.post("/v1/runs/{run_id}/abort", response_model=RunSchema)
-async def abort_call(request: Request, run_id: RunId, body: AbortBody, caller: Caller = RUNNER) -> Response:
-    """End one tool call that is under way: the run continues with a result that says so."""
+async def abort_run(request: Request, run_id: RunId, body: AbortBody, caller: Caller = RUNNER) -> Response:
+    """End a run with its tool calls, as `aborted_tools`; with `continue` one call alone, whose result the agent reads."""
     store = api_of(request).client.store
     run = await store.runs.run(run_id)
     _, task, tasks = await steered(request, run.identity.task_id, caller)
-    await tasks.abort_call(task, run.id, body.call, reason=body.reason)
+    await tasks.abort(task, run.id, body.call, reason=body.reason, goes_on=body.goes_on)
     return respond(RunSchema.of(await store.runs.run(run_id)))
 
 

@@ -35,6 +35,7 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.tools.call_abort import aborted_by_person
 from soong.shared.tools.time_limit import TimeLimit
 
 log = get_logger(__name__)
@@ -55,7 +56,7 @@ class _HeldAsk:
     def stop(self, how: StopReason, reason: str) -> None:
         if self.signal.stop is None:
             self.signal.stop, self.signal.reason = how, reason
-            cancel_until_done(self.task)
+            cancel_until_done(self.task, reason)
 
 
 @dataclass(slots=True)
@@ -133,7 +134,10 @@ class AskRunner:
             held.stop("release", "its task is paused")
         else:
             for abort in ask.aborts:
-                held.signal.calls.abort(abort.tool_call_id, abort.reason)
+                if abort.tool_call_id:
+                    held.signal.calls.abort(abort.tool_call_id, abort.reason)
+                else:
+                    held.stop("abort", aborted_by_person(abort.reason))
 
     async def _begin(self, ownership: Ownership, task_id: str) -> None:
         self.runtime.inbox.worker_id = ownership.owner_id
@@ -194,7 +198,11 @@ class AskRunner:
             return claim.failed("invalid_input", str(error))
         except ForgedError as error:
             return claim.failed(error.what, str(error))
-        except (LeaseLostError, NotOwnerError, UnavailableError, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            if signal.stop != "abort":
+                raise
+            return claim.aborted(signal.reason)
+        except (LeaseLostError, NotOwnerError, UnavailableError):
             raise
         except BaseException as error:  # SystemExit of a tool, too: it must not end the owner and its other agents
             log.exception("ask_crashed", task=claim.identity.task_id)

@@ -133,16 +133,19 @@ class Commands:
         return [one.id for one, parent in zip(others, parents, strict=True) if parent == ask.root_run_id]
 
     async def _abort(self, ownership: Ownership, command: Command, now_us: int) -> None:
-        """Have the holder of a run end one call of it. Raises: ConflictError when it is not under way."""
+        """Have the holder of a run end it with its calls, or one call alone. Raises: ConflictError, nothing to end."""
         run = await self.runs.run(str(command.detail["run"]))
-        tool_call_id = str(command.detail["call"])
         if run.identity.task_id != command.subject or run.status is not RunStatus.RUNNING:
             raise ConflictError(f"run {run.id} is {run.status}: no call of it is under way")
         found = await calls_under_way(self.runs, run.id)
-        if tool_call_id not in found:
-            known = ", ".join(f"{call_id} ({tool})" for call_id, tool in found.items()) or "none"
-            raise ConflictError(f"no call {tool_call_id} of run {run.id} is under way; those that are: {known}")
-        abort = CallAbort(run.id, tool_call_id, str(command.detail.get("reason", "")))
+        call_id, goes_on = str(command.detail.get("call") or ""), bool(command.detail.get("continue"))
+        if goes_on and not call_id and len(found) == 1:
+            (call_id,) = found
+        if call_id not in found and (call_id or goes_on or not found):
+            known = ", ".join(f"{one} ({tool})" for one, tool in found.items()) or "none"
+            wanted = f"no call {call_id} of run {run.id} is under way" if call_id or not found else "name one call"
+            raise ConflictError(f"{wanted}; those that are under way: {known}")
+        abort = CallAbort(run.id, call_id if goes_on else "", str(command.detail.get("reason", "")))
         await self.tasks.abort_call(ownership, abort, now_us=now_us)
         if run.identity.step_key:
             await self._wake(frozenset({run.worker_id}))

@@ -14,6 +14,11 @@ from dataclasses import field
 from soong.shared.core.lazy_dataclass import dataclass
 
 
+def aborted_by_person(reason: str, what: str = "run") -> str:
+    """Return why a call ended that a person aborted, alone or with its run."""
+    return f"a person aborted this {what}: {reason or 'no reason was given'}"
+
+
 @dataclass(slots=True, eq=False)
 class AbortableCall:
     """A call under way in ``task``. Refuses a second abort, and one while the task is being cancelled already."""
@@ -31,7 +36,7 @@ class AbortableCall:
         """End the call alone; False when it is ending already."""
         if not self._is_open or self.reason or self.task.cancelling() > self._before:
             return False
-        self.reason = f"a person aborted this call: {reason or 'no reason was given'}"
+        self.reason = aborted_by_person(reason, "call")
         self._is_pending = self.task.cancel()
         return self._is_pending
 

@@ -35,6 +35,19 @@ async def test_the_holder_of_a_run_is_told_and_nobody_else(scene: ContractHarnes
     assert await told(scene, another) == []
 
 
+@pytest.mark.spec("EXE-07.g")
+async def test_an_abort_of_the_run_is_one_without_a_call_and_no_pause(scene: ContractHarness) -> None:
+    claim = await scene.start("a")
+    asked_for = await take_up(scene, await ask(scene))
+
+    await abort(scene, claim.identity.run_id, "")
+    await abort(scene, asked_for.identity.run_id, "")
+
+    assert await told(scene) == [of(claim, "")]
+    (open_ask,) = await scene.store.asks.open_asks(scene.own)
+    assert open_ask.aborts == (CallAbort(asked_for.identity.run_id, "", "it hangs"),)
+
+
 async def test_asked_twice_the_first_words_stay(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     for reason in ("it hangs", "really"):

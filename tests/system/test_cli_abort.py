@@ -1,6 +1,7 @@
-"""A person ends one tool call of an agent: the agent reads that, and goes on."""
+"""A person aborts a tool call: the run ends with it, or, when the person says so, the agent reads that and goes on."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,11 @@ CHILD = "openai-chat:gpt-5-mini"
 PLAN = f"""
 title: t
 steps:
-  - {{id: wait, instructions: Wait., model: {MODEL}, allowed_tools: [code.run_command]}}
+  - id: wait
+    instructions: Wait.
+    model: {MODEL}
+    allowed_tools: [code.run_command]
+    retries: 3
 """
 
 pytestmark = pytest.mark.spec("EXE-07.a")
@@ -54,35 +59,94 @@ def under_way(cli: CliHarness, tool: str) -> dict[str, Any]:
     return found
 
 
-def test_a_command_of_a_worker_is_aborted_and_its_agent_goes_on(cli: CliHarness) -> None:
+def command_under_way(cli: CliHarness) -> tuple["subprocess.Popen[str]", dict[str, Any]]:
+    """Start a plan whose agent runs a command for two minutes; return it and its run."""
+    cli.home.mkdir(exist_ok=True)
+    (cli.home / "config.toml").write_text("[tools]\ndangerous = true\n", encoding="utf-8")
+    running = cli.start("run", cli.plan(PLAN), "--approvals", "inbox", "--json")
+    until(lambda: asked(cli), "it asks", cli.logs)
+    cli.run("approvals", "allow", asked(cli)[0]["id"], "--wait", "20")
+    return running, under_way(cli, "code.run_command")
+
+
+def ends_of(cli: CliHarness, run_id: str) -> dict[str, dict[str, Any]]:
+    """Return the last event of each type of a run."""
+    return {one["type"].removeprefix("soong."): one["data"] for one in cli.json("runs", "tail", run_id)}
+
+
+@pytest.mark.spec("EXE-07.a", "EXE-07.c", "EXE-07.d", "EXE-07.e", "EXE-07.g", "DAG-05.f")
+def test_an_abort_ends_the_run_and_its_step_which_nothing_tries_again(cli: CliHarness) -> None:
     with LLMockServer() as server:
         wires = Wires(server)
         cli.environment |= wires.environment
-        cli.home.mkdir(exist_ok=True)
-        (cli.home / "config.toml").write_text("[tools]\ndangerous = true\n", encoding="utf-8")
-        wires.will(
-            agent(ToolCall("code__run_command", {"argv": ["sleep", "120"]})),
-            agent(text="it was aborted"),
-        )
-        running = cli.start("run", cli.plan(PLAN), "--approvals", "inbox", "--json")
-        until(lambda: asked(cli), "it asks", cli.logs)
-        cli.run("approvals", "allow", asked(cli)[0]["id"], "--wait", "20")
-        run = under_way(cli, "code.run_command")
+        argv = [{"argv": ["sleep", "120"]}, {"argv": ["echo", "2"]}]
+        wires.will(agent(*(ToolCall("code__run_command", one) for one in argv)))
+        running, run = command_under_way(cli)
 
         aborted = cli.run("runs", "abort", run["id"], "--reason", "too slow")
         out, _ = running.communicate(timeout=60)
 
         assert aborted.returncode == 0, aborted.stderr
-        assert "aborts call" in aborted.stderr
+        (step,) = json.loads(out)["steps"]
+        words = "a person aborted this run: too slow"
+        assert (step["status"], step["attempt"], step["error"]["type"]) == ("failed", 1, "aborted_tools")
+        assert words in step["error"]["message"]
+        assert cli.json("runs", "show", run["id"])["end_reason"] == "aborted_tools"
+        log = cli.json("runs", "tail", run["id"])
+        ended = {one["data"]["tool_call_id"]: one["data"] for one in log if one["type"] == "soong.tool_failed"}
+        assert [one["error"] for one in ended.values()] == ["aborted", "aborted"]
+        (cut,) = (one["data"] for one in log if one["type"] == "soong.aborted_tools")
+        assert (set(cut["calls"]), cut["reason"]) == (set(ended), words)
+        assert len(wires.requests) == 1
+
+
+@pytest.mark.spec("EXE-07.c", "EXE-07.g")
+def test_an_abort_ends_the_ask_of_the_agent_that_waits(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            agent(ToolCall("agent__dispatch_worker", {"instructions": "Wait.", "model": CHILD})),
+            Delay(seconds=60, match=Match(model="gpt-5-mini")),
+        )
+        asking = cli.start("ask", "Wait.", "--model", MODEL, "--json")
+        run = under_way(cli, "agent.dispatch_worker")
+
+        aborted = cli.run("runs", "abort", run["id"])
+        out, _ = asking.communicate(timeout=60)
+
+        assert aborted.returncode == 0, aborted.stderr
+        assert json.loads(out)["status"] == "failed"
+        assert cli.json("runs", "show", run["id"])["end_reason"] == "aborted_tools"
+        assert {"aborted_tools", "tool_failed", "run_failed"} <= ends_of(cli, run["id"]).keys()
+
+
+@pytest.mark.spec("EXE-07.h")
+def test_a_command_of_a_worker_is_aborted_and_its_agent_goes_on(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            agent(ToolCall("code__run_command", {"argv": ["sleep", "120"]})),
+            agent(text="it was aborted"),
+        )
+        running, run = command_under_way(cli)
+
+        aborted = cli.run("runs", "abort", run["id"], "--continue", "--reason", "too slow")
+        out, _ = running.communicate(timeout=60)
+
+        assert aborted.returncode == 0, aborted.stderr
+        assert "aborts a call of run" in aborted.stderr
         ended = json.loads(out)
         assert (ended["status"], ended["steps"][0]["output"]) == ("completed", "it was aborted")
         (result,) = (one for one in wires.requests[-1].body["messages"] if one["role"] == "tool")
         assert "a person aborted this call: too slow" in str(result["content"])
         again = cli.run("runs", "abort", run["id"])
         assert again.returncode == 1
-        assert "no call of it is under way" in again.stderr
+        assert "it is over" in again.stderr
 
 
+@pytest.mark.spec("EXE-07.h")
 def test_an_agent_stops_waiting_for_its_worker_and_answers(cli: CliHarness) -> None:
     with LLMockServer() as server:
         wires = Wires(server)
@@ -96,7 +160,7 @@ def test_an_agent_stops_waiting_for_its_worker_and_answers(cli: CliHarness) -> N
         run = under_way(cli, "agent.dispatch_worker")
 
         wrong = cli.run("runs", "abort", run["id"], "call_of_nobody")
-        aborted = cli.run("runs", "abort", run["id"])
+        aborted = cli.run("runs", "abort", run["id"], "--continue")
         out, _ = asking.communicate(timeout=60)
 
         assert wrong.returncode == 1

@@ -363,10 +363,10 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Abort Call
-         * @description End one tool call that is under way: the run continues with a result that says so.
+         * Abort Run
+         * @description End a run with its tool calls, as `aborted_tools`; with `continue` one call alone, whose result the agent reads.
          */
-        post: operations["abort_call"];
+        post: operations["abort_run"];
         delete?: never;
         options?: never;
         head?: never;
@@ -914,9 +914,16 @@ export interface components {
         AbortBody: {
             /**
              * Call
-             * @description The tool call's id, as the log has it.
+             * @description The id of a tool call that has to be under way.
+             * @default
              */
             call: string;
+            /**
+             * Continue
+             * @description End this call alone: its agent goes on.
+             * @default false
+             */
+            continue: boolean;
             /**
              * Reason
              * @description The reason, for the record.
@@ -3443,7 +3450,7 @@ export interface operations {
             };
         };
     };
-    abort_call: {
+    abort_run: {
         parameters: {
             query?: never;
             header?: never;

@@ -117,6 +117,7 @@ function Head({ run, isConnected, events }: { run: RunDetail; isConnected: boole
   const mayRun = useMay("run");
   const [failure, setFailure] = useState<unknown>(null);
   const call = openCall(events);
+  const abort = (goesOn: boolean) => void post(`/v1/runs/${run.id}/abort`, { call: call?.id, continue: goesOn }).catch(setFailure);
   return (
     <header>
       <h1>
@@ -148,9 +149,14 @@ function Head({ run, isConnected, events }: { run: RunDetail; isConnected: boole
       {run.malformed && <p className="note error">Part of its row cannot be read: {visible(run.malformed)}</p>}
       {!isConnected && !run.ended && <p className="note">The connection is lost; it is tried again.</p>}
       {mayRun && call && !run.ended && (
-        <button className="deny" onClick={() => void post(`/v1/runs/${run.id}/abort`, { call: call.id }).catch(setFailure)}>
-          Abort the call of {call.tool}
-        </button>
+        <>
+          <button className="deny" onClick={() => abort(false)}>
+            Abort {call.tool} and the run
+          </button>
+          <button className="deny" onClick={() => abort(true)}>
+            Abort the call alone
+          </button>
+        </>
       )}
       <ErrorNote error={failure} />
     </header>

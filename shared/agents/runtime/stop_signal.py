@@ -1,6 +1,6 @@
 """How a held run is being stopped, as everything that works for it sees it.
 
-A cancelled run ends, and its calls with it. One that is released or dropped continues elsewhere: its unfinished calls
+A run that is cancelled or aborted ends, and its calls with it. One that is released or dropped continues elsewhere: its unfinished calls
 have no result, and its open question stays open, for the resumed run asks the same one. So does one that is
 parked, which has given up its lease already.
 """
@@ -13,7 +13,7 @@ from soong.shared.agents.runtime.running_calls import RunningCalls
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.failure_report import StepIncidents
 
-StopReason = Literal["cancel", "release", "drop", "park"]
+StopReason = Literal["cancel", "abort", "release", "drop", "park"]
 
 CANCEL_AGAIN_S: Final = 5.0
 """How long a run that was cancelled may take to end before it is cancelled again."""
@@ -44,12 +44,12 @@ class StopSignal:
         return self.stop in ("release", "drop", "park")
 
 
-def cancel_until_done(task: "asyncio.Task[Any]") -> None:
-    """Cancel a run's task, and again every ``CANCEL_AGAIN_S`` until it is done.
+def cancel_until_done(task: "asyncio.Task[Any]", reason: str = "") -> None:
+    """Cancel a run's task, and again every ``CANCEL_AGAIN_S`` until it is done; its calls get the reason.
 
     Code that a run calls can lose a cancellation, as ``asyncio.wait_for`` does before Python 3.12
     (python/cpython#86296).
     """
     if not task.done():
-        task.cancel()
-        asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, cancel_until_done, task)
+        task.cancel(reason) if reason else task.cancel()
+        asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, cancel_until_done, task, reason)

@@ -1,4 +1,4 @@
-"""Aborts of single tool calls: a person ends one call, and its run continues with the result that says so (EXE-07)."""
+"""Aborts: a person ends a run with its tool calls, or one call alone, and the run continues with its result (EXE-07)."""
 
 from typing import Final
 
@@ -11,10 +11,11 @@ _ENDED: Final = frozenset({EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, Even
 
 @dataclass(frozen=True, slots=True)
 class CallAbort:
-    """A person wants this call to end. It stays for as long as its run: a run that is taken up again finds it."""
+    """A person wants this to end. It stays for as long as its run: a run that is taken up again finds it."""
 
     run_id: str
-    tool_call_id: str
+    tool_call_id: str = ""
+    """The call that ends alone. Empty: the run ends, and with it all its calls."""
     reason: str = ""
 
 

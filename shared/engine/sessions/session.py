@@ -81,7 +81,7 @@ class CommandKind(StrEnum):
     RESUME = "resume"
     CANCEL = "cancel"
     ABORT = "abort"
-    """End one tool call of a run that is under way; the run continues (:mod:`soong.shared.engine.runs.call_aborts`)."""
+    """End a run with its tool calls, or one call alone (:mod:`soong.shared.engine.runs.call_aborts`)."""
     RETRY = "retry"
     """Run again what did not complete; with ``from`` in the detail also that step and all that came of it."""
     CLOSE = "close"

@@ -146,9 +146,10 @@ class TaskService:
     async def cancel(self, task: Task, *, reason: str = "", command_id: str = "") -> None:
         await self.ask(CommandKind.CANCEL, task, {"reason": reason}, command_id=command_id)
 
-    async def abort_call(self, task: Task, run_id: str, tool_call_id: str, *, reason: str = "") -> None:
-        """End one call of a run of the task; the run continues with a result that says so (EXE-07)."""
-        await self.ask(CommandKind.ABORT, task, {"run": run_id, "call": tool_call_id, "reason": reason})
+    async def abort(self, task: Task, run_id: str, call: str = "", *, reason: str = "", goes_on: bool = False) -> None:
+        """End a run of the task with its calls, or where the agent ``goes_on`` one call alone (EXE-07)."""
+        detail: JsonObject = {"run": run_id, "call": call, "reason": reason, "continue": goes_on}
+        await self.ask(CommandKind.ABORT, task, detail)
 
     async def complete(self, task: Task, *, reason: str = "", command_id: str = "") -> None:
         """End a task all of whose steps have ended."""

@@ -326,6 +326,10 @@ class Claim:
         """Return the end of a step that did not do what it should (:meth:`Lease.failed`)."""
         return self.lease.failed(type_, message, retryable=retryable, reason=reason)
 
+    def aborted(self, message: str) -> StepEnd:
+        """Return the end of a step whose run a person ended with its calls: it is not retried by itself (EXE-07)."""
+        return self.failed(EndReason.ABORTED_TOOLS, message, reason=EndReason.ABORTED_TOOLS)
+
     def cancelled(self, message: str, reason: EndReason = EndReason.CANCELLED) -> StepEnd:
         """Return the end of a step that was asked to stop; ``message`` says by what."""
         own, error = self.lease, StepError(str(reason), message)
@@ -356,7 +360,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """A held run that must stop: CANCEL ends it, PAUSE hands it back. ABORT ends one tool call of it."""
+    """A held run that must stop: CANCEL and ABORT end it, PAUSE hands it back. ABORT of a call ends that call alone."""
 
     run_id: str
     step_key: str
@@ -364,7 +368,7 @@ class Interrupt:
     kind: Literal["cancel", "pause", "abort"]
     reason: str = ""
     tool_call_id: str = ""
-    """Of an abort."""
+    """Of an abort; empty for one of the run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -394,19 +394,23 @@ async def test_what_is_not_there_is_said_so(scene: HttpHarness, path: str) -> No
     assert code_of(await scene.caller.get(path)) == "not_found"
 
 
-@pytest.mark.spec("EXE-07.a")
-async def test_one_call_of_a_run_is_aborted_and_only_one_that_is_under_way(scene: HttpHarness) -> None:
+@pytest.mark.spec("EXE-07.a", "EXE-07.g", "EXE-07.h")
+async def test_a_run_is_aborted_or_one_call_alone_and_only_one_that_is_under_way(scene: HttpHarness) -> None:
     claim = await scene.run_with(1)
     store, run_id = scene.bench.store, claim.identity.run_id
     started = NewEvent(EventType.TOOL_STARTED, {"tool_call_id": "c1", "tool": "code.run_command"})
     await store.runs.append(run_id, claim.fence, events=[started], now_us=scene.bench.clock.now_us())
 
     refused = await scene.caller.post(f"/v1/runs/{run_id}/abort", json={"call": "c2"})
-    aborted = await scene.caller.post(f"/v1/runs/{run_id}/abort", json={"call": "c1", "reason": "it hangs"})
+    body = {"call": "c1", "reason": "it hangs", "continue": True}
+    aborted = await scene.caller.post(f"/v1/runs/{run_id}/abort", json=body)
+    ended = await scene.caller.post(f"/v1/runs/{run_id}/abort", json={"reason": "enough"})
 
     worker_id = (await store.runs.run(run_id)).worker_id
     told = await store.claims.interrupts(worker_id)
     assert (refused.status_code, code_of(refused)) == (409, "conflict")
-    assert "those that are: c1 (code.run_command)" in refused.json()["detail"]
+    assert "those that are under way: c1 (code.run_command)" in refused.json()["detail"]
     assert (aborted.status_code, aborted.json()["id"]) == (200, run_id)
-    assert [(each.kind, each.tool_call_id, each.reason) for each in told] == [("abort", "c1", "it hangs")]
+    assert ended.status_code == 200
+    found = {(each.kind, each.tool_call_id, each.reason) for each in told}
+    assert found == {("abort", "c1", "it hangs"), ("abort", "", "enough")}

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from soong.shared.agents.runtime import stop_signal
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
@@ -284,9 +284,17 @@ async def test_one_dispatch_claims_more_than(many: int, workers: int) -> None:
 
 @pytest.mark.spec("EXE-07.c", "DIS-05")
 @pytest.mark.parametrize(
-    ("aborted_calls", "reason"), [(0, EndReason.CANCELLED), (2, EndReason.ABORTED_TOOLS)], ids=["no tool", "tools"]
+    ("how", "aborted_calls", "reason"),
+    [
+        ("cancel", 0, EndReason.CANCELLED),
+        ("cancel", 2, EndReason.ABORTED_TOOLS),
+        ("abort", 0, EndReason.ABORTED_TOOLS),
+    ],
+    ids=["no tool", "tools", "abort"],
 )
-async def test_a_cancelled_run_says_whether_tools_were_cut_off_with_it(aborted_calls: int, reason: EndReason) -> None:
+async def test_a_stopped_run_says_whether_tools_were_cut_off_with_it(
+    how: StopReason, aborted_calls: int, reason: EndReason
+) -> None:
     async def work(claim: Claim) -> StepEnd:
         raise AssertionError(claim)
 
@@ -294,7 +302,7 @@ async def test_a_cancelled_run_says_whether_tools_were_cut_off_with_it(aborted_c
 
     class CutOff(Running):
         async def run(self, claim: Claim, interruption: StopSignal) -> StepEnd:
-            bench.slots.stop_run(claim.identity.run_id, "cancel", "a person pressed stop")
+            bench.slots.stop_run(claim.identity.run_id, how, "a person pressed stop")
             try:
                 await asyncio.Event().wait()
             finally:
@@ -305,9 +313,10 @@ async def test_a_cancelled_run_says_whether_tools_were_cut_off_with_it(aborted_c
     (step,) = await bench.hold("a")
 
     (end,) = ends.seen
-    assert (end.end_reason, end.status) == (reason, StepStatus.CANCELLED)
+    status = StepStatus.FAILED if how == "abort" else StepStatus.CANCELLED
+    assert (end.end_reason, end.status) == (reason, status)
     assert end.error == StepError(str(reason), "a person pressed stop")
-    assert step.status is StepStatus.CANCELLED
+    assert step.status is status
     assert step.attempt == 1
 
 

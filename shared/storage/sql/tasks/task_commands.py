@@ -78,7 +78,7 @@ PAUSE_WAITING: Final = Statement(
     """,
 )
 ABORT_CALL: Final = Statement(
-    "abort call: of a run of this session that is running; asked twice, the first words stay",
+    "abort: a run of this session that is running, or a call of it; asked twice, the first words stay",
     """
     INSERT INTO call_aborts (run_id, tool_call_id, reason, created_us)
     SELECT r.id, :tool_call_id, :reason, :now_us FROM runs AS r

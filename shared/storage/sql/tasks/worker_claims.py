@@ -46,9 +46,9 @@ REPORT_PROGRESS: Final = Statement(
 )
 
 INTERRUPTS: Final = Statement(
-    "interrupts: held steps that were asked to stop, whose task is paused, or of which a call was aborted",
+    "interrupts: held steps that were asked to stop, whose task is paused, or of which a call or the run was aborted",
     """
-    SELECT s.run_id, s.key, s.fence, s.cancel_reason, t.reason, '' AS tool_call_id, s.ordinal AS ordinal
+    SELECT s.run_id, s.key, s.fence, s.cancel_reason, t.reason, NULL AS tool_call_id, s.ordinal AS ordinal
     FROM steps AS s JOIN tasks AS t ON t.id = s.task_id
     WHERE s.worker_id = :worker_id AND s.status IN ('claimed', 'running')
       AND (s.cancel_reason IS NOT NULL OR s.is_paused = 1)
@@ -161,9 +161,9 @@ class SqlWorkerClaims:
 
 
 def _interrupt(
-    run_id: str, key: str, fence: int, cancel_reason: str | None, reason: str | None, tool_call_id: str
+    run_id: str, key: str, fence: int, cancel_reason: str | None, reason: str | None, tool_call_id: str | None
 ) -> Interrupt:
-    if tool_call_id:
+    if tool_call_id is not None:
         return Interrupt(run_id, key, fence, "abort", reason or "", tool_call_id)
     if cancel_reason is not None:
         return Interrupt(run_id, key, fence, "cancel", cancel_reason)

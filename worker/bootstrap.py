@@ -120,7 +120,7 @@ async def _build(
     executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
     inbox = DecisionInbox(store.consent, subscriber, "")
     agents = _agents(settings, config, store, notifier, inbox, incarnation, watcher, RedisPacer(clients.commands))
-    runner = StepRunner(FunctionStepRunner(executor), agents, clean, TaskLimits(store.budgets, clock))
+    runner = StepRunner(FunctionStepRunner(executor, settings.runs), agents, clean, TaskLimits(store.budgets, clock))
     return WorkerProcess(
         store=store,
         notifier=notifier,

@@ -3,8 +3,10 @@
 import asyncio
 import functools
 import inspect
+import os
 from collections.abc import Awaitable
 from concurrent.futures import Executor
+from pathlib import Path
 from types import CodeType
 from typing import Final
 
@@ -12,6 +14,7 @@ from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.tasks.functions import StepContext, StepFunction, resolve
 from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd
 from soong.shared.engine.wire.capabilities import BUILTIN
@@ -26,6 +29,8 @@ class FunctionStepRunner:
     """Calls functions: cheap ones inline, other sync ones on the bounded executor, async ones on the loop."""
 
     executor: Executor
+    runs: Path = Path("/nonexistent")
+    """Where the folders of runs are."""
 
     async def run(self, claim: Claim, inputs: JsonObject) -> StepEnd:
         try:
@@ -46,10 +51,10 @@ class FunctionStepRunner:
         if size > MAX_OUTPUT_BYTES:
             words = f"the output has {size} bytes; a step gives at most {MAX_OUTPUT_BYTES}; write a file instead"
             return claim.failed("execution_failed", words)
-        return claim.completed(output)
+        return claim.completed(output, usage=Usage(files=_files_in(self._run_dir(claim))))
 
     async def _call(self, function: StepFunction, claim: Claim, inputs: JsonObject) -> Json:
-        context = StepContext(claim.identity, claim.attempt, effect_key=claim.step_key)
+        context = StepContext(claim.identity, claim.attempt, claim.step_key, self._run_dir(claim))
         if function.is_cheap or function.is_async:
             result = call_foreign(function.body, inputs, context)
         else:
@@ -59,6 +64,14 @@ class FunctionStepRunner:
             awaited = result
             return await await_foreign(lambda: awaited)
         return result
+
+    def _run_dir(self, claim: Claim) -> Path:
+        return self.runs / claim.identity.run_id
+
+
+def _files_in(folder: Path) -> int:
+    """Return how much a function has left in its run's folder, the folder among it: 0 where it made none."""
+    return 1 + sum(len(files) for _, _, files in os.walk(folder)) if folder.is_dir() else 0
 
 
 def crashed(claim: Claim, error: BaseException, place: str) -> StepEnd:

@@ -90,7 +90,7 @@ async def read_artifact(
 
 @router.post("/v1/runs/{run_id}/abort", response_model=RunSchema)
 async def abort_run(request: Request, run_id: RunId, body: AbortBody, caller: Caller = RUNNER) -> Response:
-    """End a run with its tool calls, as `aborted_tools`; with `continue` one call alone, whose result the agent reads."""
+    """End a run with its tool calls, as `aborted_tools`; with `continue` one call alone, whose end the agent reads."""
     store = api_of(request).client.store
     run = await store.runs.run(run_id)
     _, task, tasks = await steered(request, run.identity.task_id, caller)

@@ -1,9 +1,9 @@
 """Run folders: what a task's runs did, as files for people and other programs (EVT-03).
 
 ``runs/<run>/`` in the home gets ``events.jsonl`` (CloudEvents), ``logs/tools.jsonl``, ``logs/errors.jsonl`` and
-``deliverables/``, from rows and artifacts, when the task has ended; where the task lasts, also a while after the run
-has. The rows stay the truth: a folder can be deleted and written again. Runs in which no agent worked (of functions,
-and of plans themselves) get one only if they did not end well: it would cost more than the step.
+``deliverables/``, from rows and artifacts, when the task has ended; where the task lasts, at the next sweep after the
+run's end. The rows stay the truth: a folder can be deleted and written again. Runs in which no agent worked (of
+functions, and of plans themselves) get one if they did not end well or made their folder: it costs more than the step.
 
 This module decides when a folder is written and when again; :mod:`soong.orchestrator.owner.run_folder_writer` writes
 it, and :mod:`soong.orchestrator.owner.run_folder` says what is in it.
@@ -30,8 +30,8 @@ from soong.shared.sandbox.rooted import RootedFolder
 
 log = get_logger(__name__)
 
-ENDED_FOR_US: Final = 30_000_000
-"""So long after its end a run gets its folder although its task has not ended; short tasks are written once."""
+COMMITTED_US: Final = 1_000_000
+"""So long after its end a run is found: by then the transaction that wrote the end is committed."""
 MOST_ENDED: Final = 1_000
 """So many such runs are read at a time."""
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
@@ -40,7 +40,7 @@ GIVEN_UP_S: Final = 600.0
 """After this time folders that could not be written are tried again: a disk that was full may have room."""
 TRIED_AGAIN: Final = 20
 """So many at one look: those of other tasks, which can be written, come first."""
-PUT_OFF_S: Final = 5.0
+PUT_OFF_S: Final = 2.0
 """How long folders wait at most while people answer questions."""
 LOOK_S: Final = 0.05
 MOST_ENDS: Final = 3
@@ -113,7 +113,7 @@ class RunArchive:
         return self._given_up.keys() | self._writing.keys()
 
     async def write_ended(self, owner_id: str) -> None:
-        """Begin to write the folders of runs that ended a while ago in open tasks of the owner, each once.
+        """Begin to write the folders of runs that have ended in open tasks of the owner, each once.
 
         They are written again with their task's end: until then a worker can change them, and their logs can grow.
         """
@@ -127,7 +127,7 @@ class RunArchive:
         await asyncio.gather(*self._writing.values(), *early, return_exceptions=True)
 
     async def _write_ended(self, owner_id: str) -> None:
-        before_us = self.clock.now_us() - ENDED_FOR_US
+        before_us = self.clock.now_us() - COMMITTED_US
         found: Sequence[Run] = ()
         is_more = True
         try:

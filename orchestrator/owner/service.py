@@ -370,8 +370,8 @@ class Orchestrator:
         if is_full:
             wanted |= await within(self._owned.busy(self.owner_id), set())
             await safely(self._write_folders())
-            if self._owned:
-                await safely(self.parts.recorder.write_ended(self.owner_id))
+        if self._owned:
+            await safely(self.parts.recorder.write_ended(self.owner_id))
         # Also when nobody asks: an exchanged signing key is told before it is needed.
         await safely(self.parts.broker.review(()))
         await safely(self.reconcile(wanted, is_sweep=True))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.owner import run_archive
 from soong.orchestrator.owner.run_archive import RunArchive
+from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.step import Claim
@@ -21,6 +21,8 @@ from tests.model.builders import open_session, open_task, open_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory.logs import note_run
 from tests.model.memory.store import MemoryStore
+
+SWEEP_S = float(Settings.model_fields["sweep_s"].default)
 
 
 @dataclass
@@ -45,7 +47,8 @@ class LastingTask:
         return (self.place / self.ended.identity.run_id / "events.jsonl").exists()
 
     def later(self) -> None:
-        self.clock.advance(timedelta(microseconds=run_archive.ENDED_FOR_US + 1))
+        """Let as much time pass as there is before the last sweep within five seconds of the end."""
+        self.clock.advance(timedelta(seconds=5 - 1 - SWEEP_S))
 
 
 async def lasting_task(store: MemoryStore, root: Path) -> LastingTask:

@@ -187,6 +187,22 @@ async def test_folders_wait_while_answers_are_dealt_with(tmp_path: Path) -> None
 
 
 @pytest.mark.spec("EVT-03.d")
+async def test_folders_that_wait_for_answers_are_written_within_five_seconds(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), FakeClock()
+    ended, run_id = await ended_run(store)
+    folders = run_folders(store, tmp_path, clock)
+    folders.waits_while = lambda: True
+    await folders.write(ended.task_id)
+    await asyncio.sleep(0)
+
+    clock.advance(timedelta(seconds=4))
+
+    async with asyncio.timeout(10):
+        while not (tmp_path / "runs" / run_id / "events.jsonl").exists():  # noqa: ASYNC110  # files have no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.spec("EVT-03.d")
 @pytest.mark.parametrize("limit_s", [3600.0, 0.1])
 async def test_folders_do_not_wait_for_answers_for_ever_nor_at_the_end(
     tmp_path: Path, limit_s: float, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,15 @@ def block(inputs: JsonObject, context: StepContext) -> Json:
     return None
 
 
+@step_function("test.keep")
+def keep(inputs: JsonObject, context: StepContext) -> Json:
+    """Write a file in the run's folder, or only make it."""
+    context.run_dir.joinpath("workspace").mkdir(parents=True)
+    if inputs.get("writes"):
+        context.run_dir.joinpath("workspace", "notes.txt").write_text("kept")
+    return None
+
+
 @step_function("test.kill_worker")
 def kill_worker(inputs: JsonObject, context: StepContext) -> Json:
     """End the worker process in the hardest way, as a native crash or the kernel's memory killer would."""

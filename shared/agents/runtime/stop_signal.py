@@ -1,8 +1,8 @@
 """How a held run is being stopped, as everything that works for it sees it.
 
-A run that is cancelled or aborted ends, and its calls with it. One that is released or dropped continues elsewhere: its unfinished calls
-have no result, and its open question stays open, for the resumed run asks the same one. So does one that is
-parked, which has given up its lease already.
+A run that is cancelled or aborted ends, and its calls with it. One that is released or dropped continues elsewhere: its
+unfinished calls have no result, and its open question stays open, for the resumed run asks the same one. So does one
+that is parked, which has given up its lease already.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Aborts: a person ends a run with its tool calls, or one call alone, and the run continues with its result (EXE-07)."""
+"""Aborts: a person ends a run with its tool calls, or one call alone, whose end the agent reads (EXE-07)."""
 
 from typing import Final
 

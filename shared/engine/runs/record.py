@@ -24,6 +24,8 @@ class Usage:
     """Of the input tokens, those that the provider took from its cache."""
     by_model: Mapping[str, "Usage"] = field(default_factory=dict)
     """The parts of it by model, where a fallback has answered, too; else empty."""
+    files: int = 0
+    """What a function left in its run's folder."""
 
     def as_json(self) -> dict[str, Json]:
         parts: dict[str, Json] = {name: part.as_json() for name, part in self.by_model.items()}
@@ -35,6 +37,7 @@ class Usage:
             "cached_tokens": self.cached_tokens,
             "cost_usd": None if self.cost_usd is None else str(self.cost_usd),
             **({"by_model": parts} if parts else {}),
+            **({"files": self.files} if self.files else {}),
         }
 
 

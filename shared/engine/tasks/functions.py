@@ -8,6 +8,7 @@ on its loop; a *cheap* one (no I/O, microseconds) is called on the loop itself, 
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
@@ -21,12 +22,14 @@ from soong.shared.engine.tasks.problems import Unknown, near
 class StepContext:
     """The run that calls the function, and the number of its attempt, from 1 on.
 
-    ``effect_key`` is the same for every attempt and resume of the step.
+    ``effect_key`` is the same for every attempt and resume of the step. A function that makes ``run_dir``, to write files
+    there or not, has its run's logs kept there, which are otherwise kept only for one that fails (EVT-03).
     """
 
     identity: RunIdentity
     attempt: int = 1
     effect_key: str = ""
+    run_dir: Path = Path()
 
 
 StepFunctionBody: TypeAlias = Callable[[JsonObject, StepContext], Json | Awaitable[Json]]

@@ -137,7 +137,7 @@ def usage_of(text: Any) -> Usage:
 
 
 def _used(value: JsonObject) -> Usage:
-    names = ("requests", "input_tokens", "output_tokens", "tool_calls", "cached_tokens")
+    names = ("requests", "input_tokens", "output_tokens", "tool_calls", "cached_tokens", "files")
     counts: dict[str, Any] = {name: number_of("usage", value.get(name) or 0) for name in names}
     return Usage(**counts, cost_usd=_cost_of(value.get("cost_usd")))
 

@@ -65,7 +65,7 @@ def abort(
     call: str = typer.Argument("", help="The id of a tool call; left out: any that is under way."),
     *,
     reason: str = typer.Option("", "--reason", help="Why; it is in the results of the calls."),
-    goes_on: bool = typer.Option(False, "--continue", help="End the call alone: its agent goes on."),
+    goes_on: bool = typer.Option(False, "--continue", help="End the call alone: its agent continues."),
 ) -> None:
     """End a run with its tool calls; with --continue one call alone, whose result the agent reads."""
     asyncio.run(_abort(run, call, reason, goes_on=goes_on))

@@ -33,7 +33,7 @@ LastEventId = Annotated[str, Header(pattern=r"^([0-9]{1,16})?$", description="As
 
 class AbortBody(CommandBody):
     call: str = Field(default="", max_length=200, description="The id of a tool call that has to be under way.")
-    goes_on: bool = Field(default=False, alias="continue", description="End this call alone: its agent goes on.")
+    goes_on: bool = Field(default=False, alias="continue", description="End this call alone: its agent continues.")
 
 
 @router.get("/v1/runs", response_model=Page[RunSchema], dependencies=[READER])

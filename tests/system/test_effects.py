@@ -27,8 +27,9 @@ async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Depl
         yield deployment
 
 
-async def start_worker(service: Deployment, **environment: str) -> None:
-    await service.start_workers(1, SOONG_TOOLS=TOOLS, REFUNDS=str(service.home / "refunds.jsonl"), **environment)
+async def start_worker(service: Deployment, *, dies_after_s: str = "") -> None:
+    refunds = str(service.home / "refunds.jsonl")
+    await service.start_workers(1, SOONG_TOOLS=TOOLS, REFUNDS=refunds, DIES_AFTER_S=dies_after_s)
 
 
 def plan(tool: str, script: str) -> JsonObject:
@@ -111,7 +112,7 @@ async def test_a_read_cut_off_by_a_crash_is_made_again_under_its_id_and_the_next
 async def test_the_log_has_a_read_whose_worker_was_killed_in_its_first_second(
     service: Deployment, tmp_path: Path
 ) -> None:
-    await start_worker(service, DIES_AFTER_S="0.6")
+    await start_worker(service, dies_after_s="0.6")
     reads = calls(call("code.list_dir", path="."), call("shop.count", order="A7"), at_once=True)
     step: dict[str, Json] = {"id": "pay", "instructions": "", "allowed_tools": ["code.list_dir", "shop.count"], **reads}
     task = await service.submit({"title": "pay", "steps": [step]}, project=tmp_path)

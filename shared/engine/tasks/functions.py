@@ -22,8 +22,8 @@ from soong.shared.engine.tasks.problems import Unknown, near
 class StepContext:
     """The run that calls the function, and the number of its attempt, from 1 on.
 
-    ``effect_key`` is the same for every attempt and resume of the step. A function that makes ``run_dir``, to write files
-    there or not, has its run's logs kept there, which are otherwise kept only for one that fails (EVT-03).
+    ``effect_key`` is the same for every attempt and resume of the step. A function that makes ``run_dir``, for files or
+    for the logs alone, has its run's folder kept; otherwise only one that fails has it (EVT-03).
     """
 
     identity: RunIdentity

@@ -22,7 +22,7 @@ from pydantic_ai.messages import (
 
 from soong.shared.agents.definition import Compaction, CompactionStrategy
 from soong.shared.agents.forking import inherited
-from soong.shared.agents.messages import VERSION, messages_of, text_of, user_node
+from soong.shared.agents.messages import VERSION, answer_of, messages_of, text_of, user_node
 from soong.shared.core.errors import SchemaVersionError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
@@ -126,8 +126,7 @@ def _node(strategy: CompactionStrategy, cut: Cut, more: dict[str, Json]) -> NewN
 def summary_of(node: Node | NewNode) -> ModelResponse | None:
     """Return the model's answer that a compaction holds; None when it asked no model."""
     stored = node.payload.get("message")
-    found = ModelMessagesTypeAdapter.validate_python([stored]) if stored else []
-    return next((one for one in found if isinstance(one, ModelResponse)), None)
+    return answer_of(stored) if stored else None
 
 
 def own_answers(nodes: Sequence[Node]) -> list[ModelResponse]:

@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, Final, TypeVar, cast
 
 from pydantic_ai.messages import (
     ModelMessage,
@@ -17,6 +17,7 @@ from pydantic_ai.messages import (
     ModelRequest,
     ModelRequestPart,
     ModelResponse,
+    ModelResponsePart,
     SystemPromptPart,
     ToolCallPart,
     ToolReturnPart,
@@ -30,9 +31,15 @@ from soong.shared.engine.runs.events import NewNode, Node, NodeKind
 from soong.shared.tools.result import ContextNode, ToolResult
 from soong.shared.tools.results import codec
 from soong.shared.tools.results.rendering import for_model
+from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 VERSION = 1
 
+_Part = TypeVar("_Part", bound=ModelResponse | ModelResponsePart)
+_OWN_RESULT: Final = "builtin-tool-return"
+_HALF_ESCAPED: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_ESCAPE: Final = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)")
+"""In JSON text: a pair of halves, or one alone (group 1), or any other escape."""
 _CALL_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _CONTEXT_HEADS = {"skill": "Skill", "memory_context": "Remembered:", "system": "Instructions of this project,"}
 
@@ -59,6 +66,38 @@ def assistant_node(response: ModelResponse) -> NewNode:
         # Eleven counters, most of them zero: what is left out is read as zero again.
         message["usage"] = {name: value for name, value in message["usage"].items() if value}
     return NewNode(NodeKind.ASSISTANT, {"v": VERSION, "message": message})
+
+
+def answer_of(stored: Json) -> ModelResponse:
+    """Return the answer that a node of any age holds: empty results of a provider's own tools have no content there."""
+    message = cast("Mapping[str, Any]", stored)
+    parts = [{"content": None, **part} if part.get("part_kind") == _OWN_RESULT else part for part in message["parts"]]
+    (answer,) = ModelMessagesTypeAdapter.validate_python([{**message, "parts": parts}])
+    return taken_in(cast(ModelResponse, answer))
+
+
+def taken_in(answer: ModelResponse) -> ModelResponse:
+    """Return an answer as everything behind it can take it: halves of a character are joined, or become U+FFFD."""
+    parts = [_with_characters(part) for part in answer.parts]
+    is_changed = any(new is not old for new, old in zip(parts, answer.parts, strict=True))
+    return _with_characters(replace(answer, parts=parts) if is_changed else answer)
+
+
+def _with_characters(value: _Part) -> _Part:
+    changed = {name: new for name, old in vars(value).items() if (new := _characters(old)) is not old}
+    arguments = changed.get("args", value.args) if isinstance(value, ToolCallPart) else None
+    if isinstance(arguments, str) and _HALF_ESCAPED.search(arguments):
+        changed["args"] = _ESCAPE.sub(lambda found: r"\ufffd" if found[1] else found[0], arguments)
+    return replace(value, **changed) if changed else value
+
+
+def _characters(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        return value
+    try:
+        return plain(value)
+    except UnfitError:
+        return value  # what is no JSON, or too deep, is refused where it is used
 
 
 def result_node(tool: str, result: ToolResult) -> NewNode:
@@ -89,9 +128,9 @@ def messages_of(nodes: Sequence[Node | NewNode]) -> list[ModelMessage]:
             called.append(node)
         elif node.kind is NodeKind.ASSISTANT:
             close()
-            messages += ModelMessagesTypeAdapter.validate_python([node.payload["message"]])
+            messages.append(answer_of(node.payload["message"]))
         elif node.kind is NodeKind.SYSTEM:
-            prompts.append(SystemPromptPart(str(node.payload["text"])))
+            prompts.append(SystemPromptPart(storable(str(node.payload["text"]))))
         elif node.kind is NodeKind.USER:
             prompts.append(_prompt(cast("Sequence[str]", node.payload["texts"])))
     close()
@@ -158,7 +197,8 @@ def arguments_of(part: ToolCallPart) -> Json:
 
 
 def _prompt(texts: Sequence[str]) -> UserPromptPart:
-    return UserPromptPart(texts[0] if len(texts) == 1 else list(texts))
+    told = [storable(text) for text in texts]
+    return UserPromptPart(told[0] if len(told) == 1 else told)
 
 
 def own_id(raw: str, taken: Container[str]) -> str:

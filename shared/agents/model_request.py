@@ -29,6 +29,7 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings, ThinkingLevel
 
 from soong.shared.agents.definition import ModelOptions
+from soong.shared.agents.messages import taken_in
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, BrokenAnswerError
 from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.unusable_model import UnusableModelError
@@ -96,7 +97,7 @@ async def request(
             await pacing.before(tokens)
         try:
             answer = await source.next(messages, settings, parameters, follower)
-            return _cut_where_it_ends(answer, options.max_tokens)
+            return _cut_where_it_ends(taken_in(answer), options.max_tokens)
         except (AgentRunError, UserError) as error:
             may_pass = _may_pass(error)
             is_retried = may_pass and attempt < attempts

@@ -20,7 +20,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.record import Usage
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import NameTable
-from soong.shared.tools.schema import validate
+from soong.shared.tools.schema import repaired, validate
 
 FINAL_TOOL: Final = "final_result"
 """How a model gives its output when there is a schema for it. No tool of ours mangles to it: theirs have a dot."""
@@ -107,6 +107,7 @@ def _judged(finals: tuple[ToolCallPart, ...], value: Json, schema: JsonObject) -
             value = parse_strict(value)
         except InvalidJsonError as error:
             return ModelAnswer((), finals, problem=f"the result is not JSON: {error}")
+    value = repaired(schema, value)
     violations = validate(schema, value)
     if violations:
         return ModelAnswer((), finals, problem="the result breaks its schema: " + "; ".join(map(str, violations)))

@@ -11,7 +11,7 @@ from soong.shared.core.foreign import call_foreign, name_of
 from soong.shared.core.jsontext import MAX_BYTES, Json, JsonObject, parse_strict
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.tools.schema import Violation, validate
+from soong.shared.tools.schema import Violation, repaired, validate
 from soong.shared.tools.value_limits import UnfitError, check_incoming, integral
 
 MAX_ARGUMENT_CHARS: Final = MAX_BYTES
@@ -41,9 +41,12 @@ def parsed(arguments: Json) -> Json:
 def validated(definition: ToolDefinition, value: Json, hint: str = "") -> JsonObject:
     """Hold a parsed value to the tool's schema and to its own check; ``hint`` is what its caller should do.
 
+    What it clearly means is put right first: the input is the same object exactly when nothing was.
+
     Raises:
         ToolError: ``invalid_input``, names every path and rule.
     """
+    value = repaired(definition.input_schema, value)
     violations = validate(definition.input_schema, value)
     if violations or not isinstance(value, dict):
         raise _refused(violations or [Violation("$", "type", "must be object")], hint)

@@ -44,6 +44,8 @@ class CallState:
     permission_input: JsonObject | None = None
     call_input: JsonObject | None = None
     is_bounded: bool = False
+    is_repaired: bool = False
+    """The model's input was put right before hooks and permission saw it."""
     gate_call: GateCall | None = None
     verdict: Verdict | None = None
     started_s: float | None = None

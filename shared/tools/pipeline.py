@@ -193,6 +193,7 @@ class ToolPipeline:
         call_state.model_input = value = parsed(call_state.call.arguments)
         call_state.is_bounded = True
         model_input = validated(definition, value, self._deferred.hint(definition.name))
+        call_state.is_repaired = model_input is not value
         pre = await self._before(call_state, for_call(definition, model_input), model_input)
         definition = for_call(definition, pre.call_input)
         context, gate_call = await self._judged(call_state, definition, pre)
@@ -396,7 +397,7 @@ class ToolPipeline:
         gate_call, verdict = call_state.gate_call, call_state.verdict
         return CallRecord(
             inputs=call_state.shown_inputs(self._redactor),
-            facts=call_state.facts,
+            facts={**call_state.facts, "is_repaired": True} if call_state.is_repaired else call_state.facts,
             decision=call_state.decision,
             input_digest="" if gate_call is None else gate_call.input_digest,
             effect_id=effect_id_of(self._run.identity.run_id, call_state.call.id),

@@ -17,6 +17,7 @@ from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
 from soong.shared.tools.risk import effective_traits
+from soong.shared.tools.schema import repaired
 from soong.shared.tools.surface import DELEGATION_TOOLS
 
 DEFAULT_PARALLEL_LIMIT: Final = 10
@@ -171,16 +172,16 @@ def _kind_of(call: ToolCall, definition: ToolDefinition | None) -> GroupKind:
     if definition.is_agent_tool or definition.name in DELEGATION_TOOLS:
         return GroupKind.AGENTS
     # Only a trait function looks at the input, which has to be read for it.
-    traits = effective_traits(definition, {} if definition.traits is None else _input_of(call))
+    traits = effective_traits(definition, {} if definition.traits is None else _input_of(definition, call))
     if not traits.is_read_only:
         return GroupKind.WRITE
     return GroupKind.READS if traits.is_concurrency_safe else GroupKind.READ
 
 
-def _input_of(call: ToolCall) -> JsonObject:
+def _input_of(definition: ToolDefinition, call: ToolCall) -> JsonObject:
     """Return the arguments for the trait functions; ones that are not an object will be refused and touch nothing."""
     try:
-        value = parsed(call.arguments)
+        value = repaired(definition.input_schema, parsed(call.arguments))
     except ToolError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -7,11 +7,13 @@ a secret.
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from soong.shared.core.errors import InvalidToolError
-from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.errors import InvalidJsonError, InvalidToolError
+from soong.shared.core.jsontext import Json, JsonObject, parse_strict
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.tools.value_limits import integral
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -112,6 +114,51 @@ def validate(schema: JsonObject, value: Json) -> list[Violation]:
             break
     return found
 
+
+def repaired(schema: JsonObject, value: Json) -> Json:
+    """Return a value with what it clearly means put right; the same object where nothing is, or nothing can be.
+
+    Null for an optional field that takes no null is the field left out. Text that is exactly the JSON of the list,
+    object, number or boolean that is asked is that value; where text is allowed it stays text.
+    """
+    if not validate(schema, value):
+        return value
+    return _repaired(schema, value)
+
+
+def _repaired(schema: Json, value: Json) -> Json:
+    if not isinstance(schema, Mapping):
+        return value
+    kind = schema.get("type")
+    if isinstance(value, str) and kind in _MEANT:
+        with suppress(InvalidJsonError):
+            meant = integral(parse_strict(value))
+            if _type_of(meant) in _MEANT[kind]:
+                return _repaired(schema, meant)
+        return value
+    if kind == "array" and isinstance(value, list):
+        return [_repaired(schema.get("items"), item) for item in value]
+    properties = schema.get("properties")
+    if kind != "object" or not isinstance(value, dict) or not isinstance(properties, Mapping):
+        return value
+    left_out = {name for name, item in value.items() if item is None and _takes_no_null(schema, properties, name)}
+    return {name: _repaired(properties.get(name), item) for name, item in value.items() if name not in left_out}
+
+
+def _takes_no_null(schema: JsonObject, properties: JsonObject, name: str) -> bool:
+    """Say whether a field may be left out and may not be null: no type of a schema is null's."""
+    part, required = properties.get(name), schema.get("required", ())
+    return isinstance(part, Mapping) and "type" in part and _is_list(required) and name not in required
+
+
+_MEANT: Final[Mapping[Json, tuple[str, ...]]] = {
+    "object": ("object",),
+    "array": ("array",),
+    "number": ("number", "integer"),
+    "integer": ("integer",),
+    "boolean": ("boolean",),
+}
+"""What text may be read as, by the type that is asked."""
 
 _CACHE: OrderedDict[int, tuple[JsonObject, "Draft202012Validator"]] = OrderedDict()
 _CACHE_SIZE: Final = 2048

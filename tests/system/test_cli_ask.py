@@ -165,10 +165,10 @@ def test_an_agent_reassigns_a_step_that_failed(cli: CliHarness) -> None:
             ("look", "completed", "seen", 2)
         ]
         said = [one.body["messages"][-1]["content"] for one in wires.requests if one.body["model"] == "gpt-5"]
-        first, again = json.loads(json.loads(said[2])["error"]), json.loads(said[3])
-        assert (first["is_error"], first["error"]["type"]) == (True, "execution_failed")
-        assert (first["error"]["message"], "step_id" in first["error"]["hint"]) == ("step 'look' failed", True)
-        assert "provider_failed" in str(first["content"])
+        first, again = json.loads(said[2])["error"], json.loads(said[3])
+        assert first.startswith("execution_failed: step 'look' failed")
+        assert "step_id" in first
+        assert "provider_failed" in first
         assert (again.get("is_error", False), again["output"]) == (False, "seen")
 
 

@@ -61,7 +61,7 @@ def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told
         told = {one["tool_call_id"]: one["content"] for one in asked[-1].body["messages"] if one["role"] == "tool"}
         first, second, third, fourth = told.values()
         assert ("slow but done" in first, "slow but done" in fourth) == (True, True)
-        assert ("provider_failed" in second, json.loads(json.loads(second)["error"])["is_error"]) == (True, True)
+        assert ("provider_failed" in second, list(json.loads(second))) == (True, ["error"])
         assert "no forks today" in third
         assert len(asked) == 2
         runs = [run for run in cli.json("runs", "list", "--task", ended["id"]) if run["step"]]

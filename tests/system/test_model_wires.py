@@ -41,6 +41,7 @@ def test_a_worker_speaks_the_providers_wire(cli: CliHarness, wire: str) -> None:
         told = wires.requests[-1].body
         assert "plan.yaml" in str(told)
         wires.verdict.assert_ok(strict=True)
+        assert cli.json("replay", ended["id"])["is_same"] is True
 
 
 DEFINITION = """---

@@ -36,7 +36,16 @@ async def _look(_context: ToolContext, call_input: JsonObject) -> Json:
     return f"in {call_input['path']}: one file"
 
 
-PATH: Final[JsonObject] = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+PATH: Final[JsonObject] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "depth": {"type": "integer"},
+        "names": {"type": "array", "items": {"type": "string"}},
+        "pattern": {"type": "string"},
+    },
+    "required": ["path"],
+}
 LOOK: Final = ToolDefinition("code.list_dir", "List a folder.", PATH, _look, Permission.READONLY)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from soong.shared.agents.ports import AgentTask
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
-from soong.shared.tools.schema import validate
+from soong.shared.tools.schema import repaired, validate
 
 _FENCED: Final = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 GO_ON: Final = (
@@ -52,6 +52,7 @@ def read_output(text: str, schema: JsonObject | None) -> tuple[Json, str]:
         except InvalidJsonError as error:
             problem = f"the result is not JSON: {error}"
             continue
+        value = repaired(schema, value)
         violations = validate(schema, value)
         if not violations:
             return value, ""

@@ -5,6 +5,7 @@ decisions and what happened inside of calls (by the call's result), the pauses o
 Neither times and prices nor the order of calls that ran side by side say anything of the run, so they are left out.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
@@ -12,7 +13,7 @@ from typing import Final
 from soong.shared.agents.messages import is_of_a_call
 from soong.shared.agents.replay.lives import CALL_ENDS, Life, call_of
 from soong.shared.agents.replay.recorded import ReplayedLog
-from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node, NodeKind
 
@@ -70,7 +71,12 @@ def first_difference(
 
 
 def _nodes(nodes: Sequence[Node | NewNode]) -> list[str]:
-    return [f"{node.kind} {dump(_said(node))}" for node in _in_order(nodes)]
+    return [f"{node.kind} {_text(_said(node))}" for node in _in_order(nodes)]
+
+
+def _text(value: JsonObject) -> str:
+    """Return JSON with its keys in order: rows keep an object's values, not its order."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
 def _said(node: Node | NewNode) -> JsonObject:
@@ -98,7 +104,7 @@ def _by_call(nodes: Iterable[Node | NewNode]) -> list[Node | NewNode]:
 
 
 def _events(events: Sequence[Event | NewEvent]) -> list[str]:
-    return [f"{event.type} {dump(_facts(event))}" for event in events if event.type in OF_THE_LOOP and _is_own(event)]
+    return [f"{event.type} {_text(_facts(event))}" for event in events if event.type in OF_THE_LOOP and _is_own(event)]
 
 
 def _is_own(event: Event | NewEvent) -> bool:

@@ -11,13 +11,14 @@ from dataclasses import field
 from typing import Any, Final, cast
 
 from pydantic_ai.exceptions import AgentRunError, ModelAuthenticationError, ModelContextWindowExceededError
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse
+from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 
 from soong.shared.agents.charging import Reserved
 from soong.shared.agents.compaction import summary_of
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
+from soong.shared.agents.messages import answer_of
 from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import BrokenAnswerError
 from soong.shared.agents.replay.lives import Life
@@ -193,7 +194,7 @@ def _failure(event: Event) -> Failure:
 def _answer(node: Node) -> ModelResponse | None:
     if node.kind is NodeKind.COMPACTION:
         return summary_of(node)
-    return cast(ModelResponse, ModelMessagesTypeAdapter.validate_python([node.payload["message"]])[0])
+    return answer_of(node.payload["message"])
 
 
 def _end_reason(events: Sequence[Event]) -> EndReason | None:

@@ -24,6 +24,7 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.live_text import LiveText
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.naming import unmangle
+from soong.shared.tools.value_limits import storable
 
 EVERY_S: Final = 0.05
 UNHEARD_EVERY_S: Final = 1.0
@@ -118,7 +119,7 @@ class AnswerBroadcast:
                 self._listeners = await self._publish(self._next())
 
     def _next(self) -> AnswerDelta:
-        shown = self._text.shown(is_complete=self._is_complete)
+        shown = storable(self._text.shown(is_complete=self._is_complete))
         turn, before = self._told
         now_s = asyncio.get_running_loop().time()
         is_full = turn != self._turn or (now_s - self._full_s >= FULL_EVERY_S and len(shown) <= MAX_FULL_CHARS)

@@ -16,6 +16,8 @@ from soong.shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, Text
 
 MAX_PERSON_CHARS: Final = 4_000
 
+PASSING: Final = "this may pass: the same call may succeed later"
+
 _OWN_CHARS: Final = 500
 """As much of an error's message tells the block that only repeats it."""
 
@@ -30,7 +32,7 @@ class ForModel:
 
 
 def for_model(result: ToolResult) -> ForModel:
-    """Return the result as a model reads it: the content, or the error with what to do next; then what hooks added."""
+    """Return the result as a model reads it: the content, or the error in plain words; then what hooks added."""
     failure, context = result.error, _added_words(result)
     if failure is None:
         blocks = (*result.content, *map(TextBlock, context))
@@ -38,12 +40,12 @@ def for_model(result: ToolResult) -> ForModel:
     error: dict[str, Json] = {"type": str(failure.type), "message": failure.message, "retryable": failure.retryable}
     if failure.hint:
         error["hint"] = failure.hint
-    told: dict[str, Json] = {"is_error": True, "error": error}
-    said = [_block(block) for block in _beside_error(result)]
-    if said:
-        told["content"] = said
-    if context:
-        told["context"] = context
+    said = _beside_error(result)
+    words = [f"{failure.type}: {failure.message}"]
+    words += [PASSING] if failure.retryable else []
+    words += [f"hint: {failure.hint}"] if failure.hint else []
+    words += [_shown_block(block) if isinstance(block, JsonBlock) else str(_block(block)) for block in said]
+    told = "\n".join([*words, *context])
     return ForModel(told, "denied" if failure.type.is_denial else "failed", {"data": result.data, "error": error})
 
 

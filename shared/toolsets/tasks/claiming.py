@@ -18,7 +18,7 @@ from soong.shared.engine.tasks.step import Claim, Lease, Step, StepEnd
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.tools.schema import validate
+from soong.shared.tools.schema import repaired, validate
 from soong.shared.toolsets.tasks.claims import AdditionalClaims, step_id_of, work_of
 from soong.shared.toolsets.tasks.showing import STEP_ID, TAGS, changes_state, step_line
 
@@ -199,6 +199,7 @@ def _one_report(call_input: JsonObject) -> str | None:
 
 def _completed(claim: Claim, output: Json) -> StepEnd:
     """Return the end of a step with its result. Raises: ToolError: it breaks the step's schema."""
+    output = output if claim.spec.output is None else repaired(claim.spec.output, output)
     violations = [] if claim.spec.output is None else validate(claim.spec.output, output)
     if violations:
         problem = f"the output of step {step_id_of(claim)!r} breaks its schema: " + "; ".join(map(str, violations))

@@ -29,8 +29,4 @@ def test_a_hooks_context_is_read_after_the_content() -> None:
 def test_a_hooks_context_is_shown_with_an_error() -> None:
     result = refusal("c1", ToolFailure(ErrorType.FILE_NOT_FOUND, "gone"), None, hook_context=["it was renamed"])
 
-    assert told(result) == {
-        "is_error": True,
-        "error": {"type": "file_not_found", "message": "gone", "retryable": False},
-        "context": ["it was renamed"],
-    }
+    assert told(result) == "file_not_found: gone\nit was renamed"

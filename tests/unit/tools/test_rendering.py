@@ -62,16 +62,7 @@ def test_a_model_gets_the_content_and_what_hooks_added_and_no_metadata() -> None
 def test_a_model_gets_an_error_with_what_to_do_and_what_there_was_until_then() -> None:
     told = for_model(FAILED)
 
-    assert told.content == {
-        "is_error": True,
-        "error": {
-            "type": "text_not_found",
-            "message": "no such text",
-            "retryable": False,
-            "hint": "look again",
-        },
-        "content": ["until then:\nhalf of it"],
-    }
+    assert told.content == "text_not_found: no such text\nhint: look again\nuntil then:\nhalf of it"
     assert told.outcome == "failed"
 
 

@@ -1,0 +1,185 @@
+"""What models of foreign servers send that is not as it should be costs at most the call that it is in."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from soong.shared.agents.messages import answer_of, arguments_of, calls_of, text_of
+from soong.shared.agents.ports import AgentEnd
+from soong.shared.agents.turn import FINAL_TOOL
+from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.status import EndReason
+from soong.shared.tools.ports import CallRecord, ToolCall
+from soong.shared.tools.result import ToolResult
+from tests.unit.agents.parts import Notebook, make_task
+from tests.wires.recordings import Exchange
+from tests.wires.replay import Recording, playing
+from tests.wires.test_wires import no_pause
+from tests.wires.wire import Wires
+
+STREAM = {"content-type": "text/event-stream"}
+LOOK = "code__list_dir"
+
+
+def streamed(*deltas: JsonObject, finish: str | None = "stop", usage: JsonObject | None = None) -> Exchange:
+    """Return an answer in pieces, as chat completions have it."""
+    head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "gpt-5"}
+    choices = [*({"index": 0, "delta": delta} for delta in deltas), {"index": 0, "delta": {}, "finish_reason": finish}]
+    events = [{**head, "choices": [choice]} for choice in choices]
+    events += [{**head, "choices": [], "usage": usage}] if usage else []
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    return Exchange("openai-chat", "gpt-5", 200, STREAM, body + b"data: [DONE]\n\n")
+
+
+def says(text: str) -> Exchange:
+    return streamed({"role": "assistant", "content": text})
+
+
+def called(arguments: str, *more: str, name: str = LOOK) -> Exchange:
+    """Return an answer with one call, whose arguments come in as many pieces."""
+    first: JsonObject = {"index": 0, "id": "call_1", "type": "function"}
+    pieces: list[JsonObject] = [{"tool_calls": [{**first, "function": {"name": name, "arguments": arguments}}]}]
+    pieces += [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in more]
+    return streamed(*pieces, finish="tool_calls")
+
+
+@dataclass
+class Records(Notebook):
+    """Keeps the records of calls, too."""
+
+    records: list[CallRecord] = field(default_factory=list)
+
+    async def finished(
+        self, call: ToolCall, result: ToolResult, *, duration_ms: int, record: CallRecord | None = None
+    ) -> None:
+        await super().finished(call, result, duration_ms=duration_ms, record=record)
+        if record is not None:
+            self.records.append(record)
+
+
+@dataclass
+class Foreign:
+    """A server that gives these answers, and what it was asked."""
+
+    wires: Wires
+    monkeypatch: pytest.MonkeyPatch
+    notebook: Records = field(default_factory=Records)
+    asked: list[Any] = field(default_factory=list)
+
+    async def run(self, *answers: Exchange, **overrides: object) -> AgentEnd:
+        recording = Recording(answers)
+        with playing(recording) as address:
+            self.monkeypatch.setenv("OPENAI_BASE_URL", f"{address}/v1")
+            task = make_task(**overrides)
+            end = await self.wires.run("openai-chat", task, notebook=self.notebook, sleep=no_pause)
+        self.asked += map(json.loads, recording.asked)
+        return end
+
+    @property
+    def results(self) -> list[str]:
+        """Return what the model was given of calls in its last request."""
+        return [one["content"] for one in self.asked[-1]["messages"] if one["role"] == "tool"]
+
+
+@pytest.fixture
+def foreign(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> Foreign:
+    return Foreign(wires, monkeypatch)
+
+
+# -- halves of characters
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [(("done \ud83d", "\ude00 ok"), "done 😀 ok"), (("done \ud83d", " ok"), "done � ok")],
+    ids=["split", "alone"],
+)
+async def test_half_a_character_of_an_answer_is_joined_or_replaced(
+    foreign: Foreign, pieces: Sequence[str], text: str
+) -> None:
+    call: JsonObject = {
+        "index": 0,
+        "id": "c",
+        "type": "function",
+        "function": {"name": LOOK, "arguments": '{"path": "a"}'},
+    }
+
+    end = await foreign.run(
+        streamed(*({"content": piece} for piece in pieces), {"tool_calls": [call]}), streamed({"content": pieces[0]})
+    )
+
+    assert foreign.asked[1]["messages"][-2]["content"] == text
+    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "done �")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "path"),
+    [
+        (('{"path": "a\ud83d', '\ude00"}'), "a😀"),
+        (('{"path": "a\ud83d"}',), "a�"),
+        ((r'{"path": "a\ud83d"}',), "a�"),
+        ((r'{"path": "\ud83d\ude00 \\ud83d \uDE00"}',), r"😀 \ud83d �"),
+    ],
+    ids=["split", "raw", "escaped", "escapes of all sorts"],
+)
+async def test_half_a_character_in_arguments_costs_nothing_but_itself(
+    foreign: Foreign, pieces: Sequence[str], path: str
+) -> None:
+    end = await foreign.run(called(*pieces), says("seen"))
+
+    assert (end.output, foreign.results) == ("seen", [f"in {path}: one file"])
+
+
+async def test_half_a_character_in_the_name_of_a_call_fails_the_call(foreign: Foreign) -> None:
+    end = await foreign.run(called("{}", name="code__list\ud83d"), says("seen"))
+
+    assert end.output == "seen"
+    assert "tool_not_available" in foreign.results[0]
+
+
+def test_a_history_with_halves_that_was_stored_before_is_read_without_them() -> None:
+    part = {"part_kind": "text", "content": "a\ud83d"}
+    call: JsonObject = {
+        "part_kind": "tool-call",
+        "tool_name": "x",
+        "tool_call_id": "c",
+        "args": {"k\udc00": ["\ud83d\ude00"]},
+    }
+
+    answer = answer_of({"kind": "response", "parts": [part, call]})
+
+    assert (text_of(answer), arguments_of(calls_of(answer)[0])) == ("a�", {"k�": ["😀"]})
+
+
+# -- arguments
+@pytest.mark.spec("SCH-03.d")
+async def test_what_a_call_clearly_means_is_done_and_recorded_as_repaired(foreign: Foreign) -> None:
+    end = await foreign.run(called('{"path": "a", "depth": "2", "names": "[\\"b\\"]", "pattern": null}'), says("seen"))
+
+    assert (end.output, foreign.results) == ("seen", ["in a: one file"])
+    (record,) = foreign.notebook.records
+    assert record.facts["is_repaired"] is True
+    assert record.inputs.model == {"path": "a", "depth": "2", "names": '["b"]', "pattern": None}
+    assert record.inputs.permission == record.inputs.hook == {"path": "a", "depth": 2, "names": ["b"]}
+
+
+async def test_a_refused_call_reaches_the_model_in_plain_words(foreign: Foreign) -> None:
+    await foreign.run(called('{"path": ["a"]}'), says("seen"))
+
+    (told,) = foreign.results
+    assert json.loads(told)["error"].startswith("invalid_input: $.path: must be string, is array")
+    assert "\\" not in told
+
+
+async def test_a_result_that_is_json_text_within_json_is_taken(foreign: Foreign) -> None:
+    schema: JsonObject = {
+        "type": "object",
+        "properties": {"files": {"type": "array", "items": {"type": "string"}}, "note": {"type": "string"}},
+        "required": ["files"],
+    }
+    answer = called(json.dumps({"files": '["a"]', "note": None}), name=FINAL_TOOL)
+
+    end = await foreign.run(answer, output_schema=schema)
+
+    assert end.output == {"files": ["a"]}

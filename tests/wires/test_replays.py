@@ -1,0 +1,43 @@
+"""The record of a run over a real wire is enough to play it again: its streamed answers, failures and fallbacks."""
+
+from dataclasses import replace
+
+import pytest
+from llmock.scenarios import Fail, Reply, ToolCall
+
+from soong.shared.agents.ports import AgentTask
+from soong.shared.agents.replay.replay import ReplayedRun, replay_run
+from soong.shared.agents.runtime.agent_task import ModelRules
+from soong.shared.core.config import Config
+from soong.shared.sandbox.redact import Redactor
+from tests.unit.agents.parts import make_task
+from tests.unit.agents.test_replay import Tape
+from tests.wires.wire import LOOK, MODELS, Wires
+
+
+async def no_pause(_seconds: float) -> None:
+    return
+
+
+def task_for(wire: str) -> AgentTask:
+    task = make_task()
+    return replace(task, identity=replace(task.identity, model=MODELS[wire]))
+
+
+async def replayed(tape: Tape, wire: str) -> ReplayedRun:
+    task = replace(task_for(wire), tools=(LOOK,))
+    return await replay_run(await tape.record(), task, ModelRules(Config()), Redactor())
+
+
+@pytest.mark.spec("DAG-11.a")
+@pytest.mark.parametrize("wire", MODELS)
+async def test_a_run_with_streamed_answers_is_the_same_when_it_is_replayed(wires: Wires, wire: str) -> None:
+    wires.will(Fail(503), Reply(tool_calls=(ToolCall("code__list_dir", {"path": "a"}),)), Reply(text="done"))
+    tape = Tape()
+    tape.begins()
+
+    tape.ends(await wires.run(wire, task_for(wire), notebook=tape, sleep=no_pause))  # type: ignore[arg-type]  # both logs
+    found = await replayed(tape, wire)
+
+    assert list(map(str, found.differences)) == []
+    assert (found.turns, found.calls) == (2, 1)

@@ -2,15 +2,17 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import typer
 
 from soong.orchestrator.cli.console import emit, output, table
 from soong.orchestrator.cli.ids import opened_store
-from soong.orchestrator.client.usage import UsageBy, UsageTotal, usage_totals
+from soong.orchestrator.client.usage import usage_totals
 from soong.orchestrator.retention.amounts import read_age
 from soong.orchestrator.schemas.usage import UsageSum
 from soong.shared.core.settings import load_settings
+from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
 
 
 def command(
@@ -33,7 +35,7 @@ def command(
     output(table(heads, [_row(total) for total in totals]))
 
 
-async def _totals(by: UsageBy, since_us: int, session: str) -> list[UsageTotal]:
+async def _totals(by: UsageBy, since_us: int, session: str) -> Sequence[UsageTotal]:
     async with opened_store(load_settings()) as store:
         return await usage_totals(store.runs, by, since_us=since_us, session_id=session)
 

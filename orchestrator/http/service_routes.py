@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.client.usage import UsageBy, usage_totals
+from soong.orchestrator.client.usage import usage_totals
 from soong.orchestrator.client.workers import list_workers
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Needs, api_of
@@ -16,6 +16,7 @@ from soong.orchestrator.http.strict import StrictRoute
 from soong.orchestrator.schemas.usage import UsageSums
 from soong.orchestrator.schemas.worker import WorkersSchema
 from soong.shared.core.clock import rfc3339
+from soong.shared.engine.runs.usage_sums import UsageBy
 from soong.shared.permissions.access.token import Right
 
 router = APIRouter(route_class=StrictRoute)

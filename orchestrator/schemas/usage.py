@@ -5,8 +5,8 @@ from typing import Final
 
 from pydantic import Field
 
-from soong.orchestrator.client.usage import UsageBy, UsageTotal
 from soong.orchestrator.schemas.base import Schema
+from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
 
 MOST_SUMS: Final = 200
 

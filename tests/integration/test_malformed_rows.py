@@ -20,6 +20,7 @@ from soong.orchestrator.schemas.task import StepSchema
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.record import Usage
+from soong.shared.engine.runs.usage_sums import UsageBy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log.entry import AuditKind
@@ -244,6 +245,8 @@ USAGES = (
     '{"requests": -1}',
     '{"cost_usd": "NaN"}',
     '{"cost_usd": "1E+999999"}',
+    '{"requests":1,"input_tokens":1,"output_tokens":1,"tool_calls":0,"cached_tokens":0,"cost_usd":"1E+999999"}',
+    '{"requests":1,"input_tokens":1,"output_tokens":1,"tool_calls":0,"cached_tokens":0,"cost_usd":null,"by_model":7}',
 )
 
 
@@ -259,6 +262,8 @@ async def test_a_run_whose_usage_is_malformed_says_so_and_stops_no_list(deployme
     assert own.usage == Usage()
     assert RunSchema.of(own).malformed == own.malformed
     assert listed[deployment.victim.identity.run_id].malformed == ""
+    for by in UsageBy:
+        assert await deployment.bench.store.runs.usage_totals(by) == []
 
 
 @pytest.mark.spec("OPS-12.d")

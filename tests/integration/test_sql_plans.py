@@ -75,6 +75,7 @@ EXEMPT = {
     "retention.EMPTY_SESSIONS": "as above, of all sessions",
     "retention.CLOSE_SESSIONS": "as above, of all sessions",
     "notification_outbox.NEWEST": "the newest of all are the first that a scan from the end meets",
+    "usage_sums.USED": "when a person asks for the sums of a time, of all runs",
     "event_feed.GROWN": "sorts the runs of the tasks that are followed, which it reaches by them",
     "event_feed.NEXT_EVENTS": "sorts the events of one page of runs",
 }

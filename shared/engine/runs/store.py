@@ -13,6 +13,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
+from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,13 @@ class RunStore(Protocol):
         self, *, session_id: str = "", task_id: str = "", before: str = "", limit: int = 100
     ) -> Sequence[Run]:
         """Return runs, newest first; ``before`` is the id of the last one of the page before this one."""
+        ...
+
+    async def usage_totals(self, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:
+        """Return the sums over the runs of agents that were made since then, in no order.
+
+        A run whose usage is malformed counts for nothing. Of a run that fell back, each model has its own part.
+        """
         ...
 
     async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:

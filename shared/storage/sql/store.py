@@ -25,6 +25,7 @@ from soong.shared.storage.sql.tasks.runs import SqlRuns
 from soong.shared.storage.sql.tasks.sessions import SqlSessions
 from soong.shared.storage.sql.tasks.task_commands import SqlTaskCommands
 from soong.shared.storage.sql.tasks.tasks import SqlTasks
+from soong.shared.storage.sql.tasks.usage_sums import SqlUsageSums
 from soong.shared.storage.sql.tasks.worker_claims import SqlWorkerClaims
 
 
@@ -53,7 +54,7 @@ class SqlClaimStore(_Part, SqlWorkerClaims, SqlAdditionalClaims, SqlBadWorkers):
     """Implements :class:`soong.shared.engine.tasks.claims.ClaimStore`."""
 
 
-class SqlRunStore(_Part, SqlRuns):
+class SqlRunStore(_Part, SqlRuns, SqlUsageSums):
     """Implements :class:`soong.shared.engine.runs.store.RunStore`."""
 
 

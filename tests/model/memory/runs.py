@@ -1,15 +1,17 @@
 """Runs, their logs and their calls in memory."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import AlreadyConsumedError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
+from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.decision_text import notified_decision
@@ -89,6 +91,15 @@ class MemoryRuns:
     @transaction
     def nodes(self, run_id: str) -> Sequence[Node]:
         return self.rows.nodes.get(run_id, ())
+
+    @transaction
+    def usage_totals(self, by: UsageBy, *, since_us: int = 0, session_id: str = "") -> Sequence[UsageTotal]:
+        totals: dict[str, UsageTotal] = {}
+        for run in self.rows.runs.values():
+            if run.usage.requests and run.created_us >= since_us and session_id in {"", run.identity.session_id}:
+                for key, used in _parts(run, by):
+                    totals.setdefault(key, UsageTotal(key)).add(used)
+        return list(totals.values())
 
     @transaction
     def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:
@@ -248,3 +259,18 @@ def last_runs_of(rows: Rows, task_id: str) -> LastRuns:
     agents = {run_id: run for run_id, run in found.items() if last[run_id].kind is StepKind.AGENT and run.surface}
     granted = {run_id: Surface.from_json(run.surface).tools for run_id, run in agents.items()}
     return LastRuns(granted, events)
+
+
+def _parts(run: Run, by: UsageBy) -> Iterable[tuple[str, Usage]]:
+    """Return what a run counts for, by key."""
+    if by is UsageBy.MODEL and run.usage.by_model:
+        return run.usage.by_model.items()
+    own = run.identity
+    keys = {
+        UsageBy.DAY: utc_date(run.created_us),
+        UsageBy.SESSION: own.session_id,
+        UsageBy.TASK: own.task_id,
+        UsageBy.AGENT: own.definition,
+        UsageBy.MODEL: own.model,
+    }
+    return ((keys[by], run.usage),)

@@ -3,7 +3,7 @@
 The text is SQLite's; what PostgreSQL needs in addition is in ``/*pg … */``, which SQLite skips as a comment. Parameters
 are ``:name``; ``IN @name`` takes a list; ``FROM @name alias(column type, …)`` takes a list of tuples as a table, so a
 batch of any size is one statement with one plan. ``EACH OF column AS alias`` takes a column's JSON list as a table:
-each ``value`` with its place, ``key``.
+each ``value`` with its place, ``key``. ``FIELD name OF column`` is a field of a column's JSON object.
 """
 
 import re
@@ -17,6 +17,7 @@ from soong.shared.storage.sql.engine.json_encoding import encode_ascii
 _ROWS: Final = re.compile(r"@(\w+) (\w+)\(([^)]*)\)")
 _LIST: Final = re.compile(r"IN @(\w+)")
 _EACH: Final = re.compile(r"EACH OF (\w+\.\w+) AS (\w+)")
+_FIELD: Final = re.compile(r"FIELD (\w+) OF (\w+\.\w+)")
 _NAME: Final = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _WRITES: Final = re.compile(r"\b(INSERT INTO|(?<!FOR )(?<!KEY )UPDATE|DELETE FROM)\b")
 _POSTGRES_ONLY: Final = re.compile(r"/\*pg (.*?)\*/", re.DOTALL)
@@ -61,7 +62,8 @@ class Statement:
     def _read(self) -> None:
         text = " ".join(self._text.split())
         postgres = _EACH.sub(_POSTGRES_EACH, _POSTGRES_ONLY.sub(r"\1", text))
-        text = _EACH.sub(r"json_each(\1) AS \2", text)
+        postgres = _FIELD.sub(r"(\2::json ->> '\1')", postgres)
+        text = _FIELD.sub(r"json_extract(\2, '$.\1')", _EACH.sub(r"json_each(\1) AS \2", text))
         set_ = object.__setattr__
         packed = [*(match[1] for match in _ROWS.finditer(postgres)), *_LIST.findall(postgres)]
         set_(self, "packed", tuple(dict.fromkeys(packed)))

@@ -35,7 +35,7 @@ from soong.shared.agents.model import SCRIPT
 from soong.shared.agents.model_answers import AnswerView, NoView
 from soong.shared.agents.model_request import ContextFullError, ProviderFailedError
 from soong.shared.agents.pacing import Pacing, Sleep
-from soong.shared.agents.ports import AgentEnd, AgentTask, RunTranscript
+from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask, RunTranscript
 from soong.shared.agents.provider_schema import SchemaUnsupportedError, names_for
 from soong.shared.agents.repeats import RepeatedFailures
 from soong.shared.agents.requests import ModelRequests
@@ -125,6 +125,8 @@ class _Loop:
     view: AnswerView = field(default_factory=NoView)
     stop: str = ""
     """Why a hook stopped the run; empty while none has, also before this process took it up."""
+    given_up: str = ""
+    """Why the run cannot do its own step, in its own words; empty while it tries."""
     steps_done: int = 0
     """How many additional steps the run has ended: each gives it the turns of one step more (DIS-07)."""
 
@@ -146,6 +148,8 @@ class _Loop:
         except SchemaUnsupportedError as error:
             return self._failed(EndReason.SCHEMA_UNSUPPORTED, str(error))
         await self._begin(transcript, names)
+        if (changed := await self._changed_script()) is not None:
+            return changed
         while True:
             answer = self.talk.answer or await self._next_answer()
             if isinstance(answer, AgentEnd):
@@ -159,8 +163,9 @@ class _Loop:
 
     async def _next_answer(self) -> ModelResponse | AgentEnd:
         """Ask the model, or return the run's end where it gets no other turn or no answer."""
-        if self.stop:
-            return self._failed(EndReason.STOPPED_BY_HOOK, self.stop)
+        if self.stop or self.given_up:
+            reason = EndReason.STOPPED_BY_HOOK if self.stop else EndReason.FAILED
+            return self._failed(reason, self.stop or self.given_up)
         if self.talk.turns >= self.max_turns:
             return self._failed(EndReason.MAX_TURNS, f"the run had {self.max_turns} model turns", is_retryable=True)
         if reached := limit_reached(self.requests.usage, self.task.limits, self.requests.model.name):
@@ -174,10 +179,23 @@ class _Loop:
         except ProviderFailedError as error:
             return self._failed(EndReason.PROVIDER_FAILED, str(error), is_retryable=error.is_retryable)
         except ScriptFailedError as error:
-            words = f"the script failed: {error}"
-            return self._failed(EndReason.FAILED, words, type=error.type, is_retryable=error.is_retryable)
+            return self._script_failed(error)
+
+    def _script_failed(self, error: ScriptFailedError) -> AgentEnd:
+        words = f"the script failed: {error}"
+        return self._failed(EndReason.FAILED, words, type=error.type, is_retryable=error.is_retryable)
 
     # -- beginning
+    async def _changed_script(self) -> AgentEnd | None:
+        """Return the end of a run whose script does not make the calls that are still open: none of them is run."""
+        if not isinstance(self.model, ScriptedModel) or not self.talk.open_calls:
+            return None
+        try:
+            await self.model.confirm(self.talk.messages, self.offer.parameters)
+        except ScriptFailedError as error:
+            return self._script_failed(error)
+        return None
+
     async def _begin(self, transcript: RunTranscript, names: NameTable) -> None:
         task = self.task
         nodes = await transcript.nodes() if task.is_resumed else ()
@@ -336,7 +354,9 @@ class _Loop:
     def _account(self, result: ToolResult, tool: str) -> None:
         self.offer.take(tool, result)
         if result.error is None:
-            self.steps_done += tool == STEP_REPORT and isinstance(result.data, Mapping) and "status" in result.data
+            if tool == STEP_REPORT and isinstance(result.data, Mapping):
+                self.steps_done += "status" in result.data
+                self.given_up = self.given_up or str(result.data.get(GIVEN_UP, ""))
             return
         self.stop = self.stop or stop_of(result)
         entry: dict[str, Json] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Protocol
+from typing import Final, Protocol
 
 from soong.shared.agents.definition import AgentLimits, Compaction, ModelOptions, Price
 from soong.shared.core.identity import RunIdentity
@@ -16,6 +16,9 @@ from soong.shared.engine.tasks.step import Outcome, StepError
 from soong.shared.tools.deferred import DeferredTools
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
+
+GIVEN_UP: Final = "run_ends_because"
+"""In the data of a run's report on its own step: why the step cannot be done. The run ends, and its step fails so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,16 @@ class ScriptedModel(Model[None]):
         ]
         return ModelResponse(parts=parts, model_name=MODEL_NAME)
 
+    async def confirm(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> None:
+        """Hold the calls of the last message to those that the function makes in their place, before these are run.
+
+        Raises:
+            ScriptFailedError: the function raised, or makes others.
+        """
+        *before, last = messages
+        await self.answer(before, parameters)
+        _check_recorded(self._answers, calls_of(last), self._wanted or ())
+
     def close(self) -> None:
         """End the function, if it still waits for a call, without waiting for its end."""
         if self._turns is None or self._wanted is None:

@@ -108,6 +108,40 @@ async def test_a_no_answers_only_what_was_shown_and_is_not_remembered(open_bench
         assert len(callback.shown) == 2
 
 
+@pytest.mark.spec("PER-07.b", "PER-07.c")
+async def test_after_a_no_exactly_the_next_of_equal_questions_is_asked(open_bench: OpenBench) -> None:
+    """The time for an answer begins when a question is asked, and not while it waits for its turn."""
+    callback = Callback([Choice.DENY, Choice.DENY], gate=asyncio.Event())
+    async with open_bench(callback) as bench:
+        subscription = await bench.subscriber.subscribe_session(bench.session_id, with_questions=True)
+        claims = await bench.claim(3)
+        asking = [asyncio.ensure_future(bench.gate(c, w).decide(make_call(c))) for c, w in claims]
+        await bench.pending(3)
+        asked: list[str] = []
+
+        async def has_asked(number: int) -> bool:
+            heard = await subscription.wait(0.01)
+            asked.extend(hint.partition("\nasked ")[2] for hint in heard if "\nasked " in hint)
+            return len(set(asked)) >= number
+
+        await until(lambda: has_asked(1))
+        assert callback.gate is not None
+        await until(lambda: callback.at_once == 1)
+        (shown,) = callback.shown
+        callback.gate.set()
+        callback.gate = asyncio.Event()
+        await until(lambda: has_asked(2))
+        await until(lambda: len(callback.shown) == 2)
+        await bench.settle()
+        await has_asked(9)
+
+        assert set(asked) == {shown.id, callback.shown[1].id}
+        callback.gate.set()
+        callback.gate = None
+        assert not any(answer.is_allowed for answer in await verdicts(*asking))
+        await subscription.close()
+
+
 async def test_questions_about_different_scopes_do_not_wait_for_each_other(open_bench: OpenBench) -> None:
     first = Callback(gate=asyncio.Event())
     async with open_bench(first) as bench:

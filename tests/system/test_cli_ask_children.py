@@ -76,6 +76,43 @@ def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told
         assert {run["worker"].partition("_")[0] for run in runs} == {"wrk"}
 
 
+@pytest.mark.spec("DIS-06", "DAG-03.f")
+def test_a_planner_hears_of_a_failed_step_while_others_run_and_can_wait_for_these(cli: CliHarness) -> None:
+    steps = [
+        {"id": "hopeless", "instructions": "Do what cannot be done.", "model": BROKEN},
+        {"id": "slow", "instructions": "Take your time.", "model": SLOW},
+    ]
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(
+            _says("gpt-5", ToolCall("agent__task_create", {"title": "two", "steps": steps})),
+            _says("gpt-4o", ToolCall("agent__task_update_step", {"failure": "nobody can do this"})),
+            Delay(seconds=SLOW_S, match=Match(model="gpt-5-mini")),
+            Reply(text="slow but done", match=Match(model="gpt-5-mini")),
+            _says("gpt-5", ToolCall("agent__dispatch_worker", {})),
+            _says("gpt-5", ToolCall("agent__dispatch_worker", {"leave_failed": ["hopeless"]})),
+            _says("gpt-5", ToolCall("agent__task_complete", {})),
+            Reply(text="One of two.", match=Match(model="gpt-5")),
+        )
+
+        ended = cli.json("ask", "Do two things.", "--model", PLANNER)
+
+        asked = [one for one in wires.requests if one.body["model"] == "gpt-5"]
+        told = [one["content"] for one in asked[-1].body["messages"] if one["role"] == "tool"]
+        failed, rest = (json.loads(json.loads(one)["error"])["content"][0] for one in told[1:3])
+        assert [(one["id"], one["status"]) for one in failed["steps"]] == [("hopeless", "failed"), ("slow", "running")]
+        assert "nobody can do this" in told[1]
+        assert [(one["id"], one["status"]) for one in rest["steps"]] == [("hopeless", "failed"), ("slow", "completed")]
+        hopeless = next(step for step in ended["steps"] if step["id"] == "hopeless")
+        assert (hopeless["error"]["type"], hopeless["error"]["message"]) == ("failed", "nobody can do this")
+        assert len([one for one in wires.requests if one.body["model"] == "gpt-4o"]) == 1
+
+
+def _says(model: str, call: ToolCall) -> Reply:
+    return Reply(tool_calls=(call,), match=Match(model=model))
+
+
 @pytest.mark.spec("DIS-02.b")
 def test_a_child_has_the_model_of_its_call_of_its_definition_or_of_its_parent(cli: CliHarness) -> None:
     (cli.home / "agents").mkdir(parents=True)

@@ -18,7 +18,10 @@ MAX_NAMED: Final = 10
 _SAME_TYPE: Final = frozenset({ErrorType.BUDGET_EXCEEDED.value})
 """Errors of steps that are those of the call, too. A denial is not among them: the call itself was allowed."""
 START_ANOTHER: Final = "start another one with what is to be different"
-GIVE_AGAIN: Final = "agent.dispatch_worker with a step_id gives a failed step to a worker again, with what you change"
+GIVE_AGAIN: Final = (
+    "agent.dispatch_worker with a step_id gives a failed step to a worker again, with what you change; with "
+    "leave_failed it waits for the rest of a task"
+)
 
 
 def child_outcome(step: Step, facts: Mapping[str, Json], *, lack: str, hint: str) -> HandlerOutput:

@@ -21,7 +21,7 @@ from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.agents.outcomes import GIVE_AGAIN, START_ANOTHER, child_outcome, task_outcome
-from soong.shared.toolsets.agents.waiting import Patience, is_at_rest, moves_by_itself, wait_until
+from soong.shared.toolsets.agents.waiting import Patience, moves_by_itself, needs_decision, wait_until
 from soong.shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
     STEP_ID,
@@ -136,9 +136,9 @@ class StartingTools:
             name="agent.dispatch_worker",
             title="Dispatch worker",
             description="Have workers do something, and wait. With `instructions` alone: one worker for them. With "
-            "`task_id`: wait until the task's steps have ended or need a decision of yours; their workers start by "
-            "themselves. With `step_id`, too: give that failed step to a worker again, with what you change. With "
-            "`mode: pull`: let `count` workers take the task's pull steps one by one. "
+            "`task_id`: wait until the task's steps have ended or one needs a decision of yours, as a failed one does; "
+            "their workers start by themselves. With `step_id`, too: give that failed step to a worker again, with "
+            "what you change. With `mode: pull`: let `count` workers take the task's pull steps one by one. "
             "Several calls of one turn run side by side.",
             search_hint="worker dispatch delegate wait reassign pull",
             input_schema={
@@ -151,6 +151,11 @@ class StartingTools:
                     "count": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1},
                     "max_steps": {"type": "integer", "minimum": 1, "description": "Most steps of each pull worker."},
                     "pool": {**_TEXT, "description": "Pool of the pull workers."},
+                    "leave_failed": {
+                        "type": "array",
+                        "items": STEP_ID,
+                        "description": "Failed steps of the task that you leave as they are: the rest is waited for.",
+                    },
                 },
             },
             handler=self._dispatch,
@@ -179,7 +184,7 @@ class StartingTools:
                 raise ToolError(ErrorType.INVALID_INPUT, problem, hint=hint)
             return await self._spawn(context, call_input, Role.WORKER)
         task = await self._task(context, call_input)
-        return await self._rest_of(context, task)
+        return await self._rest_of(context, task, call_input)
 
     # -- one child
     async def _spawn(
@@ -257,18 +262,19 @@ class StartingTools:
             **{name: str(call_input[name]) for name in _OF_PULL if name in call_input},
         )
         await refused_as_error(dispatching)
-        return await self._rest_of(context, task)
+        return await self._rest_of(context, task, call_input)
 
-    async def _rest_of(self, context: ToolContext, task: Task) -> HandlerOutput:
+    async def _rest_of(self, context: ToolContext, task: Task, call_input: JsonObject) -> HandlerOutput:
         """Wait until a task has ended or waits for a decision; return what its steps came to."""
-        store, patience = self.service.store.tasks, self._patience()
+        store, patience, named = self.service.store.tasks, self._patience(), call_input.get("leave_failed")
+        left = set(map(str, named)) if isinstance(named, list) else set()
         lacks: dict[str, str] = {}
 
         async def resting() -> list[Step] | None:
             is_over = (await store.task(task.id)).status.is_terminal
             steps = list(await store.steps(task.id))
             lacks.update(await patience.lacks(steps))
-            return steps if lacks or is_over or is_at_rest(steps) else None
+            return steps if lacks or is_over or needs_decision(steps, left) else None
 
         steps = await wait_until(self.service.subscriber, context.identity.session_id, resting)
         ids = {step.key: step.step_id for step in steps}

@@ -1,12 +1,12 @@
 """Waiting for what an agent started: until nothing of it can continue by itself (DIS-06)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, TypeVar
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.engine.tasks.kinds import ClaimMode
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
@@ -75,6 +75,8 @@ class Patience:
         return found if now_s - self._since_s >= self.limit_s else {}
 
 
-def is_at_rest(steps: Sequence[Step]) -> bool:
-    """Say whether none of these steps changes before somebody decides something."""
-    return not any(map(moves_by_itself, steps))
+def needs_decision(steps: Sequence[Step], left: Collection[str]) -> bool:
+    """Say whether somebody has to decide: none of these steps changes by itself, or one failed that is not ``left``."""
+    failed = (step for step in steps if step.status is StepStatus.FAILED and step.on_failure is not FailurePolicy.KEEP)
+    is_open = any(not moves_by_itself(step) and not step.map_key and step.step_id not in left for step in failed)
+    return is_open or not any(map(moves_by_itself, steps))

@@ -1,13 +1,14 @@
 """How a child claims steps and reports them: its own, which its worker claimed for it, and one more at a time (DAG-03).
 
-A child names steps only by their ids: fence, worker and run come from what it holds. Progress may be reported
-of any step it holds; a result or a failure only of an additional one, which ends with it. Its own step's result is its
-final answer.
+A child names steps only by their ids: fence, worker and run come from what it holds. Progress and failure may be
+reported of any step it holds, a result only of an additional one, which ends with it. Its own step's result is its
+final answer; a failure of its own step ends its run.
 """
 
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from soong.shared.agents.ports import GIVEN_UP
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
@@ -79,7 +80,7 @@ class ClaimTools:
             title="Update step",
             description="Report on a step that you hold. `progress`: how far you are, in one line. `output`: the "
             "result of the step that you have claimed, which completes it. `failure`: why it cannot be done, which "
-            "fails it. Your own step takes progress only: its result is your final answer.",
+            "fails it. Of your own step, a failure ends your run, and its result is your final answer.",
             search_hint="progress update step result done failed",
             input_schema={
                 "type": "object",
@@ -128,9 +129,11 @@ class ClaimTools:
             return await self._update_additional(holder, standing, call_input)
         if asked != own.step_id:
             raise await self._not_held(own, holder, asked)
+        if "failure" in call_input:
+            return {"step": own.step_id, GIVEN_UP: self.shown(str(call_input["failure"]))}
         if "progress" not in call_input:
             problem = f"the result of your own step {own.step_id!r} is your final answer"
-            raise ToolError(ErrorType.INVALID_INPUT, problem, hint="report progress, or answer when you are done")
+            raise ToolError(ErrorType.INVALID_INPUT, problem, hint="report progress or a failure, or answer when done")
         return await self._progress(holder, own.step_id, call_input)
 
     async def _update_additional(self, holder: Lease, claim: Claim, call_input: JsonObject) -> HandlerOutput:

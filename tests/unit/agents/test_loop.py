@@ -13,7 +13,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from soong.shared.agents.definition import AgentLimits
 from soong.shared.agents.loop import run_agent
-from soong.shared.agents.ports import AgentEnd, AgentTask
+from soong.shared.agents.ports import GIVEN_UP, AgentEnd, AgentTask
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType, NodeKind
@@ -300,6 +300,29 @@ async def test_each_step_that_a_run_ends_beside_its_own_gives_it_the_turns_of_on
 
     assert len(talker.told) == turns
     assert end.end_reason is EndReason.MAX_TURNS
+
+
+async def test_a_run_that_reports_its_own_step_as_failed_ends_so_without_another_turn() -> None:
+    async def report(_context: ToolContext, call_input: JsonObject) -> Json:
+        return {"step": "own", GIVEN_UP: "there is no printer"}
+
+    tool = replace(BREAK, name="agent.task_update_step", handler=report)
+    talker = Talker(calls(("agent__task_update_step", {}, "c0")), says("never asked"))
+
+    end, notebook = await run(talker, make_task(tools=(tool,)))
+    again = Talker(says("never asked"))
+    resumed, _ = await run(
+        again, make_task(tools=(tool,), is_resumed=True), notebook=Notebook(written=list(notebook.written))
+    )
+
+    for one in (end, resumed):
+        assert one.error is not None
+        assert (one.end_reason, one.error.type, one.error.message) == (
+            EndReason.FAILED,
+            "failed",
+            "there is no printer",
+        )
+    assert (len(talker.told), len(again.told)) == (1, 0)
 
 
 @pytest.mark.spec("EXE-03.a")

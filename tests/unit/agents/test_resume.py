@@ -36,6 +36,14 @@ async def sums(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     return {"sum": sum(doubled) + sum(one for one in found[:2] if not isinstance(one, ToolCallError))}
 
 
+@scripted_agent("tests.sums_changed")
+async def sums_changed(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    """Do the same in the first turn, and write something else in the second."""
+    await asyncio.gather(*(agent.call("test.double", n=n) for n in inputs["numbers"]))
+    calls = agent.call("test.double", n=100), agent.call("test.store", n=70), agent.call("test.store", n=8)
+    return {"sum": len(await asyncio.gather(*calls))}
+
+
 class World:
     """What the tools touch, and how often."""
 
@@ -53,7 +61,12 @@ class World:
 
 
 async def play(
-    notebook: Notebook, world: World, *, is_resumed: bool, incidents: StepIncidents | None = None
+    notebook: Notebook,
+    world: World,
+    *,
+    is_resumed: bool,
+    incidents: StepIncidents | None = None,
+    script: str = "tests.sums",
 ) -> AgentEnd:
     tools = (
         ToolDefinition("test.double", "Doubles.", NUMBER, world.double, Permission.READONLY),
@@ -62,7 +75,7 @@ async def play(
     task = make_task(tools=tools, inputs={"numbers": [1, 2, 3]}, output_schema=OUTPUT, is_resumed=is_resumed)
     place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
     pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
-    model = resolve_model("script", "tests.sums")
+    model = resolve_model("script", script)
     return await run_agent(task, model, pipeline, notebook, notebook, FakeClock(), incidents=incidents)
 
 
@@ -89,6 +102,20 @@ async def test_cut_off_after_any_node_a_run_does_only_what_has_no_result_and_end
         assert len(world.reads) == 4 - (len(results) - len(done_writes)), cut
         assert world.writes == [7, 8][len(done_writes) :], cut
         assert kinds(notebook.written + list(end.nodes)) == kinds(nodes), cut
+
+
+@pytest.mark.spec("DAG-07.a")
+async def test_a_script_that_changed_is_compared_before_an_open_call_acts() -> None:
+    nodes = await whole_run()
+    second_turn = [index for index, node in enumerate(nodes) if node.kind is NodeKind.ASSISTANT][1]
+    world, notebook = World(), Notebook(written=nodes[: second_turn + 1])
+
+    end = await play(notebook, world, is_resumed=True, script="tests.sums_changed")
+
+    assert end.error is not None
+    assert end.error.type == "replay_differs"
+    assert "recorded test.store" in end.error.message
+    assert (world.reads, world.writes) == ([], [])
 
 
 @pytest.mark.spec("DAG-09.b")

@@ -210,7 +210,6 @@ async def test_a_second_claim_names_the_one_that_is_open(child: Child) -> None:
         pytest.param({"output": 1, "progress": "x"}, id="result-and-progress"),
         pytest.param({"output": 1, "fence": 7}, id="a-fence"),
         pytest.param({"step_id": "own", "output": 1}, id="the-own-steps-result"),
-        pytest.param({"step_id": "own", "failure": "no"}, id="the-own-steps-failure"),
     ],
 )
 async def test_a_report_that_cannot_be_one_is_refused(child: Child, arguments: dict[str, Json]) -> None:

@@ -11,7 +11,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 
 _DAY_US: Final = 86_400_000_000
 _PARTS_OF_USD: Final = 10**12
-"""SQLite has no decimal numbers: it sums costs as whole numbers of this part of a dollar."""
+"""SQLite has no decimal numbers: costs are integers of this part of a dollar."""
 _COUNT: Final = r":\d{1,15},"
 _ONE: Final = (
     rf'\{{"requests"{_COUNT}"input_tokens"{_COUNT}"output_tokens"{_COUNT}"tool_calls"{_COUNT}"cached_tokens"{_COUNT}'

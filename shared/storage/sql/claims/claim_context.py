@@ -13,7 +13,6 @@ from soong.shared.core.identity import Origin, Role, RunIdentity
 from soong.shared.core.ids import step_id_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
@@ -22,7 +21,6 @@ from soong.shared.storage.sql.claims.claim_rows import ClaimedRun, ClaimedStep, 
 from soong.shared.storage.sql.claims.successor_hints import SuccessorHints
 from soong.shared.storage.sql.engine.log_rows import preceding_of
 from soong.shared.storage.sql.engine.rows import output_of, spec_of, unpack
-from soong.shared.storage.sql.engine.short_forms import NODES, entire
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError, object_of
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -311,14 +309,14 @@ def _answer_among(text: str) -> JsonObject | None:
         for entry in reversed(preceding_of(text)):
             match entry:
                 case [_, "assistant", dict(payload)]:
-                    return entire(payload, NODES[NodeKind.ASSISTANT])
+                    return payload
     return None
 
 
 def _object(text: str | None) -> JsonObject | None:
     """Return what remains of an ended run, as far as it can be read."""
     with suppress(MalformedError):
-        return None if text is None else entire(object_of("payload", text), NODES[NodeKind.RESULT])
+        return None if text is None else object_of("payload", text)
     return None
 
 

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from soong.shared.core.jsontext import JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.storage.sql.engine.rows import pack
-from soong.shared.storage.sql.engine.short_forms import EVENTS, NODES, shortened
 from soong.shared.storage.sql.engine.transaction import Row
 
 ROW_ENTRIES: Final = 64
@@ -19,16 +17,6 @@ ROW_CHARS: Final = 64 * 1024
 def _word(text: str) -> str:
     """Return a type of events or a kind of nodes as JSON has it: there are few."""
     return pack(text)
-
-
-def event_text(type_: str, data: JsonObject) -> str:
-    """Return the data of an event as its row holds it."""
-    return pack(shortened(data, EVENTS.get(type_)))
-
-
-def node_text(kind: str, payload: JsonObject) -> str:
-    """Return the payload of a node as its row holds it."""
-    return pack(shortened(payload, NODES.get(kind)))
 
 
 def rows_of_events(events: Sequence[Row], now_us: int) -> list[Row]:

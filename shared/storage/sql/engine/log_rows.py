@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.tasks.step import MALFORMED
-from soong.shared.storage.sql.engine.short_forms import EVENTS, NODES, entire
 from soong.shared.storage.sql.engine.strict import (
     MAX_SHOWN_CHARS,
     MalformedError,
@@ -139,7 +138,7 @@ def _events_of_row(row: EventRow, seq: int) -> Iterator[Event]:
     if problem:
         yield _malformed_event(run_id, seq, time_us, problem)
     else:
-        yield Event(run_id, seq, row.type, time_us, entire(data, EVENTS.get(row.type)))
+        yield Event(run_id, seq, row.type, time_us, data)
 
 
 def _texts_of_row(row: EventRow) -> tuple[list[Json], JsonObject, int, str]:
@@ -172,7 +171,7 @@ def _event_of_entry(run_id: str, seq: int, entry: Json) -> Event:
         type_, time_us = word_of("type", entry[0]), number_of("time_us", entry[1])
     except MalformedError as error:
         return _malformed_event(run_id, seq, 0, str(error))
-    return Event(run_id, seq, type_, time_us, entire(entry[2], EVENTS.get(type_)))
+    return Event(run_id, seq, type_, time_us, entry[2])
 
 
 def _malformed_event(run_id: str, seq: int, time_us: int, reason: str) -> Event:
@@ -204,7 +203,7 @@ def _nodes_of_row(row: Any) -> Iterator[Node]:
         yield _node_of_entry(row.run_id, number, entry, created_us)
     if reading.problems:
         payload = {"v": 1, MALFORMED: reading.problem}
-    yield Node(row.run_id, row.number, row.parent, kind, entire(payload, NODES.get(kind)), created_us)
+    yield Node(row.run_id, row.number, row.parent, kind, payload, created_us)
 
 
 def _node_of_entry(run_id: str, number: int, entry: Json, created_us: int) -> Node:
@@ -216,7 +215,7 @@ def _node_of_entry(run_id: str, number: int, entry: Json, created_us: int) -> No
         if parent >= number:
             raise MalformedError(f"parent is {parent} of node {number}")
         kind = _kind_of(word_of("kind", entry[1]))
-        return Node(run_id, number, parent, kind, entire(entry[2], NODES.get(kind)), created_us)
+        return Node(run_id, number, parent, kind, entry[2], created_us)
     except MalformedError as error:
         return Node(run_id, number, number - 1, NodeKind.USER, {"v": 1, MALFORMED: str(error)}, created_us)
 

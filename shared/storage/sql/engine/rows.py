@@ -37,7 +37,6 @@ from soong.shared.permissions.decision_text import decision_from, fields_of
 from soong.shared.permissions.provenance import Provenance, provenance_from
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
 from soong.shared.storage.sql.engine.json_encoding import encode, encode_ascii
-from soong.shared.storage.sql.engine.short_forms import CALL_FACTS, INPUTS, entire
 from soong.shared.storage.sql.engine.strict import (
     MAX_TEXT_CHARS,
     MalformedError,
@@ -355,7 +354,7 @@ def inputs_of(call: CallRow) -> dict[str, Json]:
 def call_of(row: Any) -> CallRow:
     """Return the ledger entry of a row; what is malformed of it is left out, and its status holds."""
     reading = RowReader()
-    inputs = {**entire(reading.object("inputs", row.inputs), INPUTS)}
+    inputs = dict(reading.object("inputs", row.inputs))
     open_input = inputs.pop(_OPEN_INPUT, None)
     return CallRow(
         open_input=open_input if isinstance(open_input, dict) else None,
@@ -366,7 +365,7 @@ def call_of(row: Any) -> CallRow:
         is_write=bool(row.is_write),
         input_digest=row.input_digest,
         inputs=inputs,
-        facts=entire(reading.object("facts", row.facts), CALL_FACTS),
+        facts=reading.object("facts", row.facts),
         decision_id=row.decision_id,
         status=CallStatus(row.status),
         result=reading.take(lambda: output_of(row.result), None),

@@ -14,7 +14,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
-from soong.shared.storage.sql.engine.log_packing import event_text, node_text, rows_of_events, rows_of_nodes
+from soong.shared.storage.sql.engine.log_packing import rows_of_events, rows_of_nodes
 from soong.shared.storage.sql.engine.log_rows import FIRST_EVENTS
 from soong.shared.storage.sql.engine.rows import digest_of, pack, plain
 from soong.shared.storage.sql.engine.statements import Change, Insert, ReadyRows, Statement
@@ -212,8 +212,8 @@ class RunLogBuffer:
     def add(self, run_id: str, *, nodes: Sequence[NewNode] = (), events: Sequence[NewEvent] = ()) -> None:
         """Add a caller's nodes and events."""
         entry = self._entry(run_id)
-        entry.nodes.extend((node.parent, node.kind.value, node_text(node.kind, node.payload)) for node in nodes)
-        entry.events.extend((str(e.type), e.time_us or None, event_text(e.type, e.data)) for e in events)
+        entry.nodes.extend((node.parent, node.kind.value, pack(node.payload)) for node in nodes)
+        entry.events.extend((str(e.type), e.time_us or None, pack(e.data)) for e in events)
 
     def add_result_of_step(self, run_id: str) -> None:
         """Count the result as the run's last node. It has no row: the step's output is its content."""

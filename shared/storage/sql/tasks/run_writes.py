@@ -18,7 +18,6 @@ from soong.shared.engine.runs.store import Appended, CallRow, CallStatus
 from soong.shared.storage.sql.engine.audit_log import report
 from soong.shared.storage.sql.engine.rows import inputs_of, pack
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
-from soong.shared.storage.sql.engine.short_forms import CALL_FACTS, INPUTS, shortened
 from soong.shared.storage.sql.engine.statements import Statement, packed_batches
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.taint import TAINT
@@ -236,8 +235,8 @@ def _call_fields(call: CallRow) -> tuple[object, ...]:
         "" if call.effect_id == effect_id_of(call.run_id, call.tool_call_id) else call.effect_id,
         int(call.is_write),
         call.input_digest,
-        pack(shortened(inputs_of(call), INPUTS)),
-        pack(shortened(call.facts, CALL_FACTS)),
+        pack(inputs_of(call)),
+        pack(call.facts),
         call.decision_id,
         CallStatus(call.status).value,
         None if call.result is None else pack(call.result),

@@ -1,5 +1,5 @@
 """Everything that the first version stores: what :mod:`soong.shared.storage.sql.engine.tables` describes, as it was
-then.
+then. Logs and calls are plain JSON.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_b9e41eee"
+revision = "0001_a2c43f73"
 down_revision = None
 branch_labels = None
 depends_on = None

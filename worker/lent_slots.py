@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import field
 from typing import Final, Protocol
 
+from soong.shared.agents.pacing import LIFTED
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 
@@ -62,7 +63,11 @@ class LentSlots:
         try:
             if self._looking is None:
                 self._looking = asyncio.get_running_loop().create_task(self._look(slots))
-            await asyncio.sleep(seconds)
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError as signal:
+                if signal.args != (LIFTED,):
+                    raise
             await self._place(slots)
         finally:
             self.count -= 1

@@ -141,6 +141,11 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
             "Limit how much runs at once, by pool, model, agent definition or session.",
             ("soong limits set pool:default 8", "soong limits list"),
         ),
+        "models": CommandEntry(
+            "models",
+            "List the models whose provider asked for a pause; end a pause.",
+            ("soong models paused", "soong models resume openai:gpt-5"),
+        ),
         "projects": CommandEntry("projects", "Mark a folder for workers that have it.", ("soong projects mark .",)),
         "flower": CommandEntry("flower", "Open Flower on the running service."),
         "metrics": CommandEntry("metrics", "Print the metrics in Prometheus' text form."),

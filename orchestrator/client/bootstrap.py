@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from soong.orchestrator.client.client import Client
+from soong.shared.agents.pacing import Pauses
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.lazy_dataclass import dataclass
@@ -18,6 +19,7 @@ from soong.shared.engine.wire.notifier import Notifier, Subscription
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.pacing import RedisPacer
 from soong.shared.storage.redis.subscriber import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
@@ -80,6 +82,16 @@ async def opened_notifier(settings: Settings) -> AsyncIterator[Notifier]:
         yield notifier
     finally:
         await notifier.close()
+        await clients.close()
+
+
+@asynccontextmanager
+async def opened_pauses(settings: Settings) -> AsyncIterator[Pauses]:
+    """Open the pauses of models, for a person who looks at them or ends them."""
+    clients = RedisClients.of(settings.redis_url, name="soong-models")
+    try:
+        yield RedisPacer(clients.commands)
+    finally:
         await clients.close()
 
 

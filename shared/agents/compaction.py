@@ -38,6 +38,9 @@ WORTHWHILE_SHARE: Final = 0.1
 """How much of the context a compaction must make free, where the provider has not yet refused the request."""
 SUMMARY_SHARE: Final = 0.5
 """How much of the context the text may take that is to be summarised."""
+GROWN_TOKENS: Final = 1000
+GROWN_SHARE: Final = 0.2
+"""What must be new since the last answer, at least, for a refusal without known words to be taken for one of length."""
 SHORT_CHARS: Final = 400
 LEFT_OUT: Final = "(this result was left out to make room; make the call again if you need it)"
 SUMMARY_HEAD: Final = (
@@ -90,6 +93,15 @@ def due(messages: Sequence[ModelMessage], settings: Compaction) -> Cut | None:
         return None
     cut = cut_of(messages, int(window * KEPT_SHARE))
     return cut if cut and tokens_of(cut.dropped) >= WORTHWHILE_SHARE * window else None
+
+
+def has_grown(messages: Sequence[ModelMessage]) -> bool:
+    """Say whether a history is much longer than what its model has read: a refusal may be for its length."""
+    answers = [place for place, message in enumerate(messages) if isinstance(message, ModelResponse)]
+    if not answers:
+        return False
+    last = cast(ModelResponse, messages[answers[-1]])
+    return tokens_of(messages[answers[-1] + 1 :]) >= max(GROWN_TOKENS, GROWN_SHARE * last.usage.input_tokens)
 
 
 def cut_of(messages: Sequence[ModelMessage], kept_tokens: int) -> Cut | None:

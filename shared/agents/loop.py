@@ -19,6 +19,7 @@ from soong.shared.agents.compaction import (
     cut_of,
     drop_node,
     due,
+    has_grown,
     own_answers,
     room_of,
     summary_node,
@@ -249,13 +250,14 @@ class _Loop:
                 await self._compact(cut)
             try:
                 return await self._ask()
-            except ContextFullError:
-                cut = next((found for kept in rooms if (found := cut_of(self.talk.messages, kept))), None)
-                if cut is None:
-                    raise
-                await self._compact(cut)
             except ProviderFailedError as error:
-                if not await self.requests.fall_back(error):
+                is_full = isinstance(error, ContextFullError)
+                if is_full or (error.is_of_request and not self.talk.is_compacted and has_grown(self.talk.messages)):
+                    cut = next((found for kept in rooms if (found := cut_of(self.talk.messages, kept))), None)
+                    if cut is not None:
+                        await self._compact(cut)
+                        continue
+                if is_full or not await self.requests.fall_back(error):
                     raise
 
     async def _compact(self, cut: Cut) -> None:

@@ -13,6 +13,7 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
+from soong.shared.agents.foreign_bodies import watch_bodies
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.core.lazy_dataclass import dataclass
 
@@ -135,6 +136,7 @@ class AnswerSource:
         parameters: ModelRequestParameters,
         follower: AnswerFollower,
     ) -> ModelResponse:
+        watch_bodies(self.model)
         try:
             async with self.model.request_stream(messages, settings, parameters) as stream:
                 async for event in stream:

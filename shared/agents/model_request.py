@@ -1,7 +1,8 @@
 """One model request: sent until an answer is complete, or until it is clear that none comes (DIS-09, DIS-12).
 
 Owns the one retry policy: the providers' clients do not retry by themselves. A provider says how long to wait
-(``Retry-After``, RFC 9110 section 10.2.3), and that is how long the run waits.
+(``Retry-After``, RFC 9110 section 10.2.3), and that is how long the run waits, up to a bound: a longer pause is a final
+failure of that model.
 """
 
 import asyncio
@@ -28,10 +29,11 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings, ThinkingLevel
 
+from soong.shared.agents.context_refusals import is_too_long
 from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.messages import taken_in
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, BrokenAnswerError
-from soong.shared.agents.pacing import Pacing, Sleep
+from soong.shared.agents.pacing import LONGEST_S, Pacing, Sleep
 from soong.shared.agents.unusable_model import UnusableModelError
 from soong.shared.core.errors import SoongError
 from soong.shared.core.settings import without_password
@@ -48,8 +50,7 @@ _OF_THE_ACCOUNT: Final = (
     UnusableModelError,
 )
 _CODES_OF_THE_ACCOUNT: Final = frozenset({401, 402, 403, 404})
-_CONTEXT_FULL: Final = ("exceed_context_size", "exceeds the available context size")
-"""How llama.cpp says it; the words of the providers are known to the model library."""
+_CODES_OF_THE_REQUEST: Final = frozenset({400, 422})
 
 _THINKING: Final[Mapping[str, ThinkingLevel]] = {"off": False, "low": "low", "medium": "medium", "high": "high"}
 
@@ -62,6 +63,8 @@ class ProviderFailedError(SoongError):
         self.is_retryable = is_retryable
         self.is_of_model = is_of_model
         """The failure is the provider's or its account's: another model may answer the same request."""
+        self.is_of_request = False
+        """The provider refuses the request as such, in words that say nothing of its length."""
 
 
 class ContextFullError(ProviderFailedError):
@@ -99,15 +102,17 @@ async def request(
             answer = await source.next(messages, settings, parameters, follower)
             return _cut_where_it_ends(taken_in(answer), options.max_tokens)
         except (AgentRunError, UserError) as error:
-            may_pass = _may_pass(error)
-            is_retried = may_pass and attempt < attempts
+            may_pass, asked_s = _may_pass(error), _asked_s(error)
+            is_beyond = (asked_s or 0.0) > (LONGEST_S if pacing is None else pacing.longest_s)
+            is_retried = may_pass and attempt < attempts and not is_beyond
             failed(attempt, str(error), is_retried, _status_of(error))
             if not is_retried:
-                raise _failure(error, attempt, source.model, is_retryable=may_pass) from error
-            asked_s = _asked_s(error)
-            if pacing is not None and asked_s is not None:
-                await pacing.limited(asked_s)
-            await sleep(_backoff_s(attempt) if asked_s is None else asked_s)
+                asks = f"; it asks for a pause of {asked_s:,.0f} s, which is too long" if may_pass and is_beyond else ""
+                raise _failure(error, attempt, source.model, is_retryable=may_pass, asks=asks) from error
+            if pacing is None or asked_s is None:
+                await sleep(_backoff_s(attempt) if asked_s is None else asked_s)
+            else:
+                await pacing.limited(asked_s)  # the next attempt waits with all others
     raise ProviderFailedError("no attempt was allowed", is_retryable=False)
 
 
@@ -138,14 +143,18 @@ def _cut_where_it_ends(answer: ModelResponse, max_tokens: int | None) -> ModelRe
     return replace(answer, finish_reason="length") if is_cut and answer.finish_reason in {None, "stop"} else answer
 
 
-def _failure(error: Exception, attempt: int, model: Model[Any], *, is_retryable: bool) -> ProviderFailedError:
-    words = f"{attempt} attempts: {error}" if attempt > 1 else str(error)
+def _failure(
+    error: Exception, attempt: int, model: Model[Any], *, is_retryable: bool, asks: str = ""
+) -> ProviderFailedError:
+    words = (f"{attempt} attempts: {error}" if attempt > 1 else str(error)) + asks
     if isinstance(error, ModelConnectionError) and model.base_url:
         words = f"{words} ({without_password(model.base_url)})"
     if _is_context_full(error):
         return ContextFullError(words, is_retryable=False)
     is_of_account = isinstance(error, _OF_THE_ACCOUNT) or getattr(error, "status_code", 0) in _CODES_OF_THE_ACCOUNT
-    return ProviderFailedError(words, is_retryable=is_retryable, is_of_model=is_retryable or is_of_account)
+    failure = ProviderFailedError(words, is_retryable=is_retryable, is_of_model=is_retryable or is_of_account)
+    failure.is_of_request = _status_of(error) in _CODES_OF_THE_REQUEST
+    return failure
 
 
 def _status_of(error: Exception) -> int:
@@ -156,8 +165,7 @@ def _status_of(error: Exception) -> int:
 def _is_context_full(error: Exception) -> bool:
     if isinstance(error, ModelContextWindowExceededError):
         return True
-    is_refused = isinstance(error, ModelHTTPError) and error.status_code == 400
-    return is_refused and any(words in str(error) for words in _CONTEXT_FULL)
+    return isinstance(error, ModelHTTPError) and is_too_long(error.status_code, str(error))
 
 
 def _may_pass(error: Exception) -> bool:

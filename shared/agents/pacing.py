@@ -1,8 +1,8 @@
 """Pacing: requests to one provider wait together (DIS-09, DIS-12).
 
-When a provider says how long to wait, all runs of all processes with the same key wait so long, and a limit of requests
-or tokens a minute that the configuration sets holds for all of them. Each process counts for itself where it hears
-nothing of the others.
+When a provider says how long to wait, all runs of all processes with the same model and key wait so long, unless a
+person lifts the pause. A limit of requests or tokens a minute that the configuration sets holds for all models of a
+key. Each process counts for itself where it hears nothing of the others.
 """
 
 import asyncio
@@ -15,8 +15,14 @@ from typing import Any, Final, Protocol
 from soong.shared.core.lazy_dataclass import dataclass
 
 MINUTE_S: Final = 60.0
-MOST_SHARED_S: Final = 3600.0
-"""The longest pause that one process sets for the others; the run that was asked to wait waits all of it."""
+LONGEST_S: Final = 600.0
+"""The longest pause that a provider may ask for, unless a setting has another."""
+LOOK_S: Final = 1.0
+"""How often a run that waits looks whether its pause was lifted."""
+PAUSE: Final = ":pause:"
+"""In the key of a pause: before the name of its model."""
+LIFTED: Final = "the pause was lifted"
+"""With this message a sleep is cancelled whose run continues."""
 _KEY_CHARS: Final = 24
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -35,6 +41,18 @@ class Pacer(Protocol):
 
     async def take(self, key: str, amount: int, limit: int) -> float:
         """Count ``amount`` in the current minute of a key; return 0, or how long to wait until there is room."""
+        ...
+
+
+class Pauses(Protocol):
+    """The pauses of a deployment, for people. Raises UnavailableError where their server is away."""
+
+    async def paused(self) -> dict[str, float]:
+        """Return the models that wait, and for how many seconds at most."""
+        ...
+
+    async def lift(self, model: str = "") -> list[str]:
+        """End the pauses of a model, or of all, for every process; return the models."""
         ...
 
 
@@ -69,6 +87,10 @@ class LocalPacer:
             self._until.pop(key, None)
         return max(0.0, left)
 
+    def forget(self, key: str) -> None:
+        """Know of no pause under this key."""
+        self._until.pop(key, None)
+
     async def pause(self, key: str, seconds: float) -> None:
         self._until[key] = max(self._until.get(key, 0.0), self.clock() + seconds)
 
@@ -85,22 +107,41 @@ class LocalPacer:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """The pace of one run's model."""
+    """The pace of one run's model: ``name``. ``longest_s`` is the longest pause that its provider may ask for."""
 
     pacer: Pacer
     key: str
     limits: RateLimits = RateLimits()
     sleep: Sleep = asyncio.sleep
+    name: str = ""
+    longest_s: float = LONGEST_S
+
+    @property
+    def pause_key(self) -> str:
+        return f"{self.key}{PAUSE}{self.name}"
 
     async def before(self, tokens: int) -> None:
         """Wait until a request that may use so many tokens may be sent."""
         while True:
-            wait_s = await self.pacer.pause_left_s(self.key)
-            if wait_s <= 0:
-                wait_s = await self._room(tokens)
-            if wait_s <= 0:
+            if (pause_s := await self.pacer.pause_left_s(self.pause_key)) > 0:
+                await self._pause(pause_s)
+            elif (wait_s := await self._room(tokens)) > 0:
+                await self.sleep(wait_s)
+            else:
                 return
-            await self.sleep(wait_s)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for the end of a pause, or for the person who lifts it."""
+        sleeping = asyncio.ensure_future(self.sleep(seconds))
+        try:
+            while not (await asyncio.wait({sleeping}, timeout=LOOK_S))[0]:
+                if await self.pacer.pause_left_s(self.pause_key) <= 0:
+                    sleeping.cancel(LIFTED)
+                    await asyncio.wait({sleeping})
+            if not sleeping.cancelled():
+                sleeping.result()
+        finally:
+            sleeping.cancel()
 
     async def _room(self, tokens: int) -> float:
         limits = self.limits
@@ -111,4 +152,4 @@ class Pacing:
     async def limited(self, seconds: float) -> None:
         """Have others wait, too: the provider said how long."""
         if seconds > 0:
-            await self.pacer.pause(self.key, min(seconds, MOST_SHARED_S))
+            await self.pacer.pause(self.pause_key, seconds)

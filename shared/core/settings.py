@@ -192,6 +192,11 @@ class Settings(BaseModel):
     stream: bool = Field(
         default=True, description="Answers of models arrive piece by piece where they can; off: in one piece."
     )
+    max_retry_after_s: Seconds = Field(
+        default=600.0,
+        description="Longest pause that a provider may ask for (`Retry-After`); a longer one fails the model at once, "
+        "and its fallbacks apply.",
+    )
     parallel_reads: int = Field(
         default=10, ge=1, le=100, description="Neighbouring reading calls of one model turn that run at once."
     )

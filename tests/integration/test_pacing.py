@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from redis.asyncio import Redis
 
-from soong.shared.agents.pacing import MOST_SHARED_S, LocalPacer, Pacer, Pacing, RateLimits, provider_key
+from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, provider_key
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.pacing import PREFIX, RedisPacer
+from soong.worker.lent_slots import LentSlots
 
 pytestmark = pytest.mark.spec("DIS-09", "DIS-12.d")
 
@@ -90,8 +92,66 @@ async def test_a_request_waits_for_the_pause_and_then_for_its_minute() -> None:
     await pacing.before(60)
 
     assert slept == [5, 55]
-    await pacing.limited(10 * MOST_SHARED_S)
-    assert await pacer.pause_left_s("k") == MOST_SHARED_S
+
+
+async def test_a_pause_is_of_one_model_and_a_minute_of_all_models_of_the_key(pacer: Pacer) -> None:
+    one, other = (Pacing(pacer, "k", RateLimits(requests=1), name=name) for name in ("a", "b"))
+    await one.limited(30)
+
+    await asyncio.wait_for(other.before(0), 5)
+
+    assert await pacer.pause_left_s(other.pause_key) == 0
+    assert await pacer.take("k:rpm", 1, 1) > 0
+
+
+async def test_a_pause_that_a_person_lifts_ends_in_every_process(redis: "Redis", redis_url: str) -> None:
+    clients = RedisClients.of(redis_url)
+    pacings = [Pacing(RedisPacer(one), "k", name="openai:gpt-5") for one in (redis, clients.commands)]
+    lent = LentSlots()
+    waiting = [asyncio.create_task(replace(one, sleep=lent.sleep).before(0)) for one in pacings]
+    await pacings[0].limited(300)
+    waiting += [asyncio.create_task(one.before(0)) for one in pacings]
+    async with asyncio.timeout(5):
+        assert list(await RedisPacer(redis).paused()) == ["openai:gpt-5"]
+
+        assert await RedisPacer(redis).lift("another") == []
+        assert await RedisPacer(redis).lift("openai:gpt-5") == ["openai:gpt-5"]
+
+        await asyncio.gather(*waiting)
+    assert [await one.pacer.pause_left_s(one.pause_key) for one in pacings] == [0, 0]
+    await clients.close()
+
+
+class Places:
+    """One slot, which is free."""
+
+    capacity = 1
+
+    def places(self) -> int:
+        return 1
+
+    async def settled_places(self) -> int:
+        return 1
+
+    def fill(self) -> None: ...
+
+
+async def test_a_run_whose_pause_is_lifted_has_its_slot_again_and_one_that_is_cancelled_ends_at_once() -> None:
+    pacer, lent = LocalPacer(), LentSlots(after_s=0.0, slots=Places())
+    pacing = Pacing(pacer, "k", name="m", sleep=lent.sleep)
+    await pacing.limited(300)
+    waiting = asyncio.create_task(pacing.before(0))
+    cancelled = asyncio.create_task(pacing.before(0))
+    async with asyncio.timeout(5):
+        await asyncio.sleep(0)  # both have begun
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+
+        pacer.forget(pacing.pause_key)
+        await waiting
+
+    assert lent.count == 0
 
 
 async def test_many_that_wait_all_get_their_turn() -> None:

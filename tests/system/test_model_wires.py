@@ -1,5 +1,7 @@
 """``soong run`` with real providers' clients in the workers, over the wires of a server that is not ours."""
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,6 +138,25 @@ def test_a_step_continues_on_the_fallback_where_its_provider_refuses(cli: CliHar
         assert events.count('"soong.model_fallback"') == 1
         used = cli.json("usage", "--by", "model")
         assert [one["key"] for one in used] == [named]
+
+
+@pytest.mark.spec("DIS-12.d")
+def test_a_pause_that_a_person_lifts_is_over_in_the_service(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        wires.will(Fail(429, retry_after=300), Reply(text="done"))
+        running = cli.start("run", cli.plan(PLAN % PLAIN), "--json")
+        end_s = time.monotonic() + 60
+        while not (paused := cli.json("models", "paused")["paused"]):
+            assert time.monotonic() < end_s, cli.logs()
+
+        lifted = cli.run("models", "resume", PLAIN)
+        ended = json.loads(running.communicate(timeout=30)[0])
+
+        assert [one["model"] for one in paused] == [PLAIN]
+        assert (lifted.returncode, ended["steps"][0]["output"]) == (0, "done")
+        assert cli.run("models", "resume").returncode == 2
 
 
 TWO = """

@@ -101,6 +101,16 @@ async def test_a_model_that_the_account_cannot_use_is_asked_once(wires: Wires, s
     assert (end.output, [request.status for request in wires.requests]) == ("here", [status, 200])
 
 
+@pytest.mark.spec("DIS-12.d")
+@pytest.mark.parametrize("seconds", [601, 51720])
+async def test_a_pause_beyond_the_bound_fails_the_model_at_once(wires: Wires, seconds: int) -> None:
+    wires.will(Fail(429, retry_after=seconds, match=match("openai-chat")), Reply(text="here"))
+
+    end = await wires.run("openai-chat", task_on("openai-chat"), fallbacks=[MODELS["anthropic"]])
+
+    assert (end.output, [request.status for request in wires.requests]) == ("here", [429, 200])
+
+
 @EVERY_PAIR
 async def test_what_is_wrong_with_the_request_ends_the_run(wires: Wires, first: str, second: str) -> None:
     wires.will(Fail(400, message="this parameter is not known", times=None, match=match(first)))

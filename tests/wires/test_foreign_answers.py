@@ -11,6 +11,7 @@ from soong.shared.agents.messages import answer_of, arguments_of, calls_of, text
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import JsonObject
+from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.tools.ports import CallRecord, ToolCall
 from soong.shared.tools.result import ToolResult
@@ -183,3 +184,64 @@ async def test_a_result_that_is_json_text_within_json_is_taken(foreign: Foreign)
     end = await foreign.run(answer, output_schema=schema)
 
     assert end.output == {"files": ["a"]}
+
+
+# -- bodies that are no stream
+@pytest.mark.parametrize(
+    ("kind", "body", "words", "attempts"),
+    [
+        ("application/json", b'{"error": {"code": 402, "message": "Insufficient credits"}}', "Insufficient credits", 1),
+        ("application/json", b'{"error": "the model is loading"}', "the model is loading", 5),
+        ("text/html", b"<html><title>Sign in</title></html>", "<title>Sign in</title>", 5),
+    ],
+    ids=["final", "passing", "page"],
+)
+async def test_a_body_that_is_no_stream_is_shown_by_its_words(
+    foreign: Foreign, kind: str, body: bytes, words: str, attempts: int
+) -> None:
+    answer = Exchange("openai-chat", "gpt-5", 200, {"content-type": kind}, body)
+
+    end = await foreign.run(*[answer] * 5)
+
+    assert end.error is not None
+    assert words in end.error.message
+    assert len(foreign.asked) == attempts
+
+
+# -- refusals for length
+REFUSALS = {
+    "LM Studio": (400, "Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded"),
+    "SGLang": (400, "The input (9000 tokens) is longer than the model's context length (4096 tokens)."),
+    "TGI": (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 9000"),
+    "LiteLLM": (400, "litellm.ContextWindowExceededError: BadRequestError: AnthropicException - prompt is too long"),
+    "xAI": (400, "This model's maximum prompt length is 131072 but the request contains 200000 tokens."),
+    "Gemini": (400, "The input token count (2000000) exceeds the maximum number of tokens allowed (1048576)."),
+    "Bedrock proxy": (400, "Input is too long for requested model."),
+    "Groq": (413, "Request too large for model, please reduce your message size and try again."),
+    "any 413": (413, "Request Entity Too Large"),
+    "words that nobody knows": (400, "no"),
+}
+
+
+@pytest.mark.spec("DIS-12.c")
+@pytest.mark.parametrize("server", REFUSALS)
+async def test_a_refusal_for_length_is_understood_from_every_server(foreign: Foreign, server: str) -> None:
+    status, words = REFUSALS[server]
+    body = json.dumps({"error": {"message": words, "code": status}}).encode()
+    long = called(json.dumps({"path": "long " * 1500}))
+    refusal = Exchange("openai-chat", "gpt-5", status, {"content-type": "application/json"}, body)
+
+    end = await foreign.run(long, long, refusal, says("the goal is x"), says("done"))
+
+    assert (end.end_reason, end.output) == (EndReason.COMPLETED, "done")
+    assert [event.type for event in end.events].count(EventType.MODEL_FAILED) <= 1
+
+
+async def test_a_request_that_is_refused_for_what_it_says_is_compacted_once(foreign: Foreign) -> None:
+    body = json.dumps({"error": {"message": "no", "code": 400}}).encode()
+    refusal = Exchange("openai-chat", "gpt-5", 400, {"content-type": "application/json"}, body)
+
+    end = await foreign.run(called(json.dumps({"path": "long " * 1500})), refusal, says("the goal is x"), refusal)
+
+    assert end.end_reason is EndReason.PROVIDER_FAILED
+    assert len(foreign.asked) == 4

@@ -328,7 +328,8 @@ class AgentRuntime:
             return None
         own = next(self._models.configured(name), None)
         limits = RateLimits() if own is None else RateLimits(own.requests_per_minute, own.tokens_per_minute)
-        return Pacing(self.pacer, provider_key(model), limits)
+        longest_s = self.settings.max_retry_after_s
+        return Pacing(self.pacer, provider_key(model), limits, name=name, longest_s=longest_s)
 
     def _run_dirs(self, claim: Claim, policy: Policy) -> RunDirs:
         run_dir = self._runs / claim.identity.run_id

@@ -9,7 +9,8 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from soong.shared.agents.pacing import MINUTE_S, LocalPacer
+from soong.shared.agents.pacing import MINUTE_S, PAUSE, LocalPacer
+from soong.shared.core.errors import UnavailableError
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 
@@ -24,16 +25,20 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class RedisPacer:
-    """Implements :class:`soong.shared.agents.pacing.Pacer`. While Redis is away the process goes by what it knows."""
+    """Implements ``Pacer`` and ``Pauses`` of :mod:`soong.shared.agents.pacing`.
+
+    While Redis is away the process goes by what it knows.
+    """
 
     client: "Redis"
     own: LocalPacer = field(default_factory=LocalPacer)
     _away_until: float = 0.0
 
     async def pause_left_s(self, key: str) -> float:
-        own = await self.own.pause_left_s(key)
         left = await self._asked(self._left_s(f"{PREFIX}{key}"))
-        return max(own, left or 0.0)
+        if left == 0.0:
+            self.own.forget(key)  # another process has lifted it
+        return await self.own.pause_left_s(key) if left is None else left
 
     async def pause(self, key: str, seconds: float) -> None:
         await self.own.pause(key, seconds)
@@ -42,6 +47,30 @@ class RedisPacer:
     async def take(self, key: str, amount: int, limit: int) -> float:
         wait_s = await self._asked(self._take(f"{PREFIX}{key}", amount, limit))
         return await self.own.take(key, amount, limit) if wait_s is None else wait_s
+
+    async def paused(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        try:
+            for name, model in (await self._pauses()).items():
+                found[model] = max(found.get(model, 0.0), await self._left_s(name))
+        except (RedisError, OSError) as error:
+            raise UnavailableError(f"Redis cannot be reached: {error}") from error
+        return found
+
+    async def lift(self, model: str = "") -> list[str]:
+        try:
+            lifted = {name: each for name, each in (await self._pauses()).items() if model in ("", each)}
+            if lifted:
+                await self.client.delete(*lifted)
+        except (RedisError, OSError) as error:
+            raise UnavailableError(f"Redis cannot be reached: {error}") from error
+        return sorted(set(lifted.values()))
+
+    async def _pauses(self) -> dict[str, str]:
+        """Return the keys of the pauses, each with its model."""
+        keys = [key async for key in self.client.scan_iter(match=f"{PREFIX}*{PAUSE}*", count=1000)]
+        names = [key.decode() if isinstance(key, bytes) else key for key in keys]
+        return {name: name.partition(PAUSE)[2] for name in names}
 
     async def _left_s(self, name: str) -> float:
         return max(0, int(await self.client.pttl(name))) / 1000

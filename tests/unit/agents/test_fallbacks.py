@@ -138,7 +138,7 @@ async def test_requests_are_charged_and_paced_by_the_account_of_their_model() ->
 
     await scene.run(failing("a", 503), ["second:b"], pacing=Pacing(pacer, "first"), budgets=budgets)
 
-    assert pacer.keys == ["first"] * 5 + ["second"]
+    assert pacer.keys == ["first:pause:"] * 5 + ["second:pause:"]
     reserved, settled = budgets.reserved, budgets.settled
     assert reserved[1].microusd == 3 * (reserved[0].microusd or 0)
     assert [charge.microusd for charge in settled] == [0, 3_000_000]

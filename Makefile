@@ -131,8 +131,8 @@ simulate: env ## Play seeded stories of faults: SEEDS=10000, STORE=memory or sql
 spec: env ## Print the state of each clause of docs/spec.md
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.architecture.spec_report $(if $(LAST_RUN),--last-run)
 
-mutants: env ## Break one place at a time and list what no test notices: MINUTES=120, SEED=1
-	@PYTHONPATH=$(CURDIR) nice -n 10 $(BIN)/python -P -m tests.mutation --minutes $(or $(MINUTES),120) --seed $(or $(SEED),1)
+mutants: env ## Break one place at a time and list what no test notices: MINUTES=120, SEED=1, NAMED=1
+	@PYTHONPATH=$(CURDIR) nice -n 10 $(BIN)/python -P -m tests.mutation --minutes $(or $(MINUTES),120) --seed $(or $(SEED),1) $(if $(NAMED),--named)
 
 # What `make test` leaves out for its length, then the long form. The seed is printed: SEED=n draws the same faults again.
 chaos: env ## Kill everything for MINUTES=20 while 250 steps a minute run, then audit

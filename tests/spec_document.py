@@ -1,7 +1,8 @@
 """What docs/spec.md lists: clauses, each with its obligations.
 
 A clause line is ``- **PER-05** (S0) …``; its obligations are the indented lines ``  - **PER-05.a** …`` below it. A
-clause without such lines is its own single obligation. Ids are what marks and proof records name.
+clause without such lines is its own single obligation. Ids are what marks and proof records name. An obligation with
+``(cases: one, other-one)`` is one for each case, ``PER-05.a/one``: a test that is removed is missed by its name.
 """
 
 import re
@@ -13,6 +14,7 @@ SPEC = ROOT / "docs" / "spec.md"
 
 _CLAUSE = re.compile(r"- \*\*(?P<id>[A-Z]+-\d+)\*\* (?P<text>.*)")
 _OBLIGATION = re.compile(r"  - \*\*(?P<id>(?P<clause>[A-Z]+-\d+)\.[a-z])\*\* (?P<text>.*)")
+_CASES = re.compile(r" \(cases: (?P<names>[a-z-]+(, [a-z-]+)*)\)")
 _MORE = re.compile(r" {2,}(?P<text>[^ -].*)")
 
 
@@ -39,7 +41,8 @@ class Clause:
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids that a mark or a record may name for it, its own first."""
-        return tuple(dict.fromkeys((self.id, *(each.id for each in self.obligations))))
+        named = (each.id for each in self.obligations)
+        return tuple(dict.fromkeys((self.id, *(part for one in named for part in (one.partition("/")[0], one)))))
 
 
 def read_clauses(text: str | None = None) -> tuple[Clause, ...]:
@@ -78,7 +81,14 @@ def _extend_last(found: list[tuple[str, str, list[tuple[str, str]]]], text: str)
 
 
 def _clause(clause: str, text: str, obligations: list[tuple[str, str]]) -> Clause:
-    return Clause(clause, text, tuple(Obligation(*each) for each in obligations or [(clause, text)]))
+    each = [one for named, words in obligations or [(clause, text)] for one in _by_case(named, words)]
+    return Clause(clause, text, tuple(each))
+
+
+def _by_case(named: str, text: str) -> list[Obligation]:
+    found = _CASES.search(text)
+    cases = [f"/{case}" for case in found["names"].split(", ")] if found else [""]
+    return [Obligation(f"{named}{case}", text) for case in cases]
 
 
 def _check_unique(ids: list[str]) -> None:

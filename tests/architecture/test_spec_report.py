@@ -38,6 +38,16 @@ def test_a_specification_of_another_form_is_refused(text: str) -> None:
         read_clauses(text)
 
 
+def test_an_obligation_with_cases_is_one_for_each_and_its_own_id_proves_none() -> None:
+    (clause,) = read_clauses("- **AAA-03** x\n  - **AAA-03.a** Each\n    way (cases: first, second-one).")
+
+    found = lines(clause, {"AAA-03.a": {"both": "passed"}, "AAA-03.a/first": {"one": "passed"}})
+
+    assert clause.ids == ("AAA-03", "AAA-03.a", "AAA-03.a/first", "AAA-03.a/second-one")
+    assert found[0] == "AAA-03 partial 1/2"
+    assert found[1].startswith("  AAA-03.a/second-one has no proof: Each way")
+
+
 # -- clauses
 def lines(clause: Clause, marks: dict[str, dict[str, str]], *records: ProofRecord) -> list[str]:
     return list(judge(clause, marks, records).lines())

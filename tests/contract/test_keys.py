@@ -132,6 +132,30 @@ async def test_revoking_a_key_takes_every_unused_decision_by_it_and_no_other(sce
     assert (entry.data["request"], entry.data["key"]) == (unused.id, "key_a")
 
 
+@pytest.mark.spec("PER-15.c")
+@pytest.mark.parametrize("how", ["revoked", "unused in time"])
+async def test_a_question_that_has_expired_has_left_the_list(scene: ContractHarness, how: str) -> None:
+    await publish(scene.store, "key_a")
+    claim = await scene.start("a")
+    gone, _ = await decided(scene, claim, "call_1", "key_a")
+    waiting = await scene.raised(make_request(claim, "call_2"))
+    if how == "revoked":
+        await retire(scene.store, "key_a", is_revoked=True)
+    else:
+        run_id = claim.identity.run_id
+        assert await scene.store.consent.expire_decision(run_id, "call_1", claim.fence, now_us=scene.now_us)
+
+    listed = await scene.store.consent.questions()
+    everything = await scene.store.consent.questions(include_closed=True)
+
+    assert [question.request.id for question in listed] == [waiting.id]
+    assert {question.request.id: question.state for question in everything} == {
+        gone.id: RequestState.EXPIRED,
+        waiting.id: RequestState.PENDING,
+    }
+    assert [request.id for request in await scene.store.consent.pending(scene.own.session_id)] == [waiting.id]
+
+
 @pytest.mark.spec("PER-12", "PER-14")
 async def test_a_question_whose_decision_was_taken_away_is_asked_again(scene: ContractHarness) -> None:
     await publish(scene.store, "key_a")

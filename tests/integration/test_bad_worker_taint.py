@@ -9,7 +9,7 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.permissions.request import Choice
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
-from tests.integration.bad_deployment import DENIED, NOTHING, Deployment, claim_one, deployed
+from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one, deployed
 from tests.integration.consent import Callback
 from tests.integration.roles import RoleUrls, with_roles
 from tests.model.builders import make_step, make_task, open_worker
@@ -90,18 +90,49 @@ async def test_what_it_feeds_stays_tainted_once_it_has_let_its_run_go(deployment
     assert await bench.store.runs.is_tainted(after.identity.run_id)
 
 
-@pytest.mark.spec("OPS-12.c")
-async def test_it_taints_no_run_that_it_does_not_hold(deployment: Deployment) -> None:
+async def others_runs(deployment: Deployment) -> dict[str, str]:
+    """Return runs that the bad worker does not hold, by what each is."""
     task = make_task(deployment.bench.session_id, "free")
     await deployment.bench.store.tasks.create_task(task)
     free = task.steps[0].run
     assert free is not None
-    others = {
+    return {
         "held by another": deployment.victim.identity.run_id,
         "ended": deployment.finished,
         "queued": free.identity.run_id,
         "the session's own": task.root_run.identity.run_id,
     }
+
+
+WRITTEN = {
+    "event": "INSERT INTO events (run_id, seq, type, time_us, data)"
+    " SELECT id, last_seq + 1, 'tool_completed', 1, '{}' FROM runs WHERE id = %(run)s",
+    "node": f"{NODE} SELECT id, last_node + 1, 0, 'assistant', '{{}}', 1 FROM runs WHERE id = %(run)s",
+    "call": f"{CALL} SELECT id, 'c', 9, 't', 'e', 1, '', '{{}}', '{{}}', '', 'started' FROM runs WHERE id = %(run)s",
+}
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=pytest.mark.spec(f"OPS-12.c/{row}")) for row in ("event", "node", "call")]
+)
+async def test_it_writes_nothing_of_a_run_that_it_does_not_hold(deployment: Deployment, row: str) -> None:
+    others = await others_runs(deployment)
+    store = deployment.bench.store.runs
+
+    async def rows() -> list[list[object]]:
+        return [[*await store.events(run), *await store.nodes(run), *await store.calls(run)] for run in others.values()]
+
+    before = await rows()
+
+    outcomes = {which: await deployment.try_(WRITTEN[row], run=run) for which, run in others.items()}
+
+    assert outcomes == dict.fromkeys(others, DENIED)
+    assert await rows() == before
+
+
+@pytest.mark.spec("OPS-12.c/taint")
+async def test_it_taints_no_run_that_it_does_not_hold(deployment: Deployment) -> None:
+    others = await others_runs(deployment)
 
     outcomes = {which: await deployment.try_(TAINT, run=run) for which, run in others.items()}
 

@@ -8,6 +8,7 @@ import pytest
 from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ApprovalMode
+from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import Answer, Choice, PermissionDecision, PermissionRequest
 from soong.shared.permissions.rules import Effect, Rule
@@ -50,7 +51,7 @@ async def ended(bench: ConsentHarness, asking: "asyncio.Task[Verdict]", error: E
     return verdict
 
 
-@pytest.mark.spec("PER-05.a", "PER-14.b")
+@pytest.mark.spec("PER-05.a", "PER-14.b/no-callback")
 async def test_with_nobody_attached_it_is_denied_as_no_callback_after_the_wait(open_bench: OpenBench) -> None:
     async with open_bench() as bench:
         asking, _ = await ask(bench)
@@ -64,7 +65,7 @@ async def test_with_nobody_attached_it_is_denied_as_no_callback_after_the_wait(o
         assert "30 s" in verdict.reason
 
 
-@pytest.mark.spec("PER-05.c", "PER-14.b")
+@pytest.mark.spec("PER-05.c", "PER-14.b/callback-error")
 async def test_a_callback_that_raises_is_denied_as_failed_and_its_words_reach_the_reason(open_bench: OpenBench) -> None:
     async def raising(_request: PermissionRequest) -> PermissionDecision:
         raise RuntimeError("no terminal")
@@ -117,7 +118,7 @@ async def test_a_callback_that_returns_no_decision_is_denied_as_failed(open_benc
         assert "not a PermissionDecision" in verdict.reason
 
 
-@pytest.mark.spec("PER-05.b", "PER-14.b")
+@pytest.mark.spec("PER-05.b", "PER-14.b/timeout", "PER-14.c/event", "PER-14.c/audit")
 async def test_an_attached_callback_that_stays_silent_is_denied_as_timeout_and_stopped(open_bench: OpenBench) -> None:
     silent = Callback(gate=asyncio.Event())
     async with open_bench(silent) as bench:
@@ -131,6 +132,11 @@ async def test_an_attached_callback_that_stays_silent_is_denied_as_timeout_and_s
 
         await ended(bench, asking, ErrorType.PERMISSION_TIMEOUT)
         await until(lambda: silent.at_once == 0)
+        decided = await bench.event(bench.claims[-1], EventType.PERMISSION_DECIDED)
+        (noted,) = await bench.store.audit.audit_entries(kinds=[AuditKind.DECISION])
+        assert (decided.data["author"], decided.data["error"]) == ("system", "permission_timeout")
+        assert (noted.data["author"], noted.data["error"]) == ("system", "permission_timeout")
+        assert await bench.store.audit.audit_entries(kinds=[AuditKind.ANSWER]) == []
 
 
 class LateStore(MemoryStore):
@@ -174,7 +180,7 @@ async def test_a_secret_in_a_persons_reason_reaches_the_caller_and_no_log(open_b
         assert verdict.reason == f"use {secret}"
 
 
-@pytest.mark.spec("PER-14.b")
+@pytest.mark.spec("PER-14.b/denied")
 async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking(open_bench: OpenBench) -> None:
     async with open_bench(Callback([Choice.DENY])) as bench:
         asking = await ask_at_once(bench)
@@ -182,7 +188,23 @@ async def test_a_persons_no_is_denied_as_such_and_is_no_failure_of_asking(open_b
         (verdict,) = await verdicts(asking)
 
         assert (verdict.author, verdict.error) == ("person", ErrorType.PERMISSION_DENIED)
+        decided = await bench.event(bench.claims[0], EventType.PERMISSION_DECIDED)
+        assert (decided.data["author"], decided.data["error"]) == ("person", "permission_denied")
         assert EventType.PERMISSION_FAILED not in {event.type for event in await bench.events(bench.claims[0])}
+
+
+@pytest.mark.spec("PER-14.b/asker-gone", "PER-15.a")
+async def test_a_question_whose_asker_is_gone_is_withdrawn_with_that_reason(open_bench: OpenBench) -> None:
+    async with open_bench(Callback(gate=asyncio.Event())) as bench:
+        asking, request = await ask(bench)
+
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+        withdrawn = await bench.event(bench.claims[0], EventType.PERMISSION_WITHDRAWN)
+        assert (withdrawn.data["request_id"], withdrawn.data["reason"]) == (request.id, "its call was cancelled")
+        found = {event.type for event in await bench.events(bench.claims[0])}
+        assert not found & {EventType.PERMISSION_DECIDED, EventType.PERMISSION_FAILED}
 
 
 @pytest.mark.spec("PER-14")

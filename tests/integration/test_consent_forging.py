@@ -165,7 +165,7 @@ async def test_a_decision_that_expired_unused_allows_nothing_and_its_call_is_ask
         assert (await bench.event(claim, EventType.PERMISSION_EXPIRED)).data["request_id"] == callback.shown[0].id
 
 
-@pytest.mark.spec("PER-12")
+@pytest.mark.spec("PER-12", "PER-14.b/stale")
 async def test_a_decision_that_was_used_is_not_asked_again_when_it_expires(open_bench: OpenBench) -> None:
     callback = Callback()
     async with open_bench(callback) as bench:
@@ -179,6 +179,7 @@ async def test_a_decision_that_was_used_is_not_asked_again_when_it_expires(open_
         (again,) = await verdicts(gate.decide(make_call(claim)))
 
         assert (again.is_allowed, again.error) == (False, ErrorType.PERMISSION_STALE)
+        assert (await bench.event(claim, EventType.SECURITY)).data["what"] == "expired_decision"
         assert len(callback.shown) == 1
 
 

@@ -377,7 +377,7 @@ async def test_strict_mode_asks_for_each_write_and_lets_reads_run(open_bench: Op
         assert (reading.is_allowed, reading.author) == (True, "rule")
 
 
-@pytest.mark.spec("PER-14.c")
+@pytest.mark.spec("PER-14.c/asked-again")
 async def test_after_not_getting_a_yes_the_next_call_is_asked_again(open_bench: OpenBench) -> None:
     callback = Callback([Choice.DENY, Choice.ALLOW_ONCE])
     async with open_bench(callback) as bench:

@@ -186,7 +186,7 @@ async def test_folders_wait_while_answers_are_dealt_with(tmp_path: Path) -> None
     await folders.close()
 
 
-@pytest.mark.spec("EVT-03.d")
+@pytest.mark.spec("EVT-03.d/answers-come")
 async def test_folders_that_wait_for_answers_are_written_within_five_seconds(tmp_path: Path) -> None:
     store, clock = MemoryStore(), FakeClock()
     ended, run_id = await ended_run(store)

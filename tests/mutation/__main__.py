@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import Queue
 from random import Random
 
+from tests.mutation.named import named_mutants
 from tests.mutation.operators import Mutant, mutants_of
 from tests.mutation.report import Run, write
 from tests.mutation.runner import Outcome, Verdict, Workplace
@@ -25,6 +26,7 @@ from tests.spec_document import ROOT
 
 Work = tuple[Subject, Mutant]
 PER_TURN = 4
+LONGEST_MINUTES = 24 * 60
 
 
 def in_turns(chosen: Sequence[Subject], texts: dict[str, str], seed: int) -> list[Work]:
@@ -64,8 +66,18 @@ def judged(works: Sequence[Work], *, minutes: float, jobs: int) -> Iterator[Outc
             yield from future.result()
 
 
+def judge_named(jobs: int) -> int:
+    """Judge the mutants with names; 1 when one of them is not noticed by its tests."""
+    outcomes = list(judged(list(named_mutants(ROOT)), minutes=LONGEST_MINUTES, jobs=jobs))
+    for one in outcomes:
+        print(f"{one.verdict}: {one.mutant.path}:{one.mutant.line} ({one.mutant.what})", flush=True)
+    return int(any(one.verdict is not Verdict.KILLED for one in outcomes))
+
+
 def main() -> int:
     options = _options()
+    if options.named:
+        return judge_named(options.jobs)
     chosen = [each for each in subjects(ROOT) if each.path.startswith(tuple(options.modules or ("",)))]
     commit = _git("rev-parse", "--short", "HEAD")
     texts = {each.path: (ROOT / each.path).read_text(encoding="utf-8") for each in chosen}
@@ -106,6 +118,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=120.0, help="no mutant begins after this time")
     parser.add_argument("--seed", type=int, default=1, help="chooses the mutants")
     parser.add_argument("--jobs", type=int, default=2, help="mutants judged side by side")
+    parser.add_argument(
+        "--named", action="store_true", help="judge the mutants of named.toml alone; fail for a survivor"
+    )
     parser.add_argument("modules", nargs="*", help="beginnings of paths; all modules when left out")
     return parser.parse_args()
 

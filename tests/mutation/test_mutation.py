@@ -9,10 +9,12 @@ import pytest
 
 from tests.architecture.spec_proofs import read_proofs
 from tests.mutation.__main__ import PER_TURN, in_turns
+from tests.mutation.named import named_mutants
 from tests.mutation.operators import mutants_of
 from tests.mutation.report import Run, write
 from tests.mutation.runner import Outcome, Verdict, Workplace
 from tests.mutation.selection import Subject, subject_of
+from tests.spec_document import ROOT
 from tests.spec_plugin import ONE_PLUGIN
 
 MODULE = '''\
@@ -182,6 +184,15 @@ def test_judges_that_fail_without_a_mutant_judge_nothing(project: Path, tmp_path
     mutant = mutants_of(subject.path, (project / subject.path).read_text())[0]
 
     assert Workplace(project, tmp_path / "copy").judge(subject, mutant).verdict is Verdict.UNJUDGED
+
+
+def test_each_mutant_with_a_name_is_of_a_text_that_is_there_and_has_judges() -> None:
+    found = list(named_mutants(ROOT))
+
+    assert len({mutant.what for _, mutant in found}) == len(found)
+    assert [subject.path for subject, _ in found if not all((ROOT / test).exists() for test in subject.marked)] == []
+    for _, mutant in found:
+        compile(mutant.text, mutant.path, "exec")
 
 
 def test_the_record_of_a_run_lists_its_survivors_and_shows_no_clause(tmp_path: Path) -> None:

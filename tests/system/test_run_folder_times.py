@@ -46,7 +46,7 @@ async def complete(service: Deployment, run_id: str) -> float:
     return time.time() - found[0].ended_us / 1_000_000
 
 
-@pytest.mark.spec("EVT-03.a", "EVT-03.d")
+@pytest.mark.spec("EVT-03.a", "EVT-03.d/task-lasts")
 async def test_an_agents_folder_is_complete_within_five_seconds_while_its_task_lasts(service: Deployment) -> None:
     lasts: JsonObject = {"id": "b", "kind": "python", "call": "builtin.sleep", "inputs": {"seconds": 20}}
     task = await service.submit({"title": "t", "steps": [LOOKS, lasts]})
@@ -57,7 +57,7 @@ async def test_an_agents_folder_is_complete_within_five_seconds_while_its_task_l
     assert promised(took_s, LIMIT_S)
 
 
-@pytest.mark.spec("EVT-03.c", "EVT-03.d")
+@pytest.mark.spec("EVT-03.c", "EVT-03.d/task-ends")
 async def test_a_function_has_a_folder_when_it_failed_wrote_files_or_made_it(service: Deployment) -> None:
     steps: list[JsonObject] = [
         {"id": "wrote", "call": "test.keep", "inputs": {"writes": True}},

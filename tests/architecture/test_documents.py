@@ -52,7 +52,7 @@ def test_every_clause_names_its_source_and_orders_its_obligations() -> None:
         clause.id for clause in clauses if not re.match(rf"\((?:{sources})(?:, (?:{sources}))*\) ", clause.text)
     ] == []
     for clause in clauses:
-        letters = dict.fromkeys(each.id.partition(".")[2].partition("/")[0] for each in clause.obligations)
+        letters = list(dict.fromkeys(each.id.partition(".")[2].partition("/")[0] for each in clause.obligations))
         assert "".join(letters) == "abcdefghijklmnopqrstuvwxyz"[: len("".join(letters))], clause.id
         assert len(letters) != 1 or letters == [""], f"{clause.id} has one obligation: name it by the clause"
 

@@ -5,7 +5,6 @@ Everything is the product's own but Celery, Redis and the processes, whose ports
 
 import asyncio
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -127,7 +126,7 @@ class LoopWorker:
         self.incarnation = Incarnation(self.store.sessions, clock, "w@localhost", self.slots_count, ("default",), ())
         self.incarnation.abilities = functions_needed(known_functions())
         limits = TaskLimits(self.store.budgets, clock)
-        runner = StepRunner(FunctionStepRunner(ThreadPoolExecutor(max_workers=4)), NoAgents(), limits=limits)
+        runner = StepRunner(FunctionStepRunner(), NoAgents(), limits=limits)
         self.slots = Slots(self.slots_count, self.store.claims, clock, runner, NoFlower())
         self.claim_loop = ClaimLoop(
             self.store.claims,

@@ -14,9 +14,9 @@ from soong.shared.core.errors import SoongError, UsageError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.settings import load_settings
 from soong.shared.core.startup import begin, leave_gc
+from soong.shared.core.step_work import STEP_THREADS
 from soong.shared.core.terminal import guard_streams
 from soong.shared.core.texts import require_text
-from soong.shared.engine.tasks.functions import STEP_THREADS
 from soong.shared.sandbox.family import mark_family
 from soong.shared.sandbox.hardening import forbid_inspection
 from soong.worker.recycling import hear_signals

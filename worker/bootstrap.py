@@ -6,7 +6,6 @@ import secrets
 import socket
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 from soong.shared.agents.pacing import Pacer
@@ -19,7 +18,6 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import configure
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.core.startup import settle_gc
-from soong.shared.engine.tasks.functions import STEP_THREADS
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.storage.artifact_store import open_artifact_store
 from soong.shared.storage.redis.client import RedisClients
@@ -117,10 +115,9 @@ async def _build(
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)
     incarnation = Incarnation(store.sessions, clock, node_name, settings.slots, settings.pools, settings.labels)
-    executor = ThreadPoolExecutor(max_workers=min(64, settings.slots), thread_name_prefix=STEP_THREADS)
     inbox = DecisionInbox(store.consent, subscriber, "")
     agents = _agents(settings, config, store, notifier, inbox, incarnation, watcher, RedisPacer(clients.commands))
-    runner = StepRunner(FunctionStepRunner(executor, settings.runs), agents, clean, TaskLimits(store.budgets, clock))
+    runner = StepRunner(FunctionStepRunner(settings.runs), agents, clean, TaskLimits(store.budgets, clock))
     return WorkerProcess(
         store=store,
         notifier=notifier,
@@ -131,7 +128,8 @@ async def _build(
         runner=runner,
         watcher=watcher,
         thread=thread,
-        closers=(agents.close, inbox.close, notifier.close, clients.close),
+        closers=(agents.close, inbox.close),
+        wires=(notifier.close, clients.close),
         recycle_limits=recycle_limits,
         retirement=retirement,
         on_drain=agents.lot.hurry,

@@ -287,6 +287,10 @@ class ClaimLoop:
         self.reserved = max(0, min(free, BATCH - waiting))
         return await self._write(capacity, ends, claim=min(waiting + self.reserved, BATCH))
 
+    async def write_ends(self, ends: list[StepEnd]) -> None:
+        """Write ends after the loop has stopped. Raises: UnavailableError when this worker is gone meanwhile."""
+        await self._write(self.capacity(), ends, claim=0)
+
     async def _write(self, capacity: WorkerCapacity, ends: list[StepEnd], *, claim: int) -> Advance:
         """Advance, however long the database is away: the heartbeat, not the claim loop, decides when to give up."""
         for attempt in itertools.count():

@@ -1,19 +1,24 @@
-"""Python steps: a registered function instead of an agent, under the same claims, fences and limits."""
+"""Python steps: a registered function instead of an agent, under the same claims, fences and limits.
+
+A cancelled or expired step leaves its function behind as work of the run (:mod:`soong.shared.core.step_work`); the slot
+waits for that. A paused one is awaited here: the result of a function that ends counts.
+"""
 
 import asyncio
 import functools
 import inspect
 import os
 from collections.abc import Awaitable
-from concurrent.futures import Executor
 from pathlib import Path
 from types import CodeType
-from typing import Final
+from typing import Any, Final, cast
 
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.step_work import begin_task, begin_thread, cancelled_soon
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.tasks.functions import StepContext, StepFunction, resolve
 from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd
@@ -23,22 +28,24 @@ from soong.shared.tools.value_limits import plain
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 """As JSON: every step that depends on this one gets all of it."""
 
+ENDS_SOON_S: Final = 0.25
+"""How long a cancelled coroutine may take to end before its step is reported as one that still runs."""
+
 
 @dataclass(slots=True)
 class FunctionStepRunner:
-    """Calls functions: cheap ones inline, other sync ones on the bounded executor, async ones on the loop."""
+    """Calls functions: cheap ones inline, other sync ones on a thread, async ones in a task on the loop."""
 
-    executor: Executor
     runs: Path = Path("/nonexistent")
     """Where the folders of runs are."""
 
-    async def run(self, claim: Claim, inputs: JsonObject) -> StepEnd:
+    async def run(self, claim: Claim, inputs: JsonObject, interruption: StopSignal) -> StepEnd:
         try:
             function = resolve(claim.spec.call)
         except UsageError as error:
             return claim.failed("invalid_input", str(error))
         try:
-            output = await self._call(function, claim, inputs)
+            output = await self._call(function, claim, inputs, interruption)
         except UsageError as error:
             return claim.failed("invalid_input", str(error))
         except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
@@ -53,20 +60,40 @@ class FunctionStepRunner:
             return claim.failed("execution_failed", words)
         return claim.completed(output, usage=Usage(files=_files_in(self._run_dir(claim))))
 
-    async def _call(self, function: StepFunction, claim: Claim, inputs: JsonObject) -> Json:
+    async def _call(self, function: StepFunction, claim: Claim, inputs: JsonObject, interruption: StopSignal) -> Json:
         context = StepContext(claim.identity, claim.attempt, claim.step_key, self._run_dir(claim))
         if function.is_cheap or function.is_async:
             result = call_foreign(function.body, inputs, context)
         else:
             call = functools.partial(call_foreign, function.body, inputs, context)
-            result = await asyncio.get_running_loop().run_in_executor(self.executor, call)
+            result = await _result(begin_thread(function.name, call), interruption)
         if isinstance(result, Awaitable):
             awaited = result
-            return await await_foreign(lambda: awaited)
-        return result
+            result = await _result(begin_task(function.name, await_foreign(lambda: awaited)), interruption)
+        return cast("Json", result)
 
     def _run_dir(self, claim: Claim) -> Path:
         return self.runs / claim.identity.run_id
+
+
+async def _result(call: "asyncio.Future[Any]", interruption: StopSignal) -> Any:
+    """Await a function's end. Its run being paused, a plain function's result is waited for; nothing else is.
+
+    Raises: asyncio.CancelledError; what the function raised.
+    """
+    while True:
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if call.done() and not call.cancelled():
+                return call.result()
+            if isinstance(call, asyncio.Task):
+                await cancelled_soon(call, ENDS_SOON_S)
+            if interruption.stop != "release" or call.cancelled():
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()  # a pause lets the function end
 
 
 def _files_in(folder: Path) -> int:

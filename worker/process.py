@@ -117,6 +117,7 @@ class WorkerProcess:
         watcher: RunObserver,
         thread: CommandCaller,
         closers: tuple[Callable[[], Awaitable[None]], ...] = (),
+        wires: tuple[Callable[[], Awaitable[None]], ...] = (),
         ticker: Ticker | None = None,
         recycle_limits: RecycleLimits | None = None,
         retirement: Retirement | None = None,
@@ -130,12 +131,9 @@ class WorkerProcess:
         self._is_ready = is_ready
         self._pulse = pulse
         self._recycle_limits, self._retirement = recycle_limits or RecycleLimits(), retirement or Retirement(clock)
-        self._store = store
-        self._ring = notifier
-        self._subscriber = subscriber
-        self._settings = settings
-        self._incarnation = incarnation
-        self._closers = closers
+        self._store, self._ring, self._subscriber = store, notifier, subscriber
+        self._settings, self._incarnation = settings, incarnation
+        self._closers, self._wires = closers, wires  # what runs use, and what the last notifications go through
         self._on_drain = on_drain
         self._drained: asyncio.Task[None] | None = None
         self._grace_ends_at: float | None = None
@@ -154,6 +152,8 @@ class WorkerProcess:
             store.claims, notifier, clock, incarnation.capacity, self.slots.free_slots, self.slots.start_slot
         )
         self.slots.claim_loop = self.slots.additional.claim_loop = self.claim_loop
+        unended = self.slots.unended
+        unended.stuck_s, unended.notifier, unended.on_stuck = settings.stuck_s, notifier, self._look_for_room
         self._heartbeat = Heartbeat(
             store.heartbeat_writer(),
             clock,
@@ -200,11 +200,16 @@ class WorkerProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if not self.slots.busy:
-            await self._incarnation.leave()
-        await asyncio.to_thread(self._heartbeat.stop)
-        await self._ring.notify_owners()
         for close in self._closers:
+            await close()
+        await asyncio.to_thread(self._heartbeat.stop)
+        try:
+            await self.slots.hand_over()  # at the very last: functions under way end a moment later, with this process
+        except SoongError as error:
+            log.warning("hand_over_unanswered", error=str(error))
+        await self._incarnation.leave()
+        await self._ring.notify_owners()
+        for close in self._wires:
             await close()
         await self._store.close()
 
@@ -220,11 +225,13 @@ class WorkerProcess:
             self._on_drain()
         if not await self._idle_in_time():
             self.slots.stop_all("release", "the worker stops")
+            self.slots.leave_functions()
             await self.slots.until_idle(RELEASE_S)
         try:
             await self.claim_loop.return_unheard()
         except SoongError as error:
             log.warning("drain_unanswered", error=str(error))
+        self.slots.abandon_functions()
         log.info("drained", left=self.slots.busy)
 
     async def _idle_in_time(self) -> bool:
@@ -234,7 +241,7 @@ class WorkerProcess:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        if not self.slots.busy or self._grace_ends_at is None:
+        if self.slots.busy <= self.slots.stuck or self._grace_ends_at is None:
             return True
         return await self.slots.until_idle(max(0.0, self._grace_ends_at - loop.time()))
 
@@ -244,6 +251,12 @@ class WorkerProcess:
         log.info("recycling", reason=reason)
         _ = self.drain(None)
         self._recycle_limits.begin()
+
+    def _look_for_room(self) -> None:
+        """Restart when functions that do not end hold all slots; their steps are ended with them, and not repeated."""
+        self.slots.note_idle()
+        if self.slots.stuck >= self.slots.capacity:
+            self._recycle_limits.demand(f"{self.slots.stuck} functions that do not end hold all its slots")
 
     async def _retire(self) -> None:
         """Stop in order, and for good, once the process has been idle for as long as it may."""
@@ -271,6 +284,10 @@ class WorkerProcess:
     async def _come_back(self) -> None:
         """Register as a new incarnation once everything of the old one has stopped."""
         await self.slots.until_idle()
+        if self.slots.stuck:
+            # Another worker may soon begin their steps: the functions end before that, with this process.
+            self._recycle_limits.demand(f"{self.slots.stuck} functions run for steps that it has lost")
+            return
         while self._drained is None:
             try:
                 self._heartbeat.renew(await self._incarnation.register())

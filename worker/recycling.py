@@ -56,6 +56,8 @@ class RecycleLimits:
     is_told_to_stop: bool = False
     is_over: bool = False
     """Recycling has begun."""
+    demanded: str = ""
+    """Why it is time, whatever has been run."""
     memory: Callable[[], int] = resident_mib
     _counted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _own_signals: int = field(default=0, init=False)
@@ -67,6 +69,8 @@ class RecycleLimits:
 
     def reason(self) -> str:
         """Return why it is time, or nothing. A process that has done nothing is not too large, its limit too small."""
+        if self.demanded:
+            return self.demanded
         if self.most_runs and self.runs >= self.most_runs:
             return f"it has run {self.runs} steps"
         if self.most_mib and self.runs and (held := self.memory()) >= self.most_mib:
@@ -78,6 +82,11 @@ class RecycleLimits:
         self.runs += 1
         if self.most_runs and self.runs >= self.most_runs:
             self._counted.set()
+
+    def demand(self, reason: str) -> None:
+        """Have the process restart as soon as what it can wait for has ended."""
+        self.demanded = self.demanded or reason
+        self._counted.set()
 
     async def until_due(self, look_every_s: float) -> str:
         """Wait until it is time, looking at the memory now and then; return why."""

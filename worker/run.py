@@ -79,7 +79,10 @@ class StepRunner:
     async def _work(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd:
         match claim.kind:
             case StepKind.PYTHON:
-                return await self.functions.run(claim, bound.inputs)
+                end = await self.functions.run(claim, bound.inputs, interruption)
+                if limit.has_expired:  # its function ignored its cancellation
+                    raise TimeoutError
+                return end
             case StepKind.AGENT:
                 return await self.agents.run(claim, bound, limit, interruption)
             case StepKind.MAP:

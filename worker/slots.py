@@ -1,7 +1,8 @@
 """Slots: each holds one child run at a time, from claim to end.
 
 Owns the table of held runs and the ways they can be stopped: cancelled (the run ends), handed back (pause, drain),
-parked, or dropped (the lease is gone, nothing may be written). Running a step is the runner's business.
+parked, or dropped (the lease is gone, nothing may be written). Running a step is the runner's business. A run has ended
+when all that it has started has ended: until then it keeps its slot and its lease.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from soong.shared.core.foreign import place_of
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.startup import expect_runs
+from soong.shared.core.step_work import StepWork, holding
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.failure_report import with_report
@@ -25,6 +27,7 @@ from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop, retry_s
 from soong.worker.function_step import crashed
 from soong.worker.lent_slots import LentSlots
+from soong.worker.unended import HeldRun, UnendedRuns
 
 log = get_logger(__name__)
 
@@ -44,14 +47,6 @@ class RunObserver(Protocol):
 
 
 @dataclass(slots=True)
-class _HeldRun:
-    claim: Claim
-    task: asyncio.Task[StepEnd]
-    worker_id: str
-    interruption: StopSignal
-
-
-@dataclass(slots=True)
 class Slots:
     """All slots of a process, at most ``capacity``. A dispatch job opens one, the claim loop opens spare ones."""
 
@@ -63,15 +58,18 @@ class Slots:
     additional: AdditionalSteps = field(default_factory=AdditionalSteps)
     """The additional steps of the held runs."""
     lent: LentSlots = field(default_factory=LentSlots)
+    unended: UnendedRuns = field(init=False)
     claim_loop: ClaimLoop = field(init=False)
-    _held: dict[RunFence, _HeldRun] = field(default_factory=dict)
+    _held: dict[RunFence, HeldRun] = field(default_factory=dict)
     """By run and fence: a run that is being handed back may have been claimed here again already."""
     _open: int = 0
+    _has_abandoned: bool = False
     _grown: set[asyncio.Task[int]] = field(default_factory=set)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.lent.slots = self
+        self.unended = UnendedRuns(self.claims, self.clock)
 
     async def hold(self) -> int:
         """Hold one slot until nothing is claimable; return how many steps it ran.
@@ -85,7 +83,12 @@ class Slots:
             self.claim_loop.pass_on()
             return 0
         self._count_open(1)
-        return await self._slot(None)
+        try:
+            return await self._slot(None)
+        except asyncio.CancelledError:
+            if self._has_abandoned:
+                return 0
+            raise
 
     def free_slots(self) -> int:
         """Return how many slots nobody holds."""
@@ -140,9 +143,11 @@ class Slots:
     def stop_run(self, run_id: str, stop: StopReason, reason: str) -> None:
         """Stop a held run; nothing when it is not held (any more)."""
         for lease, held in list(self._held.items()):
-            if lease[0] == run_id and held.interruption.stop is None:
+            is_paused = held.interruption.stop == "release" and stop in ("cancel", "drop")
+            if lease[0] == run_id and (held.interruption.stop is None or is_paused):
                 held.interruption.stop, held.interruption.reason = stop, reason
                 cancel_until_done(held.task, reason)
+                self.unended.watch(held)
 
     def abort_call(self, run_id: str, tool_call_id: str, reason: str) -> None:
         """End one call of a held run, which continues; nothing when the call is not under way here."""
@@ -158,11 +163,50 @@ class Slots:
     def busy(self) -> int:
         return len(self._held)
 
+    @property
+    def stuck(self) -> int:
+        """How many slots are held by functions that do not end although their steps were cancelled or timed out."""
+        return sum(held.is_left for held in self._held.values())
+
+    def leave_functions(self) -> None:
+        """Wait no more for functions under way: their process ends, and they with it."""
+        for held in self._held.values():
+            held.is_leaving = True
+        self.note_idle()
+
+    def abandon_functions(self) -> None:
+        """Give up the slots of those that only the end of this process ends; their runs are handed over by that."""
+        for held in self._held.values():
+            if held.is_left and held.slot is not None:
+                held.is_abandoned = self._has_abandoned = True
+                if held.interruption.stop == "release":
+                    held.interruption.stop = "drop"  # its runner waits for the function no more
+                held.slot.cancel()
+
+    async def hand_over(self) -> None:
+        """Write how the runs end that end with this process; called last of all. Raises: UnavailableError."""
+        worker_id = self.claim_loop.capacity().worker_id
+        ends = [(held, held.end_now()) for held in self._held.values() if held.worker_id == worker_id]
+        told = [end for _, end in ends if end is not None]
+        freed = [lease for held, end in ends for lease in self._leases_of(held, with_own=end is None)]
+        if told:
+            await self.claim_loop.write_ends(told)
+        if freed:
+            now_us = self.clock.now_us()
+            await self.claims.release(worker_id, freed, reason="the worker stops", now_us=now_us)
+
+    def _leases_of(self, held: HeldRun, *, with_own: bool) -> tuple[Lease, ...]:
+        return (*((held.claim.lease,) if with_own else ()), *self.additional.leases_of(held.claim))
+
+    def note_idle(self) -> None:
+        """Wake who waits until no run is held, if none is but those that only the end of this process ends."""
+        if all(held.is_left for held in self._held.values()):
+            self._idle.set()
+
     async def until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until no run is held; False when ``timeout_s`` passed first."""
-        if not self._held:
-            return True
+        """Wait until no run is held that can still end; False when ``timeout_s`` passed first."""
         self._idle.clear()
+        self.note_idle()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -173,15 +217,16 @@ class Slots:
     async def _run(self, claim: Claim) -> StepEnd | None:
         if not self.claim_loop.holds(claim):
             return None
-        interruption = StopSignal()
-        task = asyncio.get_running_loop().create_task(self.runner.run(claim, interruption))
-        held = _HeldRun(claim, task, self.claim_loop.capacity().worker_id, interruption)
+        interruption, work = StopSignal(), StepWork()
+        task = asyncio.get_running_loop().create_task(holding(work, self.runner.run(claim, interruption)))
+        held = HeldRun(claim, task, self.claim_loop.capacity().worker_id, interruption, work)
+        held.slot = asyncio.current_task()
         lease = claim.run_fence
         self._held[lease] = held
         self.watcher.started(claim)
         end: StepEnd | None = None
         try:
-            end = await task
+            end = await self._ended(held)
         except LeaseLostError:
             self.additional.drop(claim)
             log.warning("lease_lost", run=claim.identity.run_id, step=claim.step_key, fence=claim.fence)
@@ -189,6 +234,8 @@ class Slots:
             # Its log could not be written, so it may not go on; whoever claims it next goes on where the log ends.
             await self._release(held, f"the database was away: {error}")
         except asyncio.CancelledError:
+            if held.is_abandoned:
+                raise
             if interruption.stop is None:
                 end = self._cancelled_from_within(claim)
             else:
@@ -197,13 +244,24 @@ class Slots:
             log.exception("runner_failed", step=claim.step_key)
             end = crashed(claim, error, place_of(error))
         finally:
-            del self._held[lease]
-            if not self._held:
-                self._idle.set()
-            self.watcher.ended(claim, end)
+            self.unended.ended(held)
+            if not held.is_abandoned:
+                del self._held[lease]
+                self.note_idle()
+                self.watcher.ended(claim, end)
         return end
 
-    async def _stopped(self, held: _HeldRun) -> StepEnd | None:
+    async def _ended(self, held: HeldRun) -> StepEnd:
+        """Return what the runner reports, once all that the run has started has ended."""
+        try:
+            return await held.task
+        finally:
+            if held.work and not held.is_abandoned:
+                self.unended.watch(held)
+                self.note_idle()
+                await held.work.until_ended()
+
+    async def _stopped(self, held: HeldRun) -> StepEnd | None:
         claim = held.claim
         match held.interruption.stop:
             case "drop" | "park" | None:
@@ -226,13 +284,11 @@ class Slots:
             raise asyncio.CancelledError
         return claim.failed("execution_failed", "the step was cancelled by its own work", retryable=True)
 
-    async def _release(self, held: _HeldRun, reason: str) -> None:
+    async def _release(self, held: HeldRun, reason: str) -> None:
         """Free the lease, however long the database is away: while this worker beats nobody else can."""
-        claim = held.claim
-        own = claim.lease
-        await self._free(held, (own, *self.additional.leases_of(claim)), reason)
+        await self._free(held, self._leases_of(held, with_own=True), reason)
 
-    async def _free(self, held: _HeldRun, leases: Sequence[Lease], reason: str) -> None:
+    async def _free(self, held: HeldRun, leases: Sequence[Lease], reason: str) -> None:
         if not leases:
             return
         for attempt in itertools.count():

@@ -36,10 +36,13 @@ class TaskLimits:
             log.info("step_not_started", step=claim.step_key, reason=time.reached or "wall_s")
             return claim.cancelled(time.reached or _words(time))
         try:
-            async with asyncio.timeout(left_s):
-                return await work()
+            async with asyncio.timeout(left_s) as limit:
+                end = await work()
+            if not limit.expired():  # else the work ignored its cancellation
+                return end
         except TimeoutError:
-            return claim.failed(TASK_LIMIT, _words(time), reason=EndReason.TIME_LIMIT)
+            pass
+        return claim.failed(TASK_LIMIT, _words(time), reason=EndReason.TIME_LIMIT)
 
     def _left_s(self, time: TaskTime) -> float | None:
         return None if time.deadline_us is None else (time.deadline_us - self.clock.now_us()) / MICRO

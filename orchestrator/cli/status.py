@@ -18,7 +18,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ProcessState, Worker
-from soong.shared.engine.tasks.metrics import Metrics
+from soong.shared.engine.tasks.metrics import Metrics, WorkerLoad
 from soong.shared.engine.tasks.step import Task
 
 TASKS_SHOWN = 5
@@ -49,6 +49,8 @@ class Status:
     owners: int = 0
     metrics: Metrics | None = None
     open_tasks: Sequence[Task] = ()
+    unended: Sequence[WorkerLoad] = ()
+    """Steps that were asked to end, and whose functions still run."""
 
     def as_json(self) -> dict[str, Json]:
         metrics = self.metrics or Metrics()
@@ -70,6 +72,7 @@ class Status:
                 "ready": sum(pool.ready for pool in metrics.pools.values()),
                 "running": sum(pool.running for pool in metrics.pools.values()),
             },
+            "unended": [{"step": one.step_key, "words": one.words} for one in self.unended],
             "questions": metrics.questions,
             "open_tasks": metrics.open_tasks,
             "tasks": [{"id": one.id, "title": one.title, "status": str(one.status)} for one in self.open_tasks],
@@ -97,7 +100,8 @@ async def status_of(settings: Settings) -> Status:
         workers = await store.sessions.workers()
         tasks = [task for task in await store.tasks.list_tasks(limit=100) if not task.status.is_terminal]
         owners = await store.sessions.owners()
-        return Status(service, str(settings.home), workers, len(owners), await metrics.metrics(), tasks)
+        unended = [one for one in await metrics.holdings() if one.asked_to_end]
+        return Status(service, str(settings.home), workers, len(owners), await metrics.metrics(), tasks, unended)
 
 
 async def _service_of(settings: Settings) -> ServiceState:
@@ -137,6 +141,7 @@ def status_text(status: Status) -> str:
             f"workers    {workers['live']}, {workers['busy']} of {workers['slots']} slots in use",
             f"steps      {steps['running']} running, {steps['ready']} ready",
         ]
+    lines += [f"  {one_line(one.words, 300)}" for one in status.unended]
     if status.metrics is not None:
         lines.append(f"questions  {status.metrics.questions} waiting")
         lines.append(f"tasks      {status.metrics.open_tasks} open")

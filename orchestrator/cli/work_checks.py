@@ -50,9 +50,15 @@ async def check_steps(settings: Settings) -> Finding:
     if not _has_rows(settings):
         return Finding("steps", Level.OK, "nothing has run in this home")
     try:
-        held, late = await _late_steps(settings)
+        held, late, unended = await _late_steps(settings)
     except SoongError:
         return Finding("steps", Level.OK, "not looked at: the database does not answer")
+    if unended:
+        hint = (
+            f"nobody can end a thread; its slot is free when it ends, or after `{program()} down`; give its step "
+            "`isolation: process`"
+        )
+        return Finding("steps", Level.WARN, _named([one.words for one in unended]), hint)
     if late:
         ids = sorted({step.holding.step_key.partition("/")[0] for step in late})
         hint = (
@@ -117,14 +123,17 @@ class _LateStep:
         return f"{self.holding.step_key} runs for {self.ran_s:.0f} s; its limit is {self.limit_s:g} s"
 
 
-async def _late_steps(settings: Settings) -> tuple[int, list[_LateStep]]:
-    """Return how many steps are held, and those beyond their limit; the time of waiting for answers does not count."""
+async def _late_steps(settings: Settings) -> tuple[int, list[_LateStep], list[WorkerLoad]]:
+    """Return how many steps are held, those beyond their limit, and those that were asked to end.
+
+    The time of waiting for answers does not count.
+    """
     from soong.orchestrator.client.bootstrap import opened_metrics, opened_rows
 
     async with opened_rows(settings) as store, opened_metrics(settings) as metrics:
         holdings, now_us = await metrics.holdings(), SystemClock().now_us()
         late = [one for one in [await _late(store, holding, now_us) for holding in holdings] if one is not None]
-        return len(holdings), late
+        return len(holdings), late, [one for one in holdings if one.asked_to_end]
 
 
 async def _late(store: Store, holding: WorkerLoad, now_us: int) -> _LateStep | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from soong.orchestrator.cli.console import emit, output, say, table
+from soong.orchestrator.cli.console import emit, one_line, output, say, table
 from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.client.workers import WorkersView, WorkerView, list_workers
 from soong.orchestrator.schemas.worker import WorkersSchema
@@ -63,6 +63,8 @@ def text_of(view: WorkersView) -> str:
         for held in one.holds
     ]
     runs = [table(("run", "step", "title", "worker"), held)] if held else []
+    unended = [one_line(held.words, 300) for one in view.workers for held in one.holds if held.asked_to_end]
+    runs += ["\n".join(unended)] if unended else []
     concurrency_limits = [limits_text(view.concurrency_limits)] if view.concurrency_limits else []
     return "\n\n".join([workers, *([pools] if view.pools else []), *concurrency_limits, *runs, *_parked(view.parked)])
 

@@ -8,6 +8,7 @@ leaves open waits for what it decides, with all that depends on it (DAG-05). Its
 An ask ends with its own run, and never here.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from soong.orchestrator.owner.expander import Expander
@@ -20,7 +21,10 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.attempts import next_attempt
 from soong.shared.engine.tasks.ending import FinishedTask
+from soong.shared.engine.tasks.kinds import FailurePolicy
+from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import OpenTask, SessionWork, Step
+from soong.shared.engine.tasks.still_running import still_running
 from soong.shared.engine.tasks.store import TaskStore
 
 log = get_logger(__name__)
@@ -29,6 +33,15 @@ NEVER_RETRIED: Final = frozenset({"permission_timeout", "aborted_tools", "poison
 """Ends after which a person has to act first, whatever a worker says of them (DAG-05)."""
 
 BACKOFF_LIMIT_S: Final = 300.0
+
+_MOVING: Final = (
+    StepStatus.READY,
+    StepStatus.CLAIMED,
+    StepStatus.RUNNING,
+    StepStatus.BLOCKED,
+    StepStatus.EXPANDING,
+)
+"""A step of one of these makes others possible; one that is pending or waiting waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +143,43 @@ class Scheduler:
             status = await self.tasks.finish_task(ownership, task.id, now_us=self.clock.now_us())
             if status is not None:
                 ended.append(FinishedTask(task.id, status))
+        return [*ended, *(await self._fail_overdue(ownership, work) if work.has_overdue else ())]
+
+    async def _fail_overdue(self, ownership: Ownership, work: SessionWork) -> list[FinishedTask]:
+        """Fail the tasks that have nothing left but steps whose time is over and whose functions still run.
+
+        The steps stay leased until their functions end; a step that is tried again, or whose failure is kept for its
+        dependents, is waited for until its function counts as stuck.
+        """
+        ended = []
+        for task in work.open_tasks:
+            if task.has_planner or task.status is not TaskStatus.RUNNING:
+                continue
+            final = [step for step in await self.tasks.overdue(ownership, task.id) if _is_final(step)]
+            if final and (_ends_task(final) or await self._waits_only_for(task, final, work)):
+                error = final[0].error
+                reason = f"{final[0].step_id}: {error.message if error else ''}; {still_running(final)}"
+                now_us = self.clock.now_us()
+                await self.tasks.end_task(ownership, task.id, TaskEvent.FAIL, reason=reason, now_us=now_us)
+                ended.append(FinishedTask(task.id, TaskStatus.FAILED))
         return ended
+
+    async def _waits_only_for(self, task: OpenTask, final: Sequence[Step], work: SessionWork) -> bool:
+        counts = (await self.tasks.counts(task.id)).by_status
+        return work.retry_us is None and sum(counts.get(status, 0) for status in _MOVING) <= len(final)
+
+
+def _is_final(step: Step) -> bool:
+    """Say whether an overdue step fails for good. One that is not retryable is stuck, or has reached a task's limit."""
+    assert step.error is not None
+    return not step.error.retryable or (not may_retry(step) and step.on_failure is not FailurePolicy.KEEP)
+
+
+def _ends_task(final: Sequence[Step]) -> bool:
+    return any(
+        step.on_failure is FailurePolicy.FAIL_TASK or (step.error is not None and step.error.type == TASK_LIMIT)
+        for step in final
+    )
 
 
 def backoff_s(step: Step) -> float:

@@ -19,6 +19,7 @@ class WorkerRun(Schema):
     attempt: int
     session: str
     started: Instant | None
+    unended: str = Field(description="Why it is to end, and what of it still runs; empty when it is not to end.")
 
     @classmethod
     def of(cls, held: WorkerLoad) -> "WorkerRun":
@@ -29,6 +30,7 @@ class WorkerRun(Schema):
             attempt=held.attempt,
             session=held.session_id,
             started=instant(held.started_us),
+            unended=held.words,
         )
 
 

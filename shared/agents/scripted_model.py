@@ -6,12 +6,10 @@ result's structured data. What it keeps can be lost: given a longer history than
 from its start, and gives it the recorded results as long as it makes the recorded calls.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final, cast
 
 from pydantic_ai.messages import (
@@ -31,7 +29,7 @@ from soong.shared.agents.messages import calls_of
 from soong.shared.agents.script_turns import CallOutcome, CheapTurns, ScriptTurns, WantedCall
 from soong.shared.core.errors import ScriptFailedError, ToolCallError
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.engine.tasks.functions import STEP_THREADS
+from soong.shared.core.step_work import begin_thread, call_in_thread
 from soong.shared.engine.tasks.scripted import ScriptedAgent
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.arguments import shown_arguments
@@ -39,8 +37,6 @@ from soong.shared.tools.naming import NameTable, unmangle
 
 MODEL_NAME: Final = "script"
 MAX_SHOWN_CHARS: Final = 300
-_THREADS: Final = ThreadPoolExecutor(max_workers=64, thread_name_prefix=STEP_THREADS)
-"""Not the event loop's own: a function that never returns keeps its thread, and nothing else waits for that."""
 
 
 class ScriptedModel(Model[None]):
@@ -92,7 +88,7 @@ class ScriptedModel(Model[None]):
         if self._is_cheap:
             self._advance(messages)
         else:
-            await asyncio.get_running_loop().run_in_executor(_THREADS, self._advance, messages)
+            await call_in_thread(self._script.name, partial(self._advance, messages))
         if self._wanted is None:
             return self._final(parameters)
         parts = [
@@ -118,7 +114,7 @@ class ScriptedModel(Model[None]):
         if self._is_cheap:
             self._turns.close()
         else:
-            _THREADS.submit(self._turns.close)
+            _ = begin_thread(self._script.name, self._turns.close)
 
     def _advance(self, messages: Sequence[ModelMessage]) -> None:
         """Run the function up to the turn after the history; ``_wanted`` is then None when it has ended."""

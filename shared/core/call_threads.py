@@ -52,13 +52,15 @@ class _Returns:
                 future.set_exception(error)
 
 
-class _Threads:
-    """The threads of a process, started when no other is idle and never more than ``limit``."""
+class CallThreads:
+    """The threads of a process for one kind of calls, started when no other is idle and never more than ``limit``."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, name: str, limit: float) -> None:
+        self._name = name
         self._limit = limit
         self._returns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Returns] = WeakKeyDictionary()
         self.reset()
+        os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
         """Begin without threads, as a process that was forked."""
@@ -67,6 +69,7 @@ class _Threads:
         self._idle = self._count = 0
 
     def submit(self, loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> "asyncio.Future[T]":
+        """Make a call in the current context; what it returns or raises is the future's."""
         future: asyncio.Future[T] = loop.create_future()
         returns = self._returns.get(loop)
         if returns is None:
@@ -77,7 +80,7 @@ class _Threads:
                 self._idle -= 1
             elif self._count < self._limit:
                 self._count += 1
-                threading.Thread(target=self._run, name=f"soong-call-{self._count}", daemon=True).start()
+                threading.Thread(target=self._run, name=f"{self._name}-{self._count}", daemon=True).start()
         return future
 
     def _run(self) -> None:
@@ -103,8 +106,7 @@ class _Threads:
             returns.put(future, result, None)
 
 
-_THREADS: Final = _Threads(MAX_THREADS)
-os.register_at_fork(after_in_child=_THREADS.reset)
+_THREADS: Final = CallThreads("soong-call", MAX_THREADS)
 
 
 def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[T]":

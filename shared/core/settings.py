@@ -77,6 +77,11 @@ class Settings(BaseModel):
         ge=0,
         description="A worker whose event loop is silent for this long is ended by its subreaper (Linux); 0: never.",
     )
+    stuck_s: Seconds = Field(
+        default=30.0,
+        description="A function that still runs for this long after its step was cancelled, paused or timed out is "
+        "reported; a worker whose slots are all held by such functions restarts.",
+    )
     max_lost_leases: int = Field(
         default=3, ge=1, description="A step that lost its lease this often is quarantined as poisoned."
     )

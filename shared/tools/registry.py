@@ -3,17 +3,18 @@
 Owns what makes a definition acceptable. Leaves which of them a run may use to :mod:`soong.shared.tools.surface`.
 """
 
-import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.jsontext import Json, JsonObject, digest
+from soong.shared.core.step_work import call_in_thread
 from soong.shared.tools.definition import (
     NAMESPACE_TAGS,
     Handler,
@@ -220,7 +221,7 @@ def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
         before = (context,) if takes_context else ()
         if inspect.iscoroutinefunction(function):
             return _plain(await function(*before, **given))
-        return _plain(await asyncio.to_thread(call_foreign, function, *before, **given))
+        return _plain(await call_in_thread(name, partial(call_foreign, function, *before, **given)))
 
     more.setdefault("description", inspect.getdoc(function) or "")
     more.setdefault("validate_input", _validator(model))

@@ -9,7 +9,8 @@ from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.kinds import FailurePolicy
-from soong.shared.engine.tasks.status import StepStatus
+from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
+from soong.shared.engine.tasks.step import Claim, StepError
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, held
 
@@ -230,6 +231,66 @@ async def test_end_and_expiry_at_once_leave_exactly_one_of_them(scene: ContractH
             # The next round must find its own step only.
             worker = await scene.another_worker()
             await scene.complete(await scene.claim_one(worker=worker), worker=worker)
+
+
+# -- functions that outlive their steps
+LATE = StepError("time_limit", "the step took longer than 1 s", retryable=True)
+
+
+async def late(scene: ContractHarness) -> Claim:
+    """Return a claim of a step that is out of time and whose function still runs."""
+    claim = await scene.start("a")
+    held_ = held(claim)
+    await scene.store.claims.report_progress(scene.worker, held_, "f still runs", error=LATE, now_us=scene.now_us)
+    return claim
+
+
+@pytest.mark.spec("DAG-03")
+async def test_step_whose_function_outlives_its_time_stays_leased_and_is_overdue(scene: ContractHarness) -> None:
+    claim = await late(scene)
+
+    step = await scene.store.tasks.step(claim.step_key)
+    assert (step.status, step.error) == (StepStatus.RUNNING, LATE)
+    assert (await scene.store.tasks.session_work(scene.own)).has_overdue
+    overdue = await scene.store.tasks.overdue(scene.own, step.task_id)
+    assert [one.key for one in overdue] == [step.key]
+
+
+async def test_overdue_step_whose_worker_is_gone_fails_and_is_not_repeated(scene: ContractHarness) -> None:
+    claim = await late(scene)
+
+    await scene.expire()
+
+    step = await scene.store.tasks.step(claim.step_key)
+    assert step.status is StepStatus.FAILED
+    assert step.error is not None
+    assert (step.error.type, step.error.retryable) == ("unknown_after_crash", False)
+    assert [one.key for one in await scene.store.tasks.failures(scene.own)] == [step.key]
+
+
+async def test_overdue_step_that_is_released_has_no_error_left(scene: ContractHarness) -> None:
+    claim = await late(scene)
+
+    await scene.release(claim)
+
+    step = await scene.store.tasks.step(claim.step_key)
+    assert (step.status, step.error) == (StepStatus.READY, None)
+    assert not (await scene.store.tasks.session_work(scene.own)).has_overdue
+
+
+async def test_task_that_fails_with_an_overdue_step_leaves_it_leased_until_its_function_ends(
+    scene: ContractHarness,
+) -> None:
+    claim = await late(scene)
+    task_id = claim.identity.task_id
+
+    await scene.store.tasks.end_task(scene.own, task_id, TaskEvent.FAIL, reason="late", now_us=scene.now_us)
+
+    assert (await scene.store.tasks.task(task_id)).status is TaskStatus.FAILED
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.RUNNING
+    await scene.advance([claim.failed("time_limit", "late", retryable=True)], claim=0)
+    assert (await scene.store.tasks.step(claim.step_key)).status is StepStatus.FAILED
+    assert not await scene.store.tasks.failures(scene.own)
 
 
 # -- progress and workers

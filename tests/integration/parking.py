@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -160,7 +159,7 @@ class Site:
             clock=self.clock,
             settings=own,
             incarnation=incarnation,
-            runner=StepRunner(FunctionStepRunner(ThreadPoolExecutor(1)), agents, Redactor()),
+            runner=StepRunner(FunctionStepRunner(), agents, Redactor()),
             watcher=NoFlower(),
             thread=_Soon(),
             on_drain=agents.lot.hurry,

@@ -9,7 +9,6 @@ import io
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -157,7 +156,7 @@ class Site:
             settings=self.settings,
             config=config,
         )
-        return StepRunner(FunctionStepRunner(ThreadPoolExecutor(1)), agents, redactor([SECRET]))
+        return StepRunner(FunctionStepRunner(), agents, redactor([SECRET]))
 
     async def _claim(self, worker_id: str, incarnation: Incarnation) -> Claim:
         (claim,) = (await self._advance(worker_id, (), 1, incarnation.capabilities)).claims

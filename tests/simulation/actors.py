@@ -292,7 +292,7 @@ class WorkerActor(Actor):
             clock=self.clock,
             settings=settings,
             incarnation=self.incarnation,
-            runner=StepRunner(FunctionStepRunner(None), work),  # type: ignore[arg-type]  # no plain function is called here
+            runner=StepRunner(FunctionStepRunner(), work),
             watcher=_NoWatcher(),
             thread=_Caller(ground.loop, self.main),
             ticker=StrandTicker(ground.loop, self.heart),

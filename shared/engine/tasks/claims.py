@@ -18,6 +18,7 @@ from soong.shared.engine.tasks.step import (
     Interrupt,
     Lease,
     StepEnd,
+    StepError,
 )
 
 
@@ -116,8 +117,13 @@ class ClaimStore(Protocol):
         """
         ...
 
-    async def report_progress(self, worker_id: str, held: Lease, progress: str, *, now_us: int) -> None:
-        """Raises: LeaseLostError."""
+    async def report_progress(
+        self, worker_id: str, held: Lease, progress: str, *, error: StepError | None = None, now_us: int
+    ) -> None:
+        """Write how far a held step is. With ``error`` it has failed, and its function still runs: it stays leased.
+
+        Such a step is never released to ready: it fails when its worker is gone. Raises: LeaseLostError.
+        """
         ...
 
     async def interrupts(self, worker_id: str) -> Sequence[Interrupt]:

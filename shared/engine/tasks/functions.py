@@ -1,7 +1,7 @@
 """Functions that ``python`` steps call, by name.
 
 A function takes the step's inputs and a :class:`StepContext` and returns JSON. Workers import the modules named by
-``SOONG_FUNCTIONS``; importing registers. A plain function runs in the worker's bounded executor, a coroutine function
+``SOONG_FUNCTIONS``; importing registers. A plain function runs on a thread of the worker, a coroutine function
 on its loop; a *cheap* one (no I/O, microseconds) is called on the loop itself, without a thread hop.
 """
 
@@ -9,7 +9,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import RunIdentity
@@ -34,9 +34,6 @@ class StepContext:
 
 StepFunctionBody: TypeAlias = Callable[[JsonObject, StepContext], Json | Awaitable[Json]]
 _Body = TypeVar("_Body", bound=StepFunctionBody)
-
-STEP_THREADS: Final = "soong-step"
-"""Name of the threads on which users' functions run: a thread cannot be ended, only left behind."""
 
 
 @dataclass(frozen=True, slots=True)

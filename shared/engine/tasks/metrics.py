@@ -21,6 +21,18 @@ class WorkerLoad:
     attempt: int
     session_id: str
     started_us: int | None
+    function: str = ""
+    asked_to_end: str = ""
+    """Why it is to end, and has not: ``cancelled``, ``timed out`` or ``paused``; empty when it is not."""
+    progress: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return what a person reads of a step that has not ended although it is to; empty of any other."""
+        if not self.asked_to_end:
+            return ""
+        what = f"{self.step_key} ({self.function})" if self.function else self.step_key
+        return f"{what}: {self.asked_to_end}, still running{f'; {self.progress}' if self.progress else ''}"
 
 
 @dataclass(frozen=True, slots=True)

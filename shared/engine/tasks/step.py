@@ -123,6 +123,8 @@ class SessionWork:
     retry_us: int | None = None
     """When its next retry is due."""
     has_questions: bool = False
+    has_overdue: bool = False
+    """Whether a leased step of an open task has failed while its function still runs."""
 
     @property
     def has_asks(self) -> bool:

@@ -133,6 +133,10 @@ class TaskStore(Protocol):
         """Return the failed steps not settled yet, oldest first."""
         ...
 
+    async def overdue(self, ownership: Ownership, task_id: str) -> Sequence[Step]:
+        """Return the steps of a task that have an error and are leased still: their functions have not ended."""
+        ...
+
     async def retry_step(
         self, ownership: Ownership, step_key: str, run: NewRun, *, not_before_us: int, now_us: int
     ) -> None:

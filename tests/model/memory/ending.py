@@ -7,7 +7,7 @@ from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.status import EndReason, RunEvent
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.lost_lease import poisoned
+from soong.shared.engine.tasks.lost_lease import ended_with_worker, poisoned
 from soong.shared.engine.tasks.status import STEP_ENDS, StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepResult
 from tests.model.memory.logs import end_run, note_step, tell_step, write_events, write_nodes
@@ -79,8 +79,8 @@ def fail_map(rows: Rows, map_key: str, error: StepError, now_us: int) -> None:
 
 
 def poison(rows: Rows, step: Step, now_us: int) -> None:
-    """Fail a step that has lost its lease too often."""
-    error = poisoned(step.lost_leases, step.lost_to)
+    """Fail a step that has lost its lease too often, or that had failed and whose function still ran."""
+    error = ended_with_worker(step.lost_to) if step.error else poisoned(step.lost_leases, step.lost_to)
     moved = replace(_move(rows, step.key, StepEvent.QUARANTINE, now_us), error=error)
     rows.steps[step.key] = moved
     note_step(rows, moved, EventType.STEP_FAILED, now_us, **error.as_json())

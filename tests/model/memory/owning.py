@@ -85,6 +85,11 @@ class MemoryOwning:
         self.rows.owned(ownership)
         return [step for step in self._unsettled() if step.session_id == ownership.session_id]
 
+    @transaction
+    def overdue(self, ownership: Ownership, task_id: str) -> Sequence[Step]:
+        self.rows.owned(ownership)
+        return [step for step in self.rows.steps_of(task_id) if step.status is StepStatus.RUNNING and step.error]
+
     def _unsettled(self) -> list[Step]:
         return [
             step
@@ -260,6 +265,11 @@ class MemoryOwning:
             has_failures=any(step.session_id == session_id for step in self._unsettled()),
             retry_us=min((due_us for due_us in retries if due_us is not None), default=None),
             has_questions=any(one.identity.session_id == session_id for one in waiting),
+            has_overdue=any(
+                step.status is StepStatus.RUNNING and step.error is not None
+                for task in self._open_tasks(session_id)
+                for step in self.rows.steps_of(task.id)
+            ),
         )
 
     def _is_due(self, task: OpenTask) -> bool:

@@ -23,6 +23,7 @@ from soong.shared.engine.tasks.step import (
     NewTask,
     Step,
     StepEnd,
+    StepError,
     StepResult,
     Task,
     TaskCounts,
@@ -190,11 +191,13 @@ class MemorySteps:
         return parked(self.rows, step, asked, max_parked, now_us)
 
     @transaction
-    def report_progress(self, worker_id: str, held: Lease, progress: str, *, now_us: int) -> None:
+    def report_progress(
+        self, worker_id: str, held: Lease, progress: str, *, error: StepError | None = None, now_us: int
+    ) -> None:
         step = self._held(worker_id, held)
         if step is None:
             raise LeaseLostError(held.run_id, held.fence)
-        self.rows.steps[step.key] = replace(step, progress=progress)
+        self.rows.steps[step.key] = replace(step, progress=progress, error=error or step.error)
         note_step(self.rows, step, EventType.STEP_PROGRESS, now_us, progress=progress)
 
     @transaction
@@ -255,7 +258,8 @@ class MemorySteps:
             # The fence grows here already, so that nobody can mistake the next holder for this one.
             lost = replace(step, lost_leases=step.lost_leases + 1, lost_to=because, fence=step.fence + 1)
             self.rows.steps[step.key] = lost
-            if lost.lost_leases >= max_lost_leases and step.key not in self.rows.stopping:
+            is_poisoned = lost.lost_leases >= max_lost_leases or lost.error is not None
+            if is_poisoned and step.key not in self.rows.stopping:
                 note_step(self.rows, lost, EventType.STEP_LEASE_EXPIRED, now_us, reason=because, fence=lost.fence)
                 poison(self.rows, lost, now_us)
             else:
@@ -285,7 +289,7 @@ class MemorySteps:
             cancel_step(self.rows, step, stop, now_us)
             return
         self.rows.steps[step.key] = replace(
-            step, status=advance_step(step.status, event), worker_id="", holder_run_id=""
+            step, status=advance_step(step.status, event), worker_id="", holder_run_id="", error=None
         )
         run = move_run(self.rows, step.run_id, RunEvent.RELEASE)
         self.rows.runs[run.id] = replace(run, worker_id="")

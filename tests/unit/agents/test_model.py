@@ -13,7 +13,7 @@ from soong.shared.agents.model import _unusable, check_name, is_warm, resolve_mo
 from soong.shared.agents.scripted_model import ScriptedModel
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.jsontext import Json
-from soong.shared.engine.tasks.functions import STEP_THREADS
+from soong.shared.core.step_work import STEP_THREADS
 from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
 
 

@@ -1,10 +1,10 @@
 """What a function gives is bounded before it is written: every reader of its row takes it (OPS-12)."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.spec import StepSpec
@@ -37,8 +37,7 @@ async def echoed(value: Json) -> StepEnd:
         cwd="/p",
         policy={},
     )
-    with ThreadPoolExecutor(1) as threads:
-        return await FunctionStepRunner(threads).run(claim, {"value": value})
+    return await FunctionStepRunner().run(claim, {"value": value}, StopSignal())
 
 
 @pytest.mark.spec("OPS-12.d")

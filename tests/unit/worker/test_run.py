@@ -1,7 +1,6 @@
 """A run that is cut off says at its end what it had incidents until then (DAG-10)."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pytest
@@ -60,8 +59,7 @@ def make_claim(**spec: Json) -> Claim:
 
 
 async def ended(agent: Stuck, **spec: Json) -> StepEnd:
-    with ThreadPoolExecutor(1) as threads:
-        return await StepRunner(FunctionStepRunner(threads), agent).run(make_claim(**spec), StopSignal())
+    return await StepRunner(FunctionStepRunner(), agent).run(make_claim(**spec), StopSignal())
 
 
 @pytest.mark.spec("DAG-10.b", "DIS-07.d")

@@ -9,7 +9,7 @@ from typing import Final
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
-from soong.shared.engine.tasks.lost_lease import poisoned
+from soong.shared.engine.tasks.lost_lease import ended_with_worker, poisoned
 from soong.shared.engine.tasks.step import Lease
 from soong.shared.storage.sql.claims.parking import withdraw_of
 from soong.shared.storage.sql.claims.readiness import ROOT_RUNS, tell_opened
@@ -24,7 +24,7 @@ FREE_STEPS: Final = Statement(
     UPDATE steps SET
         status = CASE WHEN cancel_reason IS NULL THEN 'ready' ELSE 'cancelled' END,
         ended_us = CASE WHEN cancel_reason IS NULL THEN ended_us ELSE :now_us END,
-        worker_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.worker_id END,
+        error = NULL, worker_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.worker_id END,
         holder_run_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.holder_run_id END
     FROM @held h(key text, run_id text, fence bigint)
     WHERE steps.key = h.key AND steps.run_id = h.run_id AND steps.fence = h.fence
@@ -35,19 +35,23 @@ FREE_STEPS: Final = Statement(
 
 EXPIRE_LEASES: Final = Statement(
     "expire leases: all of a worker that is gone; each fence grows here already, so that nobody takes the next holder "
-    "for this one",
+    "for this one; a step with an error had failed, and its function ended with the worker",
     """
     UPDATE steps SET
         lost_leases = lost_leases + 1, lost_to = :because, fence = fence + 1,
         status = CASE WHEN cancel_reason IS NOT NULL THEN 'cancelled'
-                      WHEN lost_leases + 1 >= :most THEN 'failed' ELSE 'ready' END,
-        ended_us = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN :now_us ELSE ended_us END,
-        worker_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN worker_id ELSE '' END,
-        holder_run_id = CASE WHEN cancel_reason IS NOT NULL OR lost_leases + 1 >= :most THEN holder_run_id ELSE '' END
+                      WHEN error IS NOT NULL OR lost_leases + 1 >= :most THEN 'failed' ELSE 'ready' END,
+        ended_us = CASE WHEN coalesce(cancel_reason, error) IS NOT NULL OR lost_leases + 1 >= :most
+                        THEN :now_us ELSE ended_us END,
+        worker_id = CASE WHEN coalesce(cancel_reason, error) IS NOT NULL OR lost_leases + 1 >= :most
+                         THEN worker_id ELSE '' END,
+        holder_run_id = CASE WHEN coalesce(cancel_reason, error) IS NOT NULL OR lost_leases + 1 >= :most
+                             THEN holder_run_id ELSE '' END
     WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
     /*pg AND key IN (SELECT key FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
                          ORDER BY key FOR UPDATE) */
-    RETURNING key, run_id, fence, status, session_id, coalesce(cancel_reason, ''), lost_leases
+    RETURNING key, run_id, fence, status, session_id, coalesce(cancel_reason, ''), lost_leases,
+              coalesce(error, '') <> ''
     """,
 )
 
@@ -119,11 +123,11 @@ def expire_leases(
     rows = tx.rows(EXPIRE_LEASES, worker_id=worker_id, most=max_lost_leases, now_us=now_us, because=because)
     failed = []
     for row in tx.paced(rows):
-        key, run_id, fence, status, *_, lost = row
+        key, run_id, fence, status, *_, lost, had_failed = row
         if status != "failed":
             _note_freed(run_log, row, EventType.STEP_LEASE_EXPIRED, because)
             continue
-        error = poisoned(lost, because)
+        error = poisoned(lost, because) if not had_failed else ended_with_worker(because)
         failed.append((key, pack(error.as_json())))
         run_log.note(run_id, EventType.STEP_LEASE_EXPIRED, step=key, reason=because, fence=fence)
         run_log.note(run_id, EventType.STEP_FAILED, step=key, **error.as_json())

@@ -91,6 +91,11 @@ UNSETTLED: Final = steps_where(
     "steps.session_id = :session_id AND steps.status = 'failed' AND steps.is_settled = 0",
 )
 
+OVERDUE: Final = steps_where(
+    "overdue steps of a task: those that have failed while their functions still run",
+    "steps.task_id = :task_id AND steps.status = 'running' AND steps.error IS NOT NULL",
+)
+
 
 @cache
 def _steps_that_are(status: StepStatus) -> TableRead:
@@ -114,6 +119,13 @@ class SqlFailures:
         def read(tx: Transaction) -> list[Step]:
             check_owned(tx, ownership, is_read=True)
             return read_steps(tx, UNSETTLED, session_id=ownership.session_id)
+
+        return await self._database.read(read)
+
+    async def overdue(self, ownership: Ownership, task_id: str) -> Sequence[Step]:
+        def read(tx: Transaction) -> list[Step]:
+            check_owned(tx, ownership, is_read=True)
+            return read_steps(tx, OVERDUE, task_id=task_id)
 
         return await self._database.read(read)
 

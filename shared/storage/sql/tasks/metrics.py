@@ -88,9 +88,14 @@ PARKED_NOW: Final = Statement(
     "SELECT count(*) FROM steps WHERE session_id > '' AND status = 'blocked'",
 )
 HOLDINGS: Final = Statement(
-    "holdings: every leased step",
+    "holdings: every leased step, and why it is to end, if it is",
     """
-    SELECT worker_id, run_id, key, title, attempt, session_id, started_us FROM steps
+    SELECT worker_id, run_id, key, title, attempt, session_id, started_us,
+           coalesce(spec /*pg ::json */ ->> 'call', ''),
+           CASE WHEN error IS NOT NULL THEN 'timed out' WHEN cancel_reason IS NOT NULL THEN 'cancelled'
+                WHEN is_paused = 1 THEN 'paused' ELSE '' END,
+           progress
+    FROM steps
     WHERE status IN ('claimed', 'running') ORDER BY worker_id, ordinal
     """,
 )

@@ -110,15 +110,18 @@ OPEN_TASKS: Final = Statement(
     """,
 )
 SESSION_WORK: Final = Statement(
-    "session work: whether there are commands, maps to expand and failures, when the next retry is due, and whether "
-    "questions wait",
+    "session work: whether there are commands, maps to expand and failures, when the next retry is due, whether "
+    "questions wait, and whether leased steps have failed already",
     """
     SELECT EXISTS (SELECT 1 FROM commands WHERE session_id = :session_id AND is_ended = 0),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'expanding'),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0),
            (SELECT min(not_before_us) FROM steps
             WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL AND open_deps = 0),
-           EXISTS (SELECT 1 FROM permission_requests WHERE session_id = :session_id AND state = 'pending')
+           EXISTS (SELECT 1 FROM permission_requests WHERE session_id = :session_id AND state = 'pending'),
+           EXISTS (SELECT 1 FROM tasks AS t JOIN steps AS s ON s.task_id = t.id
+                   WHERE t.session_id = :session_id AND t.status IN ('running', 'paused')
+                   AND s.status = 'running' AND s.error IS NOT NULL)
     """,
 )
 LEFT: Final = Statement(
@@ -328,9 +331,9 @@ def _open_tasks(rows: Sequence[Row]) -> Iterator[OpenTask]:
 
 def _seen(row: Row, tasks: Sequence[Row]) -> SessionWork:
     """Return what rows of ``SESSION_WORK`` and ``OPEN_TASKS`` say; which tasks are due they do not."""
-    commands, expanding, failures, retry_us, asked = row
+    commands, expanding, failures, retry_us, asked, overdue = row
     found = tuple(_open_tasks(tasks))
-    return SessionWork(found, bool(commands), bool(expanding), bool(failures), retry_us, bool(asked))
+    return SessionWork(found, bool(commands), bool(expanding), bool(failures), retry_us, bool(asked), bool(overdue))
 
 
 def _with_due(tx: Transaction, ownership: Ownership, work: SessionWork) -> SessionWork:

@@ -14,6 +14,7 @@ from soong.shared.engine.tasks.step import (
     Interrupt,
     Lease,
     StepEnd,
+    StepError,
     WaitingSteps,
 )
 from soong.shared.storage.sql.claims.advance import advance
@@ -28,7 +29,7 @@ from soong.shared.storage.sql.claims.claiming import (
 from soong.shared.storage.sql.claims.completions import ClaimRequest
 from soong.shared.storage.sql.claims.parking import park
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.rows import plain
+from soong.shared.storage.sql.engine.rows import pack, plain
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import concurrency_limits as limits_table
@@ -37,9 +38,9 @@ from soong.shared.storage.sql.engine.upsert import upsert
 from soong.shared.storage.sql.tasks.cancel import expire_leases, free_steps
 
 REPORT_PROGRESS: Final = Statement(
-    "report progress: by the step's holder",
+    "report progress: by the step's holder, perhaps with the error by which it will end",
     """
-    UPDATE steps SET progress = :progress
+    UPDATE steps SET progress = :progress, error = coalesce(:error, error)
     WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id = :worker_id
       AND status IN ('claimed', 'running')
     """,
@@ -124,10 +125,13 @@ class SqlWorkerClaims:
 
         return await self._database.write(write)
 
-    async def report_progress(self, worker_id: str, held: Lease, progress: str, *, now_us: int) -> None:
+    async def report_progress(
+        self, worker_id: str, held: Lease, progress: str, *, error: StepError | None = None, now_us: int
+    ) -> None:
         def write(tx: Transaction) -> None:
             parameters = {"key": held.step_key, "run_id": held.run_id, "fence": held.fence, "worker_id": worker_id}
-            if not tx.count(REPORT_PROGRESS, progress=plain(progress), **parameters):
+            text = None if error is None else pack(error.as_json())
+            if not tx.count(REPORT_PROGRESS, progress=plain(progress), error=text, **parameters):
                 raise LeaseLostError(held.run_id, held.fence)
             run_log = RunLogBuffer(now_us)
             run_log.note(held.run_id, EventType.STEP_PROGRESS, step=held.step_key, progress=progress)

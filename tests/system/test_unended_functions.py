@@ -1,0 +1,194 @@
+"""A step has ended when its function has: slots, leases and limits count threads that run, not rows."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.cli_scene import until
+from tests.system.http_scene import Service, http_service
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers restart under their subreaper"),
+]
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What the functions themselves wrote."""
+
+    folder: Path
+
+    def step(self, step_id: str, call: str = "test.note", *, until: str = "until", **more: object) -> dict[str, object]:
+        """Return a step whose function ends when it is let to; at once without ``until``."""
+        inputs = {"ledger": str(self.folder / "ledger"), "until": str(self.folder / until) if until else ""}
+        return {"id": step_id, "kind": "python", "call": call, "inputs": inputs, **more}
+
+    def quick(self, step_id: str) -> dict[str, object]:
+        return self.step(step_id, until="")
+
+    def let_end(self) -> None:
+        (self.folder / "until").touch()
+
+    def lines(self) -> list[list[str]]:
+        path = self.folder / "ledger"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def count(self, what: str) -> int:
+        return sum(line[0] == what for line in self.lines())
+
+    def most_at_once(self, *, step: str = "") -> int:
+        most = now = 0
+        for what, step_id, *_ in self.lines():
+            if step in ("", step_id):
+                now += 1 if what == "begin" else -1
+                most = max(most, now)
+        return most
+
+
+@dataclass(frozen=True)
+class Scene:
+    service: Service
+    token: str
+    ledger: Ledger
+
+    def submit(self, *steps: object) -> str:
+        plan = {"title": "t", "steps": list(steps)}
+        body = {"plan": plan, "project": str(self.service.cli.folder)}
+        status, document = self.service.call(self.token, "/v1/tasks", body)
+        assert status == 201, document
+        return f"/v1/tasks/{document['task']['id']}"
+
+    def act(self, task: str, what: str) -> tuple[int, Any]:
+        return self.service.call(self.token, f"{task}/{what}", {})
+
+    def read(self, task: str) -> dict[str, Any]:
+        found = self.service.call(self.token, task)[1]
+        return {**found, "steps": {step["id"]: step for step in found["steps"]}}
+
+    def until_status(self, task: str, status: str, limit_s: float = 60) -> dict[str, Any]:
+        until(lambda: self.read(task)["status"] == status, f"{task} is {status}", self.service.cli.logs, limit_s)
+        return self.read(task)
+
+    def until_count(self, what: str, number: int) -> None:
+        until(lambda: self.ledger.count(what) >= number, f"{number} {what}", self.service.cli.logs)
+
+    def cli(self, *arguments: str) -> str:
+        done = self.service.cli.run(*arguments)
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module", params=[{}], ids=["8 slots"])
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    given = {"SOONG_FUNCTIONS": "tests.system.functions", "PYTHONPATH": str(ROOT), "SOONG_WORKERS": "1"}
+    with http_service(
+        **{**given, "SOONG_SLOTS": "10", "SOONG_STUCK_S": "2", "SOONG_DRAIN_S": "1", **request.param}
+    ) as one:
+        yield one
+
+
+@pytest.fixture
+def scene(service: Service, tmp_path: Path) -> Iterator[Scene]:
+    one = Scene(service, service.token("ada", "run"), Ledger(tmp_path))
+    yield one
+    one.ledger.let_end()
+
+
+def test_ten_quick_steps_complete_within_a_second_beside_eight_cancelled_functions(scene: Scene) -> None:
+    hanging = scene.submit(*(scene.ledger.step(f"h{number}") for number in range(8)))
+    scene.until_count("begin", 8)
+    assert scene.act(hanging, "cancel")[0] == 200
+    scene.until_status(hanging, "cancelled", 2)
+
+    quick = scene.submit(*(scene.ledger.quick(f"q{number}") for number in range(10)))
+    scene.until_status(quick, "completed", 1)
+
+    status = scene.cli("status")
+    assert all(f"h{number}" in status and "test.note" in status for number in range(8))
+    assert scene.ledger.most_at_once() <= 10
+    scene.ledger.let_end()
+    until(lambda: scene.read(hanging)["steps"]["h0"]["status"] == "cancelled", "h0 has ended")
+
+
+def test_a_paused_function_is_not_run_twice_and_its_result_counts(scene: Scene) -> None:
+    task = scene.submit(scene.ledger.step("one"))
+    scene.until_count("begin", 1)
+
+    scene.act(task, "pause")
+    scene.until_status(task, "paused", 2)
+    scene.act(task, "resume")
+    scene.until_status(task, "running", 2)
+    scene.ledger.let_end()
+
+    assert scene.until_status(task, "completed")["steps"]["one"]["status"] == "completed"
+    assert [line[0] for line in scene.ledger.lines()] == ["begin", "end"]
+
+
+def test_a_limit_counts_functions_that_were_cancelled_and_still_run(scene: Scene) -> None:
+    scene.cli("limits", "set", "pool:default", "3")
+    try:
+        task = scene.submit(*(scene.ledger.step(f"l{number}") for number in range(3)))
+        scene.until_count("begin", 3)
+        scene.act(task, "cancel")
+        later = scene.submit(scene.ledger.quick("later"))
+        scene.until_status(task, "cancelled", 2)
+        assert scene.read(later)["steps"]["later"]["status"] == "ready"
+        scene.ledger.let_end()
+        scene.until_status(later, "completed")
+    finally:
+        scene.cli("limits", "set", "pool:default", "0")
+    assert scene.ledger.most_at_once() == 3
+
+
+def test_a_retry_waits_for_the_function_whose_time_is_over(scene: Scene) -> None:
+    task = scene.submit(scene.ledger.step("again", timeout_s=0.5, retries=1, backoff_s=0.1))
+    scene.until_count("begin", 1)
+    until(lambda: scene.read(task)["steps"]["again"]["progress"], "its time is over")
+
+    assert scene.ledger.count("begin") == 1
+    assert "took longer than 0.5 s; test.note still runs" in scene.read(task)["steps"]["again"]["progress"]
+    scene.ledger.let_end()
+
+    scene.until_status(task, "completed")
+    assert scene.ledger.most_at_once(step="again") == 1
+
+
+@pytest.mark.parametrize("call", ["test.note", "test.note_deaf"])
+def test_a_task_whose_function_ignores_its_time_limit_fails_at_the_limit(scene: Scene, call: str) -> None:
+    task = scene.submit(
+        scene.ledger.step("late", call, timeout_s=0.5),
+        {"id": "after", "kind": "python", "call": "builtin.echo", "depends_on": ["late"]},
+    )
+
+    failed = scene.until_status(task, "failed", 4)
+
+    assert "took longer than 0.5 s" in failed["reason"]
+    assert failed["steps"]["late"]["status"] == "running"
+    assert "late" in scene.cli("status")
+    refused = scene.act(task, "retry")
+    assert refused[0] == 409
+    assert "still run" in str(refused[1])
+    scene.ledger.let_end()
+    until(lambda: scene.read(task)["steps"]["late"]["status"] == "failed", "late has ended")
+
+
+@pytest.mark.parametrize("service", [{"SOONG_SLOTS": "2", "SOONG_STUCK_S": "1"}], indirect=True, ids=["2 slots"])
+def test_a_worker_without_a_slot_left_restarts_and_repeats_nothing(scene: Scene) -> None:
+    task = scene.submit(*(scene.ledger.step(f"h{number}", timeout_s=1, retries=3) for number in range(8)))
+    scene.until_count("begin", 2)
+
+    quick = scene.submit(*(scene.ledger.quick(f"q{number}") for number in range(4)))
+
+    scene.until_status(quick, "completed", 90)
+    failed = scene.until_status(task, "failed", 90)
+    begun = [line[1] for line in scene.ledger.lines() if line[0] == "begin" and line[1].startswith("h")]
+    assert len(begun) == len(set(begun))
+    until(lambda: all(one["status"] == "failed" for one in scene.read(task)["steps"].values()), "all steps failed")
+    assert {one["error"]["type"] for one in scene.read(task)["steps"].values()} == {"unknown_after_crash"}
+    assert failed["reason"]

@@ -32,6 +32,7 @@ def text_of(outcome: TaskOutcome) -> str:
         *_results(outcome),
         *_denials(outcome),
         *_undone(outcome),
+        *_cut(outcome),
         *_unknown(outcome),
         "",
         "next:",
@@ -99,6 +100,12 @@ def _denials(outcome: TaskOutcome) -> list[str]:
         return ["", f"denied: {len(outcome.denials)}", *lines]
     hint = "  allow it with --allow TOOL:SCOPE, or run it in a terminal and be asked"
     return ["", f"denied: {len(outcome.denials)}", *lines, hint]
+
+
+def _cut(outcome: TaskOutcome) -> list[str]:
+    """Name the steps that a budget or a limit ended."""
+    names = ", ".join(visible(step.step_id) for step in outcome.cut[:DENIALS_SHOWN])
+    return ["", f"cut by a budget or a limit: {len(outcome.cut)} steps ({names})"] if names else []
 
 
 def _undone(outcome: TaskOutcome) -> list[str]:

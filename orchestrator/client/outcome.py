@@ -11,6 +11,7 @@ from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.task_limits import TaskLimit, limits_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.budgets import TASK_LIMIT, BudgetSpentError
 from soong.shared.engine.runs.events import Event, EventType, NodeKind
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
@@ -18,6 +19,8 @@ from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.storage.store import Store
 from soong.shared.tools.result import ErrorType
+
+_CUT = frozenset({BudgetSpentError.code, TASK_LIMIT})
 
 
 class ExitCode(IntEnum):
@@ -105,6 +108,11 @@ class TaskOutcome:
         return [step for step in own if step.key not in waited_for]
 
     @property
+    def cut(self) -> Sequence[Step]:
+        """The steps that a budget or a limit of their task ended."""
+        return [step for step in self.view.steps if step.error is not None and step.error.type in _CUT]
+
+    @property
     def exit_code(self) -> ExitCode:
         match self.status:
             case TaskStatus.FAILED | TaskStatus.CANCELLED:
@@ -113,6 +121,8 @@ class TaskOutcome:
                 return ExitCode.INTERRUPTED
             case TaskStatus.COMPLETED:
                 if self.view.task.kind is TaskKind.ASK:  # its agent has judged what failed below it
+                    if self.cut:  # and had no means to do what a budget cut
+                        return ExitCode.FAILED
                     return ExitCode.DENIED if self.denials else ExitCode.COMPLETED
                 # A failure that its plan tolerates (`keep`) is still a step that failed.
                 if any(step.status is StepStatus.FAILED and not step.is_pull_worker for step in self.view.steps):

@@ -28,7 +28,14 @@ _UNMARKED: Final[set[tuple[str, str]]] = set()
 
 
 class BrokenAnswerError(AgentRunError):
-    """What arrived is not complete: the stream was cut, or the provider broke the answer off."""
+    """What arrived is not complete: the stream was cut, or the provider broke the answer off.
+
+    ``response`` is what arrived, where it is known: the provider may bill it.
+    """
+
+    def __init__(self, message: str, response: ModelResponse | None = None) -> None:
+        super().__init__(message)
+        self.response = response
 
 
 class UnmarkedAnswerError(BrokenAnswerError):
@@ -168,10 +175,10 @@ def _checked(response: ModelResponse, *, is_streamed: bool) -> ModelResponse:
     kept in the details. A model without a provider has no wire.
     """
     if response.finish_reason == "error":
-        raise BrokenAnswerError("the provider broke its answer off")
+        raise BrokenAnswerError("the provider broke its answer off", response)
     was_streamed = is_streamed or response.provider_name in _STREAMED
     if was_streamed and response.provider_name and not _has_mark(response):
-        raise UnmarkedAnswerError("the answer ended before the provider's final mark")
+        raise UnmarkedAnswerError("the answer ended before the provider's final mark", response)
     return response
 
 

@@ -79,13 +79,15 @@ async def request(
     options: ModelOptions,
     attempts: int,
     failed: Callable[[int, str, bool, int], None],
+    refused: Callable[[ModelResponse], None] = lambda _response: None,
     sleep: Sleep = asyncio.sleep,
     follower: AnswerFollower = NO_FOLLOWER,
     pacing: Pacing | None = None,
     tokens: int = 0,
 ) -> ModelResponse:
     """Ask the model, again after a pause where the provider's trouble may pass. ``failed`` gets each failure: its
-    attempt, its words, whether the request is sent again, and its HTTP status, or 0.
+    attempt, its words, whether the request is sent again, and its HTTP status, or 0. ``refused`` gets each answer that
+    arrived and cannot be taken.
 
     ``follower`` sees the answer while it arrives, of each attempt. ``pacing`` has each attempt wait with those of other
     processes; ``tokens`` is what it may use.
@@ -102,6 +104,8 @@ async def request(
             answer = await source.next(messages, settings, parameters, follower)
             return _cut_where_it_ends(taken_in(answer), options.max_tokens)
         except (AgentRunError, UserError) as error:
+            if isinstance(error, BrokenAnswerError) and error.response is not None:
+                refused(error.response)
             may_pass, asked_s = _may_pass(error), _asked_s(error)
             is_beyond = (asked_s or 0.0) > (LONGEST_S if pacing is None else pacing.longest_s)
             is_retried = may_pass and attempt < attempts and not is_beyond

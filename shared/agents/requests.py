@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
 
-from soong.shared.agents.charging import Reserved, Spending, charge_of, estimate
+from soong.shared.agents.charging import Reserved, Spending, charge_of, estimate, total
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import Compaction
 from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel, answered_by, marked
@@ -142,6 +142,12 @@ class ModelRequests:
             LeaseLostError: the run is no longer ours.
         """
         reserved, pacing = await self._reserve(messages, turns), self._pace()
+        lost: list[Charge] = []
+
+        def refused(answer: ModelResponse) -> None:
+            if answer.usage.total_tokens:  # the provider bills it, although nothing of it is taken
+                lost.append(charge_of(self.count(self._named(replace(answer, parts=[])))))
+
         try:
             answer = await request(
                 self._source,
@@ -150,22 +156,26 @@ class ModelRequests:
                 options=self.task.options,
                 attempts=self.task.limits.model_attempts,
                 failed=self._failed,
+                refused=refused,
                 sleep=self._wait,
                 follower=follower,
                 pacing=pacing,
                 tokens=self._estimate(messages).tokens if pacing and pacing.limits.tokens else 0,
             )
         except ProviderFailedError:
-            await self._settle(reserved, Charge())
+            await self._settle(reserved, total(lost))
             raise
-        if self.model is not self._own:
-            answer = marked(answer, self.model.name)
+        answer = self._named(answer)
         before = self.usage
         self.last = self.count(answer)
         if reserved is not None:
-            await self._settle(reserved, charge_of(self.last, turns))
+            await self._settle(reserved, total([*lost, charge_of(self.last, turns)]))
         self.note = self.note or warning(before, self.usage, self.task.limits)
         return answer
+
+    def _named(self, answer: ModelResponse) -> ModelResponse:
+        """Return an answer that names the fallback which gave it, if one did."""
+        return answer if self.model is self._own else marked(answer, self.model.name)
 
     def last_facts(self) -> dict[str, Json]:
         """Return what the log says of the last request: who answered, and what it used."""

@@ -59,8 +59,16 @@ def at_limit(claim: Claim, words: str = "it is reached") -> StepEnd:
     ("limits", "words", "reason"),
     [
         (Budget(turns=2), "its limit max_turns: 2 of 2 model turns are used", EndReason.MAX_TURNS),
-        (Budget(tokens=150), "its limit tokens: 200 of 150 tokens are used", EndReason.TOKEN_LIMIT),
-        (Budget(microusd=20_000), "its limit cost_usd: 0.02 of 0.02 USD are used", EndReason.COST_LIMIT),
+        (
+            Budget(tokens=150),
+            "its limit tokens: 100 of 150 tokens are used; requests under way reserve 100",
+            EndReason.TOKEN_LIMIT,
+        ),
+        (
+            Budget(microusd=20_000),
+            "its limit cost_usd: 0.01 of 0.02 USD are used; requests under way reserve 0.01",
+            EndReason.COST_LIMIT,
+        ),
     ],
     ids=["turns", "tokens", "money"],
 )

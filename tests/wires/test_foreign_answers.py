@@ -245,3 +245,29 @@ async def test_a_request_that_is_refused_for_what_it_says_is_compacted_once(fore
 
     assert end.end_reason is EndReason.PROVIDER_FAILED
     assert len(foreign.asked) == 4
+
+
+# -- final marks, and what refused answers cost
+USED: JsonObject = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+CALL: JsonObject = {"index": 0, "id": "c", "type": "function", "function": {"name": LOOK, "arguments": '{"path": "a"}'}}
+
+
+@pytest.mark.spec("DIS-11")
+async def test_the_tokens_of_an_answer_that_is_refused_are_counted(foreign: Foreign) -> None:
+    unmarked = streamed({"content": "a", "tool_calls": [CALL]}, finish=None, usage=USED)
+
+    end = await foreign.run(unmarked, streamed({"content": "b"}, usage=USED))
+
+    assert end.output == "b"
+    assert (end.usage.requests, end.usage.input_tokens, end.usage.output_tokens) == (2, 200, 20)
+    assert end.usage.tool_calls == 0
+
+
+@pytest.mark.spec("DIS-12.a")
+async def test_a_marked_stream_between_two_unmarked_ones_keeps_the_model_streamed(foreign: Foreign) -> None:
+    unmarked = streamed({"content": "a"}, finish=None)
+
+    end = await foreign.run(unmarked, streamed({"tool_calls": [CALL]}, finish="tool_calls"), unmarked, says("done"))
+
+    assert end.output == "done"
+    assert [one.get("stream") for one in foreign.asked] == [True] * 4

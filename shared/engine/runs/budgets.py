@@ -104,14 +104,16 @@ class BudgetState:
         (tokens, most_tokens), (money, most_money) = self._limits()
         whose = "the day" if self.scope == DAY else "the session"
         if most_tokens is not None and tokens >= most_tokens:
-            raise BudgetSpentError(f"{whose} has used {tokens:,} of its budget of {most_tokens:,} tokens", "tokens")
+            words = f"{whose} has used {self.used.tokens:,} of its budget of {most_tokens:,} tokens"
+            raise BudgetSpentError(f"{words}{_held(f'{self.reserved.tokens:,}', self.reserved.tokens)}", "tokens")
         if most_money is None:
             return
         if charge.microusd is None:
             raise BudgetSpentError(f"{UNPRICED} {whose} cannot be kept", "money")
         if money >= most_money:
-            used, most = Decimal(money) / MICRO, Decimal(most_money) / MICRO
-            raise BudgetSpentError(f"{whose} has used {used:f} of its budget of {most:f} USD", "money")
+            used, held = self.used.microusd or 0, self.reserved.microusd or 0
+            words = f"{whose} has used {usd_text(used)} of its budget of {usd_text(most_money)} USD"
+            raise BudgetSpentError(f"{words}{_held(usd_text(held), held)}", "money")
 
     def _check_task(self, charge: Charge) -> None:
         (tokens, most_tokens), (money, most_money) = self._limits()
@@ -119,13 +121,22 @@ class BudgetState:
         if most_turns is not None and turns >= most_turns:
             raise TaskLimitError("max_turns", f"{turns:,} of {most_turns:,} model turns are used", "turns")
         if most_tokens is not None and tokens >= most_tokens:
-            raise TaskLimitError("tokens", f"{tokens:,} of {most_tokens:,} tokens are used", "tokens")
+            words = f"{self.used.tokens:,} of {most_tokens:,} tokens are used"
+            more = _held(f"{self.reserved.tokens:,}", self.reserved.tokens)
+            raise TaskLimitError("tokens", f"{words}{more}", "tokens")
         if most_money is None:
             return
         if charge.microusd is None:
             raise TaskLimitError("cost_usd", f"{UNPRICED} the task cannot be kept", "money")
         if money >= most_money:
-            raise TaskLimitError("cost_usd", f"{usd_text(money)} of {usd_text(most_money)} USD are used", "money")
+            used, held = self.used.microusd or 0, self.reserved.microusd or 0
+            words = f"{usd_text(used)} of {usd_text(most_money)} USD are used"
+            raise TaskLimitError("cost_usd", f"{words}{_held(usd_text(held), held)}", "money")
+
+
+def _held(text: str, amount: int) -> str:
+    """Return the words for what requests under way have reserved."""
+    return f"; requests under way reserve {text}" if amount else ""
 
 
 def _share(charged: int, limit: int | None) -> float:

@@ -1,6 +1,7 @@
 """A run's requests are charged before they are sent, and a budget that is used up ends it (DIS-11)."""
 
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,14 @@ from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserProm
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.usage import RequestUsage
 
-from soong.shared.agents.charging import Reserved, estimate, price_of
+from soong.shared.agents.charging import Reserved, charge_of, estimate, price_of, total
 from soong.shared.agents.definition import Price
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd, AgentTask
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.engine.runs.budgets import MOST, Budget, BudgetSpentError, Charge, configured_budget, parse_budget
 from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
@@ -168,3 +170,13 @@ def test_what_is_no_budget_is_refused_with_an_example(text: str) -> None:
         parse_budget(text)
     with pytest.raises(InvalidConfigError, match=r"\[budgets\] day: "):
         configured_budget(text, "day")
+
+
+@pytest.mark.parametrize("usd", ["0.0000001", "0.0000009"])
+def test_a_request_below_a_millionth_of_a_dollar_is_not_free(usd: str) -> None:
+    assert charge_of(Usage(cost_usd=Decimal(usd))).microusd == 1
+
+
+def test_a_sum_of_charges_with_an_unknown_price_has_none() -> None:
+    assert total([Charge(2, 3), Charge(1, 1, 1)]) == Charge(3, 4, 1)
+    assert total([Charge(2, None), Charge(1, 1)]) == Charge(3, None)

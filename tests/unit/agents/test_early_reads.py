@@ -60,7 +60,8 @@ class Stage:
 
         named: JsonObject = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
         read = ToolDefinition("test.read", "Read.", named, self.handle, Permission.READONLY)
-        tools = (read, replace(read, name="test.write", permission=Permission.WRITE))
+        write, block = replace(read, name="test.write", permission=Permission.WRITE), replace(read, name="test.block")
+        tools = (read, write, replace(block, interrupt="block"))
         task = make_task(tools=tools)
         scope = RunScope(task.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r")))
         pipeline = ToolPipeline(tools, scope, self.gate, self.notebook)
@@ -80,6 +81,21 @@ class Stage:
 def call(index: int, tool: str, name: str, call_id: str = "") -> DeltaToolCalls:
     arguments = f'{{"name": "{name}"}}'
     return {index: DeltaToolCall(f"test__{tool}", arguments, tool_call_id=call_id or f"c{index}")}
+
+
+async def test_a_read_that_cannot_be_cut_begins_after_the_answer() -> None:
+    stage = Stage()
+
+    async def turn() -> AsyncIterator[str | DeltaToolCalls]:
+        yield call(1, "block", "a")
+        yield call(2, "read", "b")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert stage.order == []
+
+    end = await stage.run(turn, done)
+
+    assert (end.output, sorted(stage.order)) == ("done", ["a", "b"])
 
 
 async def done() -> AsyncIterator[str | DeltaToolCalls]:

@@ -82,7 +82,7 @@ def test_a_step_that_hears_no_cancelling_is_seen_when_its_time_is_over(service: 
 
     seen = finding(service, "steps")
     assert seen["says"].startswith(f"{task}/a (bad.deaf): timed out, still running; the step took longer than 1")
-    assert "isolation: process" in seen["hint"]
+    assert "a thread cannot be ended" in seen["hint"]
 
 
 def test_a_stopped_worker_has_no_heartbeat(service: CliHarness) -> None:

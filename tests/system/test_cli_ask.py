@@ -142,6 +142,27 @@ def test_an_agent_starts_children_side_by_side_and_sees_all_their_results(cli: C
         assert "How many bugs" not in sub  # its parent's conversation
 
 
+@pytest.mark.spec("DIS-11")
+def test_an_ask_whose_steps_a_budget_cut_ends_with_1_and_names_them(cli: CliHarness) -> None:
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        child = ToolCall("agent__dispatch_worker", {"instructions": "Read.", "model": WORKER})
+        wires.will(planner(child, child, child), worker(text="one"), planner(text="ALL DONE"))
+
+        ended = cli.json("ask", "Have three read.", "--model", PLANNER, "--budget", BUDGET)
+
+        cut = [step for step in ended["steps"] if (step["error"] or {}).get("type") == "budget_exceeded"]
+        assert (ended["status"], ended["answer"], ended["exit_code"]) == ("completed", "ALL DONE", 1)
+        assert len(cut) == 2
+        assert all("; requests under way reserve" in step["error"]["message"] for step in cut)
+        assert "cut by a budget or a limit: 2 steps" in cli.run("tasks", "show", ended["id"]).stdout
+
+
+BUDGET = "900tok"
+"""The planner's first request takes most of it; with one worker's under way there is no room for another."""
+
+
 @pytest.mark.spec("EXE-04.f", "DAG-05", "DAG-10", "DIS-06")
 def test_an_agent_reassigns_a_step_that_failed(cli: CliHarness) -> None:
     step = {"id": "look", "instructions": "Look.", "model": OTHER}

@@ -34,6 +34,13 @@ SELECT format('GRANT CONNECT ON DATABASE %I TO soong_owner, soong_orchestrator, 
 ALTER SCHEMA public OWNER TO soong_owner;
 REVOKE ALL ON SCHEMA public FROM PUBLIC;
 
+-- All workers share a role, and a role may end the statements and connections of its own and store large objects that no
+-- table names. None of it is used.
+SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure)
+FROM pg_proc
+WHERE pronamespace = 'pg_catalog'::regnamespace
+  AND proname IN ('pg_terminate_backend', 'pg_cancel_backend', 'lo_create', 'lo_creat', 'lo_from_bytea') \gexec
+
 -- Tables of a deployment that had one role for everything.
 SELECT format('ALTER TABLE %I.%I OWNER TO soong_owner', schemaname, tablename)
 FROM pg_tables WHERE schemaname = 'public' AND tableowner <> 'soong_owner' \gexec

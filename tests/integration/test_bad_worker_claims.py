@@ -13,7 +13,7 @@ from tests.contract.scene import completed
 from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one, deployed
 from tests.integration.consent import Callback
 from tests.integration.roles import RoleUrls, with_roles
-from tests.model.builders import make_step, make_task, open_worker
+from tests.model.builders import make_children, make_map, make_step, make_task, open_worker
 from tests.servers import PostgresServer
 
 
@@ -79,6 +79,26 @@ HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
         DENIED,
     ),
     "block a step": ("UPDATE steps SET status = 'blocked' WHERE key = %(free_step)s", DENIED),
+    "open a step before what it waits for has ended": (
+        "UPDATE steps SET status = 'ready', open_deps = 0, ready_us = 1 WHERE key = %(waiting_step)s",
+        DENIED,
+    ),
+    "let a step wait for nothing, so that the end of what it waits for fails": (
+        "UPDATE steps SET open_deps = 0 WHERE key = %(waiting_step)s",
+        DENIED,
+    ),
+    "let a step wait for fewer than have still to end": (
+        "UPDATE steps SET open_deps = open_deps - 1 WHERE key = %(joining_step)s",
+        DENIED,
+    ),
+    "complete a map step before its items have ended": (
+        "UPDATE steps SET status = 'completed', open_deps = 0, ended_us = 1 WHERE key = %(map_step)s",
+        DENIED,
+    ),
+    "let a map step wait for fewer items than have still to end": (
+        "UPDATE steps SET open_deps = 1 WHERE key = %(map_step)s",
+        DENIED,
+    ),
     "let a step wait for more": ("UPDATE steps SET open_deps = open_deps + 1 WHERE key = %(waiting_step)s", DENIED),
     "say how far a step is": ("UPDATE steps SET progress = 'done' WHERE key = %(free_step)s", DENIED),
     "give its own step to another run": (
@@ -117,11 +137,17 @@ HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.spec("PER-12", "OPS-12")
 async def test_what_nobody_holds_is_only_claimed(deployment: Deployment) -> None:
-    task = make_task(deployment.bench.session_id, "free", make_step("waiting", depends_on=("free",)))
-    await deployment.bench.store.tasks.create_task(task)
+    bench, waits = deployment.bench, ("free", "waiting")
+    waiting = (make_step("waiting", depends_on=waits[:1]), make_step("joining", depends_on=waits))
+    task = make_task(bench.session_id, "free", *waiting, make_map("map"))
+    await bench.store.tasks.create_task(task)
     step = task.steps[0]
     assert step.run is not None
-    names = {"free": step.run.identity.run_id, "free_step": step.key, "waiting_step": f"{step.task_id}/waiting"}
+    map_step = await bench.store.tasks.step(f"{task.id}/map")
+    items = make_children(map_step, task.root_run.identity, "x", "y")
+    await bench.store.tasks.expand(bench.ownership, map_step.key, items, now_us=1)
+    others = {f"{name}_step": f"{task.id}/{name}" for name in ("waiting", "joining", "map")}
+    names = {"free": step.run.identity.run_id, "free_step": step.key, **others}
 
     outcomes = {what: await deployment.try_(statement, **names) for what, (statement, _) in HELD_BY_NOBODY.items()}
 

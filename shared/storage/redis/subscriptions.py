@@ -6,12 +6,12 @@ channel meanwhile is lost.
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.events import MARKS
@@ -34,6 +34,10 @@ SILENCE_S = 15.0
 BLOCK_MS = 5_000
 BATCH = 500
 MAX_ID_CHARS = 64
+MAX_PAYLOAD_CHARS = 2 * 1024 * 1024
+"""Of a hint: ten thousand sessions with their marks."""
+MAX_ENTRY_MS = 10**15
+"""An entry whose time is later was added under an id of somebody's choice: beyond the last id nobody can add any."""
 MAX_NEWS_CHARS = 80
 _RAISED = question_news("raised", "")
 IDLE_CHANNELS = 4
@@ -241,22 +245,34 @@ class StreamSource:
             self._position = end
         elif _order(end) < _order(self._position):
             self._position = "0-0"  # Redis came back without our entries: all that it has now is new to us
+        await self._tidy()
 
     async def receive(self) -> Sequence[str]:
         read = ("XREAD", "COUNT", str(BATCH), "BLOCK", str(BLOCK_MS), "STREAMS", self._stream, self._position)
         await self._connection.send(*read)
         heard: list[str] = []
+        number = size = 0
         for _, entries in await self._answer() or ():
             for entry_id, words in cast("list[tuple[str, list[str] | None]]", entries):
-                self._position = entry_id
+                self._position, number, size = entry_id, number + 1, size + sum(map(len, words or ()))
                 fields = dict(zip(words[::2], words[1::2], strict=False)) if words else {}
                 if fields.get(self._name):
                     text = fields.get(self._beside, "") if self._beside else ""
                     heard.append(hint_of(fields[self._name][:MAX_ID_CHARS], text[:MAX_DECISION_CHARS]))
-        if self._cut_to and len(heard) >= BATCH:
-            # Whoever may add to it may leave the limit away: Redis's memory is not his to fill.
-            await self._client.xtrim(self._stream, maxlen=self._cut_to, approximate=True)
+        if number:
+            await self._tidy(is_full=number >= BATCH, is_large=size > MAX_PAYLOAD_CHARS)
         return heard
+
+    async def _tidy(self, *, is_full: bool = False, is_large: bool = False) -> None:
+        """Remove what fills Redis or leaves later entries no id: a process that may add to the stream chooses both."""
+        if not self._cut_to:
+            return
+        if _order(self._position)[0] > MAX_ENTRY_MS:
+            await self._client.delete(self._stream)
+            self._position = "0-0"
+        elif is_full or is_large:
+            with suppress(ResponseError):  # some only read it
+                await self._client.xtrim(self._stream, maxlen=0 if is_large else self._cut_to, approximate=not is_large)
 
     async def _answer(self) -> Any:
         """Return what a read answers, None for nothing new."""
@@ -274,39 +290,44 @@ class StreamSource:
 
 def sessions_of(payload: str) -> Sequence[str]:
     """Return the sessions that a wake-up for owners names, as hints; an empty id when it names none."""
-    try:
-        value = json.loads(payload)
-    except ValueError:
+    value = _fields_of(payload)
+    if value is None:
         log.warning("hint_unreadable", size=len(payload))
         return ()
-    sessions = value.get("sessions") if isinstance(value, dict) else None
-    if not isinstance(sessions, list):
+    if not isinstance(value.get("sessions"), list):
         return ()
-    marked = {mark: _listed(value.get(mark)) for mark in MARKS}
-    said = (" ".join(mark for mark in MARKS if one in marked[mark]) for one in map(str, sessions))
-    return list(map(hint_of, map(str, sessions), said)) or [""]
+    sessions = list(filter(_is_id, value["sessions"]))
+    marked = {mark: frozenset(filter(_is_id, _listed(value.get(mark)))) for mark in MARKS}
+    said = (" ".join(mark for mark in MARKS if one in marked[mark]) for one in sessions)
+    return list(map(hint_of, sessions, said)) or [""]
 
 
-def _listed(value: object) -> frozenset[str]:
-    return frozenset(map(str, value)) if isinstance(value, list) else frozenset()
+def _fields_of(payload: str) -> Mapping[str, Any] | None:
+    """Return the fields of a hint; None when it is none: anybody with a worker's rights may publish."""
+    try:
+        found = json.loads(payload) if len(payload) <= MAX_PAYLOAD_CHARS else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _listed(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else ()
+
+
+def _is_id(value: object) -> TypeGuard[str]:
+    """Say whether a text can be the id of a row: no database takes half a character."""
+    return isinstance(value, str) and len(value) <= MAX_ID_CHARS and value.isascii() and value.isprintable()
 
 
 def called(payload: str, worker_id: str) -> Sequence[str]:
     """Return what a message asks of a worker: an empty id to fill its slots, else its id."""
-    try:
-        value = json.loads(payload)
-    except ValueError:
-        return (worker_id,)
-    return ("",) if isinstance(value, dict) and value.get("claim") is True else (worker_id,)
+    return ("",) if (_fields_of(payload) or {}).get("claim") is True else (worker_id,)
 
 
 def changed(payload: str, session_id: str) -> Sequence[str]:
     """Return what a message tells of a session: its id, with what happened to a question where that is all."""
-    try:
-        value = json.loads(payload)
-    except ValueError:
-        return (session_id,)
-    news = value.get("question") if isinstance(value, dict) else None
+    news = (_fields_of(payload) or {}).get("question")
     return (hint_of(session_id, news[:MAX_NEWS_CHARS] if isinstance(news, str) else ""),)
 
 

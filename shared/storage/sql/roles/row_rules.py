@@ -40,16 +40,33 @@ _TAKES_STEP: Final = (
     f" AND {_same('open_deps', 'outcome', 'ended_us', *_HELD_ONLY)}"
 )
 _LEAVES: Final = f"NEW.worker_id = '' AND {_same('fence', 'starts', 'started_us', 'holder_run_id', *_HELD_ONLY)}"
+# Our own words alone.
+_OPEN_PARENTS: Final = (
+    "SELECT count(*) FROM json_array_elements_text(OLD.depends_on::json) AS its(id) JOIN steps AS parent"
+    " ON parent.key = OLD.task_id || '/' || its.id WHERE {open}"
+)
+_OPEN_ITEMS: Final = (
+    "SELECT count(*) FROM steps AS parent WHERE parent.map_key = OLD.key AND parent.map_key <> '' AND {open}"
+)
+_OPEN: Final = "NOT (parent.status = 'completed' OR (parent.status = 'failed' AND parent.is_settled = 1))"
+_IS_COUNTED: Final = (
+    "NEW.open_deps >= CASE OLD.status"
+    f" WHEN 'pending' THEN ({_OPEN_PARENTS.format(open=_OPEN)})"
+    f" WHEN 'waiting' THEN ({_OPEN_ITEMS.format(open=_OPEN)}) END"
+)
+"""No step waits for fewer than have still to end: it would start before them, or the end of one of them would fail."""
 _COUNTS_DOWN: Final = (
-    f"{_LEAVES} AND NEW.open_deps <= OLD.open_deps AND {_same('status', 'outcome', 'ended_us', 'ready_us')}"
+    f"{_LEAVES} AND {_same('status', 'outcome', 'ended_us', 'ready_us')}"
+    f" AND ({_same('open_deps')} OR (NEW.open_deps BETWEEN 1 AND OLD.open_deps AND {_IS_COUNTED}))"
 )
 _OPENS: Final = (
     f"{_LEAVES} AND OLD.status = 'pending' AND OLD.open_deps > 0 AND NEW.open_deps = 0"
     f" AND NEW.status = CASE OLD.kind WHEN 'map' THEN 'expanding' ELSE 'ready' END AND {_same('outcome', 'ended_us')}"
+    f" AND {_IS_COUNTED}"
 )
 _COMPLETES_MAP: Final = (
     f"{_LEAVES} AND OLD.status = 'waiting' AND OLD.open_deps > 0 AND NEW.open_deps = 0 AND NEW.status = 'completed'"
-    f" AND {_same('outcome')}"
+    f" AND {_same('outcome')} AND {_IS_COUNTED}"
 )
 _JUDGES_MAP: Final = (
     f"{_LEAVES} AND OLD.kind = 'map' AND OLD.status = 'completed' AND OLD.outcome IS NULL"

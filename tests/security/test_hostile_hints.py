@@ -1,0 +1,145 @@
+"""Hints of a worker that was taken over: whatever it publishes or adds, everybody hears what comes next.
+
+It may publish on every channel of wake-ups and add to the stream of questions, under any id (deploy/redis-users.acl).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import pytest
+import redis
+
+from soong.shared.engine.wire.events import OWNERS_CHANNEL, session_channel, worker_channel
+from soong.shared.engine.wire.notifier import Subscription
+from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS
+from soong.shared.storage.redis.client import RedisClients
+from soong.shared.storage.redis.notifier import RedisNotifier
+from soong.shared.storage.redis.subscriber import RedisSubscriber
+from soong.shared.storage.redis.subscriptions import MAX_PAYLOAD_CHARS
+from tests.integration.consent import until
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.spec("PER-12", "OPS-12")
+
+LAST_ID: Final = f"{2**64 - 1}-{2**64 - 1}"
+PAYLOADS: Final = {
+    "deep lists": "[" * 100_000,
+    "deep objects": '{"sessions":' * 50_000,
+    "deep in what is read": '{"v":1,"sessions":["sess_1",' + "[" * 100_000,
+    "a number without end": '{"sessions":[' + "9" * 5_000 + "]}",
+    "lists for ids": '{"sessions":[' + "[]," * 100_000 + "[]]}",
+    "too long to be read": '{"sessions":[' + "[]," * MAX_PAYLOAD_CHARS + "[]]}",
+    "no text": b"\xff\xfe\x00",
+}
+
+
+@pytest.fixture
+async def clients(redis_live: RedisServer) -> AsyncIterator[RedisClients]:
+    made = RedisClients.of(redis_live.socket_url)
+    await made.commands.delete(REQUESTS)
+    yield made
+    await made.commands.delete(REQUESTS)
+    await made.close()
+
+
+@pytest.fixture
+async def notifier(clients: RedisClients) -> AsyncIterator[RedisNotifier]:
+    made = RedisNotifier(clients.commands)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def subscriber(clients: RedisClients) -> RedisSubscriber:
+    return RedisSubscriber(clients.blocking)
+
+
+async def heard(subscription: Subscription, wanted: str) -> Sequence[str]:
+    """Wait until ``wanted`` is heard; return all that was heard until then."""
+    everything: list[str] = []
+    async with asyncio.timeout(10):
+        while wanted not in everything:
+            everything += await subscription.wait(1.0)
+    return everything
+
+
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
+async def test_no_message_makes_an_owner_a_worker_or_a_client_deaf(
+    clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber, payload: str | bytes
+) -> None:
+    owner, worker = await subscriber.subscribe_owner(), await subscriber.subscribe_worker("wrk_1")
+    client = await subscriber.subscribe_session("sess_1", with_questions=True)
+
+    for channel in (OWNERS_CHANNEL, worker_channel("wrk_1"), session_channel("sess_1")):
+        assert await clients.commands.publish(channel, payload) == 1
+    await notifier.notify_owners(["sess_1"])
+    await notifier.call_worker("wrk_1")
+    await notifier.notify_session("sess_1", "closed req_1")
+
+    await heard(owner, "sess_1")
+    await heard(worker, "")
+    await heard(client, "sess_1\nclosed req_1")
+    for subscription in (owner, worker, client):
+        await subscription.close()
+
+
+async def test_an_owner_hears_of_no_session_whose_id_no_database_takes(
+    clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber
+) -> None:
+    owner = await subscriber.subscribe_owner()
+
+    for id_ in ('"\\ud800"', '"\\u0000"', '"x\\ny"', f'"{"x" * 5_000}"', "7", "null", "{}"):
+        await clients.commands.publish(OWNERS_CHANNEL, f'{{"sessions": [{id_}], "ended": [{id_}, []]}}')
+    await notifier.notify_owners(["sess_1"])
+
+    assert set(await heard(owner, "sess_1")) <= {"", "sess_1"}
+    await owner.close()
+
+
+@pytest.mark.parametrize("listens_first", [True, False])
+async def test_a_question_that_took_the_last_id_of_the_stream_leaves_room_for_others(
+    clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber, listens_first: bool
+) -> None:
+    if listens_first:
+        subscription = await subscriber.subscribe_permissions()
+    await clients.commands.xadd(REQUESTS, {"request": "req_bad"}, id=LAST_ID)
+    if not listens_first:
+        subscription = await subscriber.subscribe_permissions()
+
+    await notifier.permission_raised("req_1", "sess_1")
+
+    await heard(subscription, "sess_1")
+    await subscription.close()
+
+
+async def test_a_stream_that_is_filled_with_what_names_no_question_is_cut(
+    clients: RedisClients, subscriber: RedisSubscriber, redis_live: RedisServer
+) -> None:
+    subscription = await subscriber.subscribe_permissions()
+    with redis.Redis.from_url(redis_live.socket_url) as bad:
+        flood = bad.pipeline(transaction=False)
+        for _ in range(3 * MAX_LENGTH):
+            flood.xadd(REQUESTS, {"x": "y"})
+        flood.execute()
+
+        async def is_cut() -> bool:
+            return int(await clients.commands.xlen(REQUESTS)) <= MAX_LENGTH + 500
+
+        await until(is_cut)
+    await subscription.close()
+
+
+async def test_a_few_large_entries_do_not_stay_in_the_memory_of_redis(
+    clients: RedisClients, subscriber: RedisSubscriber
+) -> None:
+    subscription = await subscriber.subscribe_permissions()
+
+    for _ in range(5):
+        await clients.commands.xadd(REQUESTS, {"request": "req_bad", "x": "y" * 2 * MAX_PAYLOAD_CHARS})
+
+    async def is_empty() -> bool:
+        return int(await clients.commands.xlen(REQUESTS)) == 0
+
+    await until(is_empty)
+    await subscription.close()

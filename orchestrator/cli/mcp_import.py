@@ -17,7 +17,7 @@ from soong.shared.toolsets.mcp.catalogue import FOLDER
 
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
 SECRETS: Final = "secrets"
-_PLACES: Final = (
+PLACES: Final = (
     ".claude.json",
     ".cursor/mcp.json",
     ".config/Code/User/mcp.json",
@@ -33,7 +33,7 @@ Server = dict[str, Any]
 
 def found_files(user_home: Path) -> list[Path]:
     """Return the user's own files that there are; one in a project is taken only when it is named."""
-    return [path for place in _PLACES if (path := user_home / place).is_file()]
+    return [path for place in PLACES if (path := user_home / place).is_file()]
 
 
 def looks_secret(name: str, value: str) -> bool:

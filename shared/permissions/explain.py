@@ -22,7 +22,7 @@ from soong.shared.permissions.policy import (
     evaluate,
 )
 from soong.shared.permissions.rules import Effect, Rule
-from soong.shared.sandbox.names import GIT_CONTROLS
+from soong.shared.sandbox.names import CONTROL_FILES, CONTROL_FOLDERS, GIT_CONTROLS
 from soong.shared.sandbox.paths import KERNEL_ROOTS, READ, PathPolicy
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import GateCall
@@ -89,8 +89,8 @@ class EffectivePolicy:
         controls = ", ".join(sorted(GIT_CONTROLS))
         return (
             f".git, .git/{{{controls}}}",
-            ".mcp.json",
-            ".soong/ but its runs/",
+            *sorted(CONTROL_FILES),
+            *(f"{name}/{''.join(f' but its {one}/' for one in free)}" for name, free in CONTROL_FOLDERS.items()),
             *(f"{folder}/ but its runs/" for folder in self.paths.own_folders),
             *map(str, (*self.paths.controls, *self.paths.secrets)),
             *(f"{folder}/ modules named as one of the program's" for folder in self.paths.imports.folders),

@@ -1,7 +1,7 @@
-"""Private keys by the content of a file, under any name (FS-06, EVT-05).
+"""Private keys and logins by the content of a file, under any name (FS-06, EVT-05).
 
-A file whose head holds a private key is as sensitive as one with a sensitive name. A later key, or one read from its
-second line on, is known by where its block begins and ends.
+A file whose head holds a private key or the token of a login is as sensitive as one with a sensitive name. A
+later key, or one read from its second line on, is known by where its block begins and ends.
 """
 
 import os
@@ -14,7 +14,14 @@ from soong.shared.core.lazy_pattern import lazy_pattern
 HEAD_BYTES: Final = 8192
 MAX_BLOCK_BYTES: Final = 64 * 1024
 """A block without an end is taken to end here: the longest keys have a quarter of it."""
-MARKERS: Final = "-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY|---- BEGIN SSH2|PuTTY-User-Key-File-|AGE-SECRET-KEY-"
+LOGIN_BYTES: Final = 4096
+_LOGIN_NAMES: Final = (
+    "(?:refresh|access|id|oauth|auth|session)_?token|client_?secret|private_?key|api_?key"
+    "|secret_?access_?key|client-key-data|master_?key"
+)
+MARKERS: Final = (
+    f"-----BEGIN [A-Z0-9 ]{{0,40}}PRIVATE KEY|---- BEGIN SSH2|PuTTY-User-Key-File-|AGE-SECRET-KEY-|(?i:{_LOGIN_NAMES})"
+)
 """What a file with a key may hold, as an expression for ripgrep; more files hold it than have a key."""
 
 _KEY: Final = lazy_pattern(
@@ -25,6 +32,15 @@ _KEY: Final = lazy_pattern(
     rb"|^PuTTY-User-Key-File-[0-9]"
     rb"|^AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{20}",
     re.MULTILINE,
+)
+_LOGIN: Final = lazy_pattern(
+    # A member of JSON, wherever it is; a line of YAML, INI or an environment file. The value is one opaque word with a
+    # digit, which no name, call or sentence of a program is.
+    rb"""["'](?:[A-Za-z0-9]{0,40}[_.-])?(?:%(names)s)["'][ \t]{0,40}:\s{0,40}["'](?=[^"'\s]{0,200}[0-9])%(value)s["']"""
+    rb"""|^[ \t-]{0,40}(?:[A-Za-z0-9]{1,40}[_.-]){0,3}(?:%(names)s)[ \t]{0,40}[:=][ \t]{0,40}"""
+    rb"""(?=["']?[^"'\s]{0,200}[0-9])["']?%(value)s["']?[ \t]{0,40}\r?$"""
+    % {b"names": _LOGIN_NAMES.encode(), b"value": rb"[A-Za-z0-9+/=_.~|:-]{16,4096}"},
+    re.MULTILINE | re.IGNORECASE,
 )
 _EDGE: Final = lazy_pattern(
     rb"(?P<begin>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 [A-Z ]{0,40}PRIVATE KEY ----)"
@@ -37,14 +53,15 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 
 def is_key(head: bytes) -> bool:
-    """Say whether the head of a file holds a private key; also in UTF-16, whose letters are between zeros."""
+    """Say whether the head of a file holds a key or a login; also in UTF-16, whose letters are between zeros."""
     for mark in _BYTE_ORDER_MARKS:
         head = head.removeprefix(mark)
-    return _KEY.search(head.replace(b"\0", b"")) is not None
+    head = head.replace(b"\0", b"")
+    return _KEY.search(head) is not None or _LOGIN.search(head[:LOGIN_BYTES]) is not None
 
 
 def holds_key(descriptor: int) -> bool:
-    """Say whether the head of an open file holds a private key."""
+    """Say whether the head of an open file holds a private key or a login."""
     return is_key(os.pread(descriptor, HEAD_BYTES, 0))
 
 

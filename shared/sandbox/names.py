@@ -6,6 +6,7 @@ Pure: no file system is asked here. Where a path leads is :mod:`soong.shared.san
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -19,12 +20,20 @@ SENSITIVE: Final = (
     *(".local/share/keyrings", ".vault-token", "*.ovpn", "soong-backup-*"),
     # clouds and clusters
     *(".aws", ".azure", ".oci", ".aliyun", ".config/gcloud", ".config/doctl", ".config/rclone", ".s3cfg", ".boto"),
-    *(".kube/config", ".terraform.d", ".terraformrc", "terraform.rc", "*.tfstate", "*.tfstate.backup"),
+    *(".kube", "kubeconfig", ".terraform.d", ".terraformrc", "terraform.rc", "*.tfstate", "*.tfstate.backup"),
+    *(".rclone.conf", "rclone.conf", ".databrickscfg", ".snowsql", ".pulumi/credentials.json", ".config/hcloud"),
+    *(".config/scw", ".fly/config.yml", ".config/op", ".config/sops", "application_default_credentials.json"),
+    # agents, models and MCP
+    *(".claude.json", ".claude/.credentials.json", ".codex/auth.json", ".gemini/oauth_creds.json", ".mcp-auth*"),
+    *(".gemini/mcp-oauth-tokens*", ".qwen/oauth_creds.json", ".config/github-copilot", ".copilot/config.json"),
+    *(".local/share/opencode/auth.json", ".config/goose/secrets.yaml", ".openai", ".anthropic", ".kaggle"),
     # tools that log in somewhere
     *(".netrc", "_netrc", ".git-credentials", ".config/git/credentials", ".config/gh/hosts.yml", ".config/hub"),
     *(".config/glab-cli", ".docker/config.json", ".dockercfg", ".npmrc", ".yarnrc.yml", ".pypirc", ".gem/credentials"),
     *(".cargo/credentials", ".cargo/credentials.toml", ".m2/settings.xml", ".gradle/gradle.properties"),
-    *(".composer/auth.json", ".cache/huggingface/token", ".htpasswd"),
+    *(".composer/auth.json", ".cache/huggingface/token", ".huggingface/token", ".htpasswd", ".sentryclirc"),
+    *("credentials.json", "client_secret*.json", "service-account*.json", "service_account*.json"),
+    *("secrets.json", "secrets.toml", "secrets.yaml", "secrets.yml", ".config/containers/auth.json"),
     # databases
     *(".pgpass", ".my.cnf", ".mylogin.cnf"),
     # settings and what was typed
@@ -38,9 +47,22 @@ _GIT_FOLDERS: Final = frozenset({".git", "git~1"})
 GIT_CONTROLS: Final = frozenset({"hooks", "config", "config.worktree", "commondir", "gitdir", "git-rebase-todo"})
 """Entries of a git folder that run programs, or say where git finds those that do."""
 
-_MCP_FILE: Final = ".mcp.json"
-_CONTROL_FOLDER: Final = ".soong"
-_RUNS: Final = ("runs",)
+_WORKTREES: Final = frozenset({"worktrees"})
+CONTROL_FOLDERS: Final[Mapping[str, frozenset[str]]] = {
+    ".soong": frozenset({"runs"}),
+    ".claude": _WORKTREES,
+    ".codex": _WORKTREES,
+    ".cursor": _WORKTREES,
+    **dict.fromkeys((".gemini", ".hg", ".jj", ".husky", ".devcontainer", ".vscode"), frozenset[str]()),
+}
+"""Folders whose files start programs or speak to later agents in a person's name, with what runs write in them."""
+CONTROL_FILES: Final = frozenset({".mcp.json", "mcp.json", ".claude.json", ".devcontainer.json"})
+STEERING: Final = (
+    *("AGENTS.md", "CLAUDE.md", "CLAUDE.local.md", "GEMINI.md", ".cursorrules", ".windsurfrules", ".clinerules"),
+    *(".github/copilot-instructions.md", ".idea", ".gitattributes", ".gitmodules", ".git/info", ".hgsub"),
+    *(".windsurf", ".continue", ".opencode", ".kiro", ".zed", ".aider.conf.yml", ".pre-commit-config.yaml"),
+)
+"""Patterns of files that tell other programs what to do: a write always asks, unless a rule names the file."""
 
 
 @lru_cache(maxsize=4096)
@@ -81,11 +103,8 @@ def is_sensitive(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def is_control(parts: tuple[str, ...]) -> bool:
-    """Say whether the plain parts of a path name a control of a repository or of ours, existing or not (FS-09).
-
-    All of ``.soong`` of a project is one, but for ``runs``: its skills speak to later agents in a person's name.
-    """
-    return _MCP_FILE in parts or _is_git_control(parts) or _is_our_control(parts)
+    """Say whether the plain parts of a path name a control of a repository, of ours or of an agent (FS-09)."""
+    return not CONTROL_FILES.isdisjoint(parts) or _is_git_control(parts) or _is_in_control_folder(parts)
 
 
 def readable(name: str) -> str:
@@ -121,8 +140,10 @@ def _is_git_control(parts: tuple[str, ...]) -> bool:
     return False
 
 
-def _is_our_control(parts: tuple[str, ...]) -> bool:
-    if _CONTROL_FOLDER not in parts:
-        return False
-    at = parts.index(_CONTROL_FOLDER) + 1
-    return parts[at : at + 1] != _RUNS
+def _is_in_control_folder(parts: tuple[str, ...]) -> bool:
+    """Say whether a path is such a folder or lies in one, existing or not, but for what runs write there."""
+    return any(
+        parts[at + 1 : at + 2] == () or parts[at + 1] not in CONTROL_FOLDERS[name]
+        for at, name in enumerate(parts)
+        if name in CONTROL_FOLDERS
+    )

@@ -19,7 +19,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.git_folders import steers_repository
 from soong.shared.sandbox.imports import ImportGuard
-from soong.shared.sandbox.names import SENSITIVE, components, is_control, is_sensitive, plain
+from soong.shared.sandbox.names import SENSITIVE, STEERING, components, is_control, is_sensitive, plain
 
 MAX_PATH_BYTES = 4095
 
@@ -61,6 +61,8 @@ class Located:
     """True where every folder may be read."""
     is_sensitive: bool
     is_protected: bool
+    is_steering: bool
+    """It tells other programs or later agents what to do: a write asks whatever allows its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class PathPolicy:
     home. ``controls`` are files and folders that steer us wherever they are: the programs of configured hooks, the
     modules that tools come from. ``secrets`` are files of ours whose content opens something, such as the signing key:
     reading them asks and writing them is refused, whatever they are called. ``imports`` are the files that would be
-    imported in place of a module of the program.
+    imported in place of a module of the program. ``steering`` are patterns of files whose writing always asks.
 
     Raises:
         InvalidConfigError: a sensitive pattern names nothing.
@@ -83,9 +85,10 @@ class PathPolicy:
     data: Path | None = None
     secrets: tuple[Path, ...] = ()
     imports: ImportGuard = field(default_factory=ImportGuard)
+    steering: tuple[str, ...] = STEERING
 
     def __post_init__(self) -> None:
-        for pattern in self.sensitive:
+        for pattern in (*self.sensitive, *self.steering):
             components(pattern)
 
     def locate(self, roots: Roots, path: str) -> Located:
@@ -110,6 +113,7 @@ class PathPolicy:
             is_inside_read_roots=roots.read_roots is None or _is_below_any(resolved, self._read_roots(roots)),
             is_sensitive=any(self.is_sensitive(name) for name in {path, *ways}),
             is_protected=any(self.is_protected(Path(way)) for way in ways),
+            is_steering=any(is_sensitive(way, self.steering) for way in ways),
         )
 
     def is_sensitive(self, path: str) -> bool:

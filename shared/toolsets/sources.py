@@ -16,7 +16,7 @@ from soong.shared.core.configured_settings import with_config
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, secret_files, secret_values
 from soong.shared.sandbox.command import CommandRunner
-from soong.shared.sandbox.names import SENSITIVE
+from soong.shared.sandbox.names import SENSITIVE, STEERING
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import Redactor, redactor
@@ -98,7 +98,8 @@ class ToolEnvironment:
         found = look_in(self.import_folders, modules)
         controls = (*controls_of(self.config, modules), *found.served)
         sensitive = (*SENSITIVE, *self.config.paths.sensitive)
-        return PathPolicy(self.home, sensitive, controls, self.data, self.secret_files, import_guard())
+        steering = (*STEERING, *self.config.instructions.files)
+        return PathPolicy(self.home, sensitive, controls, self.data, self.secret_files, import_guard(), steering)
 
 
 def builtin_sources(environment: ToolEnvironment) -> tuple[ToolAdapter, ...]:

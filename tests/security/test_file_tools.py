@@ -104,6 +104,9 @@ async def test_a_search_that_starts_at_a_special_file_does_not_block(project: Pr
         ".mcp.json",
         ".soong/settings.toml",
         ".git",
+        *(".claude/agents/reviewer.md", ".claude/settings.json", ".codex/config.toml", ".gemini/settings.json"),
+        *(".cursor/mcp.json", ".vscode/tasks.json", ".hg/hgrc", ".jj/repo/config.toml", ".husky/pre-commit"),
+        *(".devcontainer/devcontainer.json", ".devcontainer.json", "sub/mcp.json"),
     ],
 )
 async def test_controls_are_written_by_nobody_and_nobody_is_asked(project: Project, name: str) -> None:

@@ -46,7 +46,24 @@ NAMED = (
     ),
     *(".oci/config", ".vault-token", ".htpasswd", ".cargo/credentials.toml", ".local/share/fish/fish_history"),
     "soong-backup-20261125T141259Z.tar.gz",
+    *(".claude/.credentials.json", ".claude.json", ".codex/auth.json", ".gemini/oauth_creds.json"),
+    *(".config/github-copilot/apps.json", ".local/share/opencode/auth.json", ".kube/admin.conf", ".rclone.conf"),
+    *("credentials.json", "service-account.json", "secrets.yaml", ".mcp-auth.json", ".mcp-auth/x/tokens.json"),
 )
+LOGINS = {
+    "a member of JSON": '{"claudeAiOauth": {"accessToken": "opaque-0123456789abcdef"}}',
+    "a member in a line of INI": '[remote]\ntoken = {"access_token":"ya29.0123456789abcdef"}\n',
+    "a line of YAML": "hosts:\n  - refresh_token: 1//0gABCDEFGHIJKLMNOP\n",
+    "a line of an environment": "export_me=1\nACME_CLIENT_SECRET=0123456789abcdef0123\n",
+    "a key of a cluster": "users:\n- user:\n    client-key-data: LS0tLS1CRUdJTiBSU0Eg\n",
+    "a service account": '{"type": "service_account", "private_key": "MIIEvQIBADANBgkqhkiG9w0"}',
+}
+NO_LOGINS = {
+    "code that gets one": "access_token = fetch_token(client_id_1, scopes)\nself.refresh_token = access_token\n",
+    "a place for one": "client_secret: ${ACME_CLIENT_SECRET_1}\napi_key: <your key 0123456789>\n",
+    "words about one": '{"access_token": "The token of 2 hours that we issue"}\nprivate_key: path/to/the/key\n',
+    "below the head": "#\n" * 2100 + "refresh_token: 1//0gABCDEFGHIJKLMNOP\n",
+}
 
 
 @pytest.fixture
@@ -87,6 +104,45 @@ async def test_a_key_asks_whatever_it_is_called_wherever_the_page_begins(
     searched = await scene.outcome("search", path=name, query=LETTERS)
 
     assert (read, edited, searched) == ("asked", "asked", "asked")
+
+
+@pytest.mark.spec("FS-06.b", "FS-06.d")
+@pytest.mark.parametrize("text", LOGINS.values(), ids=LOGINS)
+async def test_a_login_asks_whatever_its_file_is_called(scene: SecurityHarness, text: str) -> None:
+    scene.file("notes.txt", text)
+
+    read = await scene.outcome("read_file", path="notes.txt")
+    found = await scene.call("search", query=".")
+
+    assert read == "asked"
+    assert rows(found) == []
+    assert found.data["left_out"] == 1  # type: ignore[index,call-overload]
+
+
+@pytest.mark.parametrize("text", NO_LOGINS.values(), ids=NO_LOGINS)
+async def test_a_text_that_only_speaks_of_a_login_is_read(scene: SecurityHarness, text: str) -> None:
+    scene.file("notes.txt", text)
+
+    assert await scene.outcome("read_file", path="notes.txt") == "ok"
+    assert (await scene.call("search", query=".")).data["count"] > 0  # type: ignore[index,call-overload,operator]
+
+
+@pytest.mark.spec("FS-09")
+@pytest.mark.parametrize(
+    "name",
+    ["CLAUDE.md", "sub/AGENTS.md", ".gitattributes", ".gitmodules", ".git/info/attributes", ".idea/workspace.xml"],
+)
+async def test_what_steers_other_programs_is_written_by_no_rule_for_the_project(
+    scene: SecurityHarness, name: str
+) -> None:
+    scene.file(name, "one\n")
+
+    written = await scene.outcome("write_file", path=name, content="two\n", overwrite=True)
+    edited = await scene.outcome("edit_file", path=name, edits=[{"old": "one", "new": "two"}])
+    read = await scene.outcome("read_file", path=name)
+
+    assert (written, edited, read) == ("asked", "asked", "ok")
+    assert all("-one" in call.target.preview for call in scene.gate.asked)
 
 
 @pytest.mark.spec("FS-06.b")

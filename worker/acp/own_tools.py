@@ -158,7 +158,7 @@ def _files(kind: OwnKind, policy: PathPolicy, context: ToolContext, call_input: 
         scope=str(first.parent) if is_one else "",
         shown=str(first) if is_one else ", ".join(str(one.resolved) for one in located),
         is_inside_roots=is_inside,
-        is_sensitive=any(one.is_sensitive for one in located),
+        is_sensitive=any(one.is_sensitive or (one.is_steering and kind is not OwnKind.READ) for one in located),
         precondition="" if kind is OwnKind.READ else precondition_of(policy, context, call_input),
         preview=_preview(call_input),
     )

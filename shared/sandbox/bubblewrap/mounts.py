@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import CommandAccess
-from soong.shared.sandbox.names import SENSITIVE
+from soong.shared.sandbox.names import CONTROL_FILES, CONTROL_FOLDERS, SENSITIVE
 from soong.shared.sandbox.paths import is_below
 
 MountKind: TypeAlias = Literal["read", "write", "private", "empty"]
@@ -210,9 +210,10 @@ def _protected(host: HostLayout, shown: Iterable[Mount]) -> Iterator[Mount]:
         if git.is_dir() and not git.is_symlink():
             yield Mount(git, "write")
             yield from (Mount(git / name, "read") for name in _GIT_CONTROLS if _is_there(git / name))
-        yield from (Mount(root / name, "read") for name in (".mcp.json", ".soong") if _is_there(root / name))
-        if (runs := root / ".soong" / "runs").is_dir() and _is_there(root / ".soong"):
-            yield Mount(runs, "write")
+        for path in (root / name for name in (*CONTROL_FILES, *CONTROL_FOLDERS) if _is_there(root / name)):
+            yield Mount(path, "read")
+            written = (path / name for name in CONTROL_FOLDERS.get(path.name, ()))
+            yield from (Mount(folder, "write") for folder in written if folder.is_dir() and _is_there(folder))
         yield from (Mount(path, "read") for path in host.controls if is_below(path, root) and _is_there(path))
 
 

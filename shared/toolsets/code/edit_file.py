@@ -142,7 +142,7 @@ def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, ma
         scope=str(located.resolved.parent),
         shown=str(located.resolved),
         is_inside_roots=located.is_inside_write_roots,
-        is_sensitive=place.is_secret,
+        is_sensitive=place.is_secret or located.is_steering,
         precondition=place.state.precondition,
         preview=preview,
     )

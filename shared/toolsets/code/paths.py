@@ -67,7 +67,9 @@ def check_object(context: ToolContext, path: Path, descriptor: int) -> None:
             PathRefusal.CHANGED, str(path), "has got another name since it was checked", "call again"
         )
     if stat.S_ISREG(status.st_mode) and holds_key(descriptor):
-        raise PathRefusedError(PathRefusal.CHANGED, str(path), "holds a private key since it was checked", "call again")
+        raise PathRefusedError(
+            PathRefusal.CHANGED, str(path), "holds a key or a login since it was checked", "call again"
+        )
 
 
 def stands_key(path: Path) -> bool:
@@ -138,7 +140,7 @@ def _why_asked(context: ToolContext, located: Located, *, asks_outside: bool) ->
     if stands_linked(located.resolved):
         return "is a hard link to a file that has another name"
     if stands_key(located.resolved):
-        return "holds a private key"
+        return "holds a private key or a login"
     if not _is_outside(context, located, asks_outside=asks_outside):
         return ""
     return "lies outside the project" if located.is_inside_read_roots else "lies outside the read roots"
@@ -150,7 +152,7 @@ def _remarks(located: Located, *, is_linked: bool, is_key: bool) -> str:
     is_plain = resolved.endswith(f"/{given.removeprefix('./')}") or resolved == given or given in ("", ".")
     remarks = [] if is_plain else [valid_text(f"{located.given!r} leads to {resolved!r}")]
     remarks += ["a hard link: the same file has a name elsewhere"] if is_linked else []
-    remarks += ["it holds a private key"] if is_key else []
+    remarks += ["it holds a private key or a login"] if is_key else []
     return "; ".join(remarks)
 
 

@@ -75,7 +75,7 @@ def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, ma
         scope=str(located.resolved.parent),
         shown=str(located.resolved),
         is_inside_roots=located.is_inside_write_roots,
-        is_sensitive=located.is_sensitive or holds_key_now(state),
+        is_sensitive=located.is_sensitive or located.is_steering or holds_key_now(state),
         precondition=state.precondition,
         preview=preview_of(located, state, content),
     )

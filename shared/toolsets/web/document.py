@@ -15,6 +15,7 @@ from typing import Final
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import ChildCommand
 from soong.shared.sandbox.process import run
+from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.web import html_text
 from soong.shared.toolsets.web.body import MAX_BODY_BYTES, ResponseBody
@@ -55,7 +56,7 @@ async def readable_text(body: ResponseBody) -> WebDocument:
         ToolError: it is not a text, or HTML that cannot be read within its time and memory.
     """
     media_type = _type_of(body)
-    charset, text = _decoded(body, is_html=media_type in _HTML)
+    charset, text = await run_blocking(lambda _stop: _decoded(body, is_html=media_type in _HTML))
     if media_type in _HTML:
         text = await _markdown(text, body.url)
     return WebDocument(text, media_type, charset)

@@ -15,6 +15,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.egress import Resolver
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url
 from soong.shared.sandbox.network import MAX_REDIRECTS, open_client, resolve
+from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.paths import integer, number_of, string, text_of
@@ -82,7 +83,8 @@ class FetchTool:
                 await _check_robots(client, url)
             body = await _got(client, url)
         document = await readable_text(body)
-        page = TextPage.of(document.text, number_of(call_input, "start_line", 1), _max_lines(call_input))
+        start, most = number_of(call_input, "start_line", 1), number_of(call_input, "max_lines", DEFAULT_LINES)
+        page = await run_blocking(lambda _stop: TextPage.of(document.text, start, most))
         return page.result(context.tool_call_id, url, body, document)
 
 
@@ -99,10 +101,6 @@ def _normal(url: str, host: str) -> str:
     place = f"[{host}]" if ":" in host else host
     port = f":{parts.port}" if parts.port is not None else ""
     return urlunsplit((parts.scheme, f"{place}{port}", parts.path or "/", parts.query, ""))
-
-
-def _max_lines(call_input: JsonObject) -> int:
-    return number_of(call_input, "max_lines", DEFAULT_LINES)
 
 
 async def _got(client: "httpx2.AsyncClient", url: str) -> ResponseBody:
@@ -161,6 +159,6 @@ async def _check_robots(client: "httpx2.AsyncClient", url: str) -> None:
     if rules.status >= 500:
         problem = f"{place} answered {rules.status}, so whether the page may be fetched is unknown"
         raise ToolError(ErrorType.SERVER_UNAVAILABLE, problem)
-    if rules.status < 400 and not is_allowed(rules.data, _AGENT, url):
+    if rules.status < 400 and not await run_blocking(lambda _stop: is_allowed(rules.data, _AGENT, url)):
         hint = "read another page, or ask the user: network.robots in config.toml decides whether robots.txt is heeded"
         raise ToolError(ErrorType.NETWORK_DENIED, f"{place} does not allow {url[:500]} to be fetched", hint=hint)

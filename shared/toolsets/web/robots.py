@@ -4,13 +4,15 @@ The standard library's reader knows no wildcards, and takes the first rule that 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
 ROBOTS_PATH: Final = "/robots.txt"
 MAX_ROBOTS_BYTES: Final = 512 * 1024
-_MAX_RULES: Final = 10_000
+MAX_RULES: Final = 1_000
+"""Of an agent that are heeded, in the order of the file."""
+_MAX_LINES: Final = 10_000
 _MAX_PATTERN_CHARS: Final = 2_048
 
 _Rule = tuple[str, str]
@@ -22,31 +24,32 @@ def is_allowed(content: bytes, agent: str, url: str) -> bool:
     path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     if path == ROBOTS_PATH:
         return True
-    groups = _groups(content.decode("utf-8-sig", "replace"))
-    rules = groups.get(agent.lower(), groups.get("*", []))
+    rules = _rules(content.decode("utf-8-sig", "replace"), agent.lower())
     fitting = [(len(pattern), word == "allow") for word, pattern in rules if _fits(pattern, path)]
     return max(fitting, default=(0, True))[1]
 
 
-def _groups(text: str) -> dict[str, list[_Rule]]:
-    """Return the rules by the agent that they are for, in lower case."""
-    groups: dict[str, list[_Rule]] = {}
-    agents: list[str] = []
+def _rules(text: str, agent: str) -> Iterable[_Rule]:
+    """Return the rules of the agent's own groups, else of those for all: each once, in work linear in the text."""
+    found: dict[str, dict[_Rule, None]] = {}
+    named: set[str] = set()
     is_in_rules = False
     for word, value in _lines(text):
         if word == "user-agent":
-            agents, is_in_rules = ([] if is_in_rules else agents), False
-            agents.append(value.partition("/")[0].strip().lower())
-            groups.setdefault(agents[-1], [])
+            named, is_in_rules = (set() if is_in_rules else named), False
+            if (name := value.partition("/")[0].strip().lower()) in (agent, "*"):
+                named.add(name)
+                found.setdefault(name, {})
         elif word in ("allow", "disallow"):
             is_in_rules = True
-            for agent in agents if value else ():
-                groups[agent].append((word, value[:_MAX_PATTERN_CHARS]))
-    return groups
+            for name in named if value else ():
+                if len(found[name]) < MAX_RULES:
+                    found[name][word, value[:_MAX_PATTERN_CHARS]] = None
+    return found.get(agent, found.get("*", ()))
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines()[:_MAX_RULES]:
+    for line in text.splitlines()[:_MAX_LINES]:
         word, colon, value = line.partition("#")[0].partition(":")
         if colon:
             yield word.strip().lower(), value.strip()

@@ -57,6 +57,10 @@ def test_a_pattern_that_names_nothing_is_refused_when_the_policy_is_made(pattern
         "p/.soong/tools/x.json",
         "p/.soong/skills/s/SKILL.md",
         "p/.\uff33oong/hooks/x",
+        "p/.claude",
+        "p/.Claude/agents/x.md",
+        "h/.claude/worktrees/fix/.claude/agents/x.md",
+        "p/sub/mcp.json",
     ],
 )
 def test_a_control_is_known_by_name_through_every_spelling(path: str) -> None:
@@ -65,7 +69,11 @@ def test_a_control_is_known_by_name_through_every_spelling(path: str) -> None:
 
 @pytest.mark.spec("FS-09")
 @pytest.mark.parametrize(
-    "path", ["p/.git/info/exclude", "p/config", "p/hooks/x", "p/.soong/runs/r/x", "p/mcp.json", "p/.github/hooks/x"]
+    "path",
+    [
+        *("p/.git/info/exclude", "p/config", "p/hooks/x", "p/.soong/runs/r/x", "p/.github/hooks/x", "p/mcp.jsonl"),
+        *("h/.claude/worktrees/fix/src/a.py", "h/.codex/worktrees/fix/a.py", "p/.hgignore", "p/claude/agents/x.md"),
+    ],
 )
 def test_an_ordinary_name_is_no_control(path: str) -> None:
     assert not is_control(tuple(map(plain, Path(path).parts)))

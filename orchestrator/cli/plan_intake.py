@@ -60,7 +60,7 @@ class PlanIntake:
 
     client: Client
 
-    async def run(self, message: ControlReply, peer: Peer, reply: Reply) -> None:
+    async def run(self, message: ControlReply, peer: Peer | None, reply: Reply) -> None:
         """See :class:`soong.orchestrator.embedded.control.PlanRunner`."""
         try:
             request = request_of(message)
@@ -89,18 +89,18 @@ class PlanIntake:
             async with asyncio.timeout(FOLLOWED_S):
                 reply(await _end_of(client, request, opening))
 
-    async def _check(self, request: PlanRequest, peer: Peer) -> None:
+    async def _check(self, request: PlanRequest, peer: Peer | None) -> None:
         """Look whether the process at the other end would do the same. Raises: _RefusedError, OSError."""
         if Path(request.home) != self.client.settings.home:
             raise _RefusedError("its home is another")
         if environment_digest(os.environ) != request.environment or any(map(os.environ.get, NOT_SERVED)):
             raise _RefusedError("its environment is another")
-        if not peer or any(
-            not os.path.samestat(*map(os.stat, (f"/proc/{peer}/{of}", f"/proc/self/{of}"))) for of in _SAME
+        if peer is None or any(
+            not os.path.samestat(*map(os.stat, (f"/proc/{peer.pid}/{of}", f"/proc/self/{of}"))) for of in _SAME
         ):
             raise _RefusedError("it sees other files")
-        provenance = provenance_of(peer, await workers_here(self.client.store.sessions))
-        if provenance.run_process is not None or not provenance.processes:
+        provenance = provenance_of(peer.pid, await workers_here(self.client.store.sessions))
+        if provenance.run_process is not None or not provenance.processes or not peer.is_alive:
             raise _RefusedError("a run has started it, or it has ended")
 
     def _prepared(self, request: PlanRequest) -> tuple[Client, Submission]:

@@ -79,7 +79,7 @@ class FirstPlans:
 
     client: "Client"
 
-    async def run(self, message: ControlReply, peer: Peer, reply: Reply) -> None:
+    async def run(self, message: ControlReply, peer: Peer | None, reply: Reply) -> None:
         from soong.orchestrator.cli.plan_intake import PlanIntake
 
         await PlanIntake(self.client).run(message, peer, reply)

@@ -5,8 +5,10 @@ said ``attach`` keeps an ephemeral service alive until it closes; a client that 
 """
 
 import asyncio
+import errno
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable, Mapping
@@ -43,8 +45,22 @@ _ENDINGS = {str(ending): ending for ending in ShutdownState}
 ControlReply = Mapping[str, Json]
 
 
-Peer: TypeAlias = int
-"""The id of the process at the other end of a connection, by the kernel's word; 0 where that does not say it."""
+_SO_PEERPIDFD = 77
+"""Linux 6.5: a descriptor of the process that connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process that connected, by the kernel's word. It is kept by a descriptor: its id may be another's later."""
+
+    pid: int
+    descriptor: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended; then whatever was read of its id until now was read of it."""
+        return not select.select([self.descriptor], [], [], 0)[0]
+
 
 Reply: TypeAlias = Callable[[ControlReply], None]
 
@@ -52,7 +68,7 @@ Reply: TypeAlias = Callable[[ControlReply], None]
 class PlanRunner(Protocol):
     """Runs the plans that commands hand over (:mod:`soong.orchestrator.embedded.plan_request`)."""
 
-    async def run(self, message: ControlReply, peer: Peer, reply: Reply) -> None:
+    async def run(self, message: ControlReply, peer: Peer | None, reply: Reply) -> None:
         """Do what a request asks for as long as its connection is there; reply step by step."""
         ...
 
@@ -116,12 +132,13 @@ class ControlServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         is_attached = False
+        peer = None if self.plans is None else _peer_of(writer)
         try:
             while line := await reader.readline():
                 message = _message(line)
                 operation = str(message.get("op", ""))
                 if operation == RUN and self.plans is not None and not self.is_closing:
-                    await self._run(message, reader, writer)
+                    await self._run(message, peer, reader, writer)
                     continue
                 if operation == "attach" and not self.is_closing and not is_attached:
                     is_attached = True
@@ -135,13 +152,15 @@ class ControlServer:
                 self._count(-1)
             self._writers.discard(writer)
             writer.close()
+            if peer is not None:
+                os.close(peer.descriptor)
 
-    async def _run(self, message: ControlReply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _run(
+        self, message: ControlReply, peer: Peer | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Run a plan until it has been reported, or its command has gone."""
         assert self.plans is not None
-        running = asyncio.create_task(
-            self.plans.run(message, _peer_of(writer), lambda value: writer.write(_line(value)))
-        )
+        running = asyncio.create_task(self.plans.run(message, peer, lambda value: writer.write(_line(value))))
         gone = asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -235,14 +254,24 @@ def _message(line: bytes) -> ControlReply:
     return value if isinstance(value, dict) else {}
 
 
-def _peer_of(writer: asyncio.StreamWriter) -> Peer:
-    """Return the process that connected, if it is this user's."""
-    option = getattr(socket, "SO_PEERCRED", None)
+def _peer_of(writer: asyncio.StreamWriter) -> Peer | None:
+    """Return the process that connected, if it is this user's and the kernel names it."""
+    option, connection = getattr(socket, "SO_PEERCRED", None), writer.get_extra_info("socket")
     if option is None:
-        return 0
-    found = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
+        return None
+    found = connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
     pid, user, _group = _CREDENTIALS.unpack(found)
-    return int(pid) if user == os.getuid() else 0
+    if user != os.getuid() or not pid:
+        return None
+    try:
+        return Peer(pid, connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            return None  # it has ended
+    with suppress(OSError):
+        # An older kernel: the process that has the id now, a moment after it connected.
+        return Peer(pid, os.pidfd_open(pid))
+    return None
 
 
 def _line(value: ControlReply) -> bytes:

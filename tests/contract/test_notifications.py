@@ -13,6 +13,7 @@ from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.consumer import NotificationConsumer
 from soong.orchestrator.notifications.facts import facts_of, occurrence_of
+from soong.orchestrator.notifications.foreign_text import one_line
 from soong.orchestrator.notifications.message import Message
 from soong.orchestrator.notifications.sender import BACKOFF_S, PAGE, NotificationSender
 from soong.shared.core.config import parse_config
@@ -466,6 +467,21 @@ async def test_a_rule_sends_what_fits_all_its_filters(scene: ContractHarness, ru
 
 
 @pytest.mark.spec("EVT-05")
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Sign in: evil.example/approve", "Sign in: evil[.]example/approve"),
+        ("admin@sub.evil.co.uk", "admin@sub[.]evil[.]co[.]uk"),
+        ("evil\u3002example пример.рф a.xn--p1ai/x", "evil[.]example пример[.]рф a[.]xn--p1ai/x"),
+        ("10.0.0.1/x sms:123", "10[.]0[.]0[.]1/x sms[:]123"),
+        ("code.read_file of v1.2.3, 3.14. End.", "code.read_file of v1.2.3, 3.14. End."),
+    ],
+)
+def test_no_bare_address_is_left_for_a_phone_to_link(text: str, shown: str) -> None:
+    assert one_line(text) == shown
+
+
+@pytest.mark.spec("EVT-05")
 async def test_text_of_others_is_one_inert_line_without_secrets_and_links(site: Site) -> None:
     claim = await site.scene.start("a")
     hostile = "ok\r\nBcc: x\n\x1b[31m\u202e<b>&<!channel> https://evil.example s3cr3t-value www.evil.example"
@@ -477,7 +493,7 @@ async def test_text_of_others_is_one_inert_line_without_secrets_and_links(site: 
     text = "\n".join(message.lines)
     assert not {"\r", "\x1b", "\u202e"} & set(text + str(message.as_json()))
     assert "s3cr3t-value" not in text
-    assert "https[:]//evil.example" in text
+    assert "https[:]//evil[.]example" in text
     assert "https://evil.example" not in str(message.as_json())
     assert "www.evil" not in text
     assert not any(line.startswith("Bcc") for line in message.lines)

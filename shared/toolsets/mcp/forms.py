@@ -14,6 +14,7 @@ from soong.shared.core.inert import is_told_apart
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.toolsets.mcp.secret_words import asks_for_secret, is_secret
 
 FieldValue: TypeAlias = str | int | float | bool | list[str]
 
@@ -26,13 +27,6 @@ MAX_FORM_CHARS: Final = 20_000
 _TYPES: Final = ("string", "number", "integer", "boolean", "array")
 _YES: Final = frozenset({"yes", "y", "true", "on", "1"})
 _NO: Final = frozenset({"no", "n", "false", "off", "0"})
-_SECRET: Final = re.compile(
-    r"pass[\s_-]?(?:word|phrase|code)|passwd|\bpwd\b|secret|api[\s_-]?key|private[\s_-]?key|access[\s_-]?key"
-    r"|(?:access|auth|bearer|refresh|session|security)[\s_-]?token|\btoken\b|credential|\bcvv\b|\bcvc\b|\bpin\b"
-    r"|card[\s_-]?number|one[\s_-]?time[\s_-]?code|\botp\b|\bmfa\b|\b2fa\b|social[\s_-]?security",
-    re.IGNORECASE,
-)
-_WORD_BORDER: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_")
 _FORMATS: Final = {
     # A server's default is held to it too: every part ends where the next begins, so it takes linear time.
     "email": re.compile(r"[^@\s]+@[^@\s.]+(?:\.[^@\s.]+)+"),
@@ -135,8 +129,10 @@ class ElicitationForm:
         """Return a person's words as the content of the answer.
 
         Raises:
-            FormAnswerError: a required field is missing, or a value does not fit.
+            FormAnswerError: a required field is missing, a value does not fit, or the words hold a secret.
         """
+        if is_secret(words):
+            raise FormAnswerError("it holds what looks like a key or a token; a server gets no secrets")
         said = self._said(words.strip())
         content: dict[str, FieldValue] = {}
         for one in self.fields:
@@ -203,7 +199,7 @@ def form_of(schema: Mapping[str, Any], message: str) -> ElicitationForm:
     if not isinstance(properties, Mapping) or not isinstance(required, Sequence) or len(properties) > MAX_FIELDS:
         raise FormRefusedError(f"its form is not an object of at most {MAX_FIELDS} fields")
     fields = tuple(_field(str(name), one, name in required) for name, one in properties.items())
-    if any(one.type == "string" and not one.options for one in fields) and _SECRET.search(message):
+    if any(one.type == "string" and not one.options for one in fields) and asks_for_secret(message):
         raise FormRefusedError("it asks for a secret, which a server must not")
     if sum(len(one.line) for one in fields) > MAX_FORM_CHARS:
         raise FormRefusedError("its form is too long to be shown")
@@ -221,8 +217,7 @@ def _field(name: str, schema: Any, is_required: bool) -> FormField:
         raise FormRefusedError(f"its field {name!r} is a list without choices")
     about = " ".join(str(schema.get(key) or "") for key in ("title", "description"))[:MAX_WORDS_CHARS].strip()
     is_text = kind in ("string", "integer", "number") and not options
-    spelled = _WORD_BORDER.sub(" ", f"{name} {about}")
-    if is_text and (_SECRET.search(f"{name} {about}") or _SECRET.search(spelled) or schema.get("format") == "password"):
+    if is_text and (asks_for_secret(f"{name} {about}") or schema.get("format") == "password"):
         raise FormRefusedError(f"its field {name!r} asks for a secret, which a server must not")
     field = FormField(name, kind, about, is_required, options, None, _rules(schema, kind))
     default = schema.get("default")

@@ -84,6 +84,64 @@ def test_a_form_that_asks_for_a_secret_is_refused(schema: dict[str, Any], messag
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            "Passwort",
+            "Kennwort",
+            "Mot de passe",
+            "contraseña",
+            "Senha",
+            "wachtwoord",
+            "lösenord",
+            "adgangskode",
+            "passord",
+        ),
+        *("salasana", "hasło", "heslo", "jelszó", "şifre", "kata sandi", "mật khẩu", "пароль", "κωδικός πρόσβασης"),
+        *("كلمة المرور", "סיסמה", "पासवर्ड", "รหัสผ่าน", "密码", "パスワード", "비밀번호"),
+        *(
+            "p\u0430ssword",
+            "pas\u200bsword",
+            "ｐａｓｓｗｏｒｄ",
+            "p@ssw0rd",
+            "ᴘᴀꜱꜱᴡᴏʀᴅ",
+            "τοken",
+            "pässwörd",
+            "userPassword",
+        ),
+        *("Seed phrase of your wallet", "Wallet recovery words", "SSN", "Paste the text of ~/.ssh/id_ed25519"),
+        *("Anthropic key (sk-ant-…)", "clé privée", "Schlüssel", "助记词", "ключ доступа"),
+    ],
+)
+def test_a_secret_is_refused_in_every_language_and_spelling(words: str) -> None:
+    for schema, message in (({"x": {"type": "string", "title": words}}, "Sign in"), ({"x": {"type": "string"}}, words)):
+        with pytest.raises(FormRefusedError, match="a secret, which a server must not"):
+            form_of({"properties": schema}, message)
+
+
+@pytest.mark.parametrize(
+    "words", ["Your city", "Issue key", "Ort und Straße", "Имя", "名前", "Colour of the pinboard", "Email"]
+)
+def test_ordinary_words_are_no_secret(words: str) -> None:
+    form_of({"properties": {"x": {"type": "string", "title": words}}}, words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ghp_" + "a1" * 18,
+        "x=sk-ant-" + "0a" * 20,
+        '{"x": "-----BEGIN PRIVATE KEY-----\\nMC4CAQAwBQYDK2VwBCIEIBGHw4DZ"}',
+        "my key is AKIA" + "A1B2C3D4" * 2,
+        "[redacted]",
+    ],
+)
+def test_an_answer_that_holds_a_key_is_refused(words: str) -> None:
+    with pytest.raises(FormAnswerError, match="a key or a token"):
+        form(x={"type": "string"}).answer_of(words)
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         {"properties": {"x": {"type": "object"}}},

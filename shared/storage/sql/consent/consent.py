@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from sqlalchemy import select
@@ -163,6 +164,8 @@ class SqlConsent:
         return await self._database.write(write)
 
     async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
+        # Words may hold a key that was typed at the wrong place: neither a row nor the asker gets it.
+        answer = replace(answer, reason=self._trail.redactor.text(answer.reason))
         try:
             await self._database.write_together(write_answers, GivenAnswer(self._trail, answer), when_begun=when_begun)
         except AlreadyDecidedError as error:

@@ -85,7 +85,7 @@ def _policy_of(session: Session) -> Policy:
     try:
         return Policy.from_json(session.policy)
     except InvalidConfigError:  # the owner refuses whatever is asked under such a policy
-        return Policy(read_roots=())
+        return Policy()
 
 
 def _compared(request: PermissionRequest, target: Target) -> TargetStatus:

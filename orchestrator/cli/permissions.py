@@ -157,7 +157,7 @@ def _heads(effective: "EffectivePolicy") -> Iterator[str]:
         ("dangerous", [dangerous]),
         ("network", [f"{network.mode} ({network.source})"]),
         ("may write in", [str(root) for root in effective.write_roots]),
-        ("reads also", ["every folder"] if policy.read_roots is None else policy.read_roots or ["nothing else"]),
+        ("reads also", policy.read_roots or ["nothing else"]),
         ("sensitive", [*_rows_of(effective.paths.sensitive), *effective.own_files()]),
         ("protected", list(effective.protected())),
         ("skills ask", [_declared(skill) for skill in effective.skills] or ["for nothing"]),

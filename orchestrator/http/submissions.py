@@ -363,7 +363,7 @@ def _read_roots(policy: Policy, projects: tuple[str, ...]) -> tuple[str, ...]:
     """
     allowed = [os.path.realpath(Path(root).expanduser()) for root in projects]
     return tuple(
-        folder for folder in policy.read_roots or () if not allowed or any(is_within(folder, root) for root in allowed)
+        folder for folder in policy.read_roots if not allowed or any(is_within(folder, root) for root in allowed)
     )
 
 

@@ -24,6 +24,7 @@ from soong.shared.sandbox.paths import is_below
 
 PROJECT_FOLDER: Final = Path(".soong", "agents")
 CLAUDE_FOLDER: Final = Path(".claude", "agents")
+PREFIXES: Final = ("project.", "claude.")
 MAX_FILES: Final = 100
 """Of each folder that are read, in the order of their names."""
 
@@ -49,8 +50,8 @@ def project_definition_files(project: Path, config: AgentsConfig) -> list[Defini
     """Read the definitions of a project, in the order of their ids' kinds and names; none where there are none."""
     if not config.project:
         return []
-    own = (_restricted(file, "project.", config) for file in _files(project, PROJECT_FOLDER, definition_file))
-    claude = (_restricted(file, "claude.", config) for file in _files(project, CLAUDE_FOLDER, claude_file))
+    own = (_restricted(file, PREFIXES[0], config) for file in _files(project, PROJECT_FOLDER, definition_file))
+    claude = (_restricted(file, PREFIXES[1], config) for file in _files(project, CLAUDE_FOLDER, claude_file))
     found: dict[str, DefinitionFile] = {}
     for file in (*own, *claude):
         name = str(file.path) if file.definition is None else file.definition.id
@@ -67,6 +68,11 @@ def with_project(known: AgentDefinitionRegistry, project: Path, config: AgentsCo
     files = project_definition_files(project, config)
     own = [file.definition for file in files if file.definition is not None and file.definition.id not in known.ids]
     return AgentDefinitionRegistry([*known, *own]) if own else known
+
+
+def is_of_project(definition: str) -> bool:
+    """Say whether an id is of a definition that a project brought: a run of it has read what strangers wrote."""
+    return definition.startswith(PREFIXES)
 
 
 def _files(project: Path, folder: Path, read: Callable[[Path], DefinitionFile]) -> Iterable[DefinitionFile]:
@@ -171,16 +177,16 @@ def _claude_fields(text: str, path: Path) -> Mapping[str, Any]:
             return value
     except InvalidPlanError:
         pass
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     last = ""
     for line in text.splitlines():
         field = _FIELD.match(line)
         if field is not None:
             last = field[1]
-            found[last] = field[2]
+            found[last] = [field[2]]
         elif last:
-            found[last] += f"\n{line}"
-    return found
+            found[last].append(line)
+    return {name: "\n".join(lines) for name, lines in found.items()}
 
 
 def _claude_tools(wanted: object) -> tuple[tuple[str, ...] | None, list[str]]:

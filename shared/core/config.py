@@ -98,7 +98,7 @@ class PathsConfig(ConfigSection):
         default=None,
         strict=False,
         description="Absolute folders that are read without a question, besides the project and the write roots. "
-        "Left out: every folder, but over HTTP none.",
+        "`/` is every folder.",
     )
     temp_writes: bool = Field(default=False, description="Count /tmp and TMPDIR among the write roots.")
     sensitive: tuple[Text, ...] = Field(

@@ -84,18 +84,16 @@ def configured_write_roots(config: Config, *, home: str = "") -> tuple[Path, ...
     return tuple(map(Path, dict.fromkeys(roots)))
 
 
-def configured_read_roots(config: Config, *, home: str = "") -> tuple[str, ...] | None:
-    """Return the folders that runs read unasked in addition to what they work on, resolved; None: every folder.
+def configured_read_roots(config: Config, *, home: str = "") -> tuple[str, ...]:
+    """Return the folders that runs read unasked in addition to what they work on, resolved.
 
     Raises:
         InvalidConfigError: one is relative.
     """
-    if config.paths.read_roots is None:
-        return None
     with _as_config():
         roots = [
             read_folder(folder, f"{CONFIG_FILE}: paths.read_roots[{position}]", home=home, is_grant=False)
-            for position, folder in enumerate(config.paths.read_roots)
+            for position, folder in enumerate(config.paths.read_roots or ())
         ]
     return tuple(dict.fromkeys(roots))
 

@@ -112,7 +112,7 @@ class EffectivePolicy:
             "network": self.policy.network.as_json(),
             "order": [line.as_json() for line in self.lines()],
             "write_roots": [str(root) for root in self.write_roots],
-            "read_roots": None if self.policy.read_roots is None else list(self.policy.read_roots),
+            "read_roots": list(self.policy.read_roots),
             "sensitive": [*self.paths.sensitive, *self.own_files()],
             "protected": list(self.protected()),
             "skills": [skill.as_json() for skill in self.skills],

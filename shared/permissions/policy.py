@@ -51,14 +51,13 @@ class Policy:
     mode: Mode = Mode.AUTO
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
     is_dangerous_enabled: bool = False
-    read_roots: tuple[str, ...] | None = None
-    """Resolved folders that are read without being asked, besides the run's own (:mod:`soong.shared.sandbox.paths`);
-    None: every folder."""
+    read_roots: tuple[str, ...] = ()
+    """Resolved folders that are read without being asked, besides the run's own (:mod:`soong.shared.sandbox.paths`)."""
 
     @property
-    def read_folders(self) -> tuple[Path, ...] | None:
+    def read_folders(self) -> tuple[Path, ...]:
         """The read roots as paths, as a ``RunDirs`` has them."""
-        return None if self.read_roots is None else tuple(map(Path, self.read_roots))
+        return tuple(map(Path, self.read_roots))
 
     def with_rules(self, rules: Iterable[Rule]) -> "Policy":
         """Return the policy with more rules; an existing rule is not repeated."""
@@ -81,15 +80,14 @@ class Policy:
         return is_each_time or (facts.is_outward and self.network.asks_each_time)
 
     def as_json(self) -> dict[str, Json]:
-        version = 4 if self.read_roots is not None else 3 if any(rule.step for rule in self.rules) else 2
-        told: dict[str, Json] = {
-            "v": version,
+        return {
+            "v": POLICY_VERSION,
             "mode": str(self.mode),
             "dangerous": self.is_dangerous_enabled,
             "network": self.network.as_json(),
             "rules": [rule.as_json() for rule in self.rules],
+            "read_roots": list(self.read_roots),
         }
-        return told if self.read_roots is None else {**told, "read_roots": list(self.read_roots)}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> "Policy":
@@ -116,10 +114,10 @@ class Policy:
         )
 
 
-def _folders(value: Json) -> tuple[str, ...] | None:
+def _folders(value: Json) -> tuple[str, ...]:
     """Read stored read roots. Raises: InvalidConfigError."""
     if value is None:
-        return None
+        return ()
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise InvalidConfigError(f"policy: read_roots {value!r} is not a list of folders")
     folders = tuple(folder for folder in value if isinstance(folder, str) and folder.startswith("/"))
@@ -128,10 +126,8 @@ def _folders(value: Json) -> tuple[str, ...] | None:
     return folders
 
 
-def _in_both(ours: tuple[str, ...] | None, theirs: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the folders that lie in both, each as the narrower of the two says it; None is every folder."""
-    if ours is None or theirs is None:
-        return theirs if ours is None else ours
+def _in_both(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folders that lie in both, each as the narrower of the two says it."""
     inner = [folder for folder in ours if any(is_within(folder, root) for root in theirs)]
     inner += [folder for folder in theirs if any(is_within(folder, root) for root in ours)]
     return tuple(dict.fromkeys(inner))

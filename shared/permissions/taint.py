@@ -1,9 +1,10 @@
-"""Which tools bring in what strangers wrote (PER-21). Once a run has used one it is tainted, and stays so.
+"""What brings in what strangers wrote (PER-21). Once a run has used or been given it, it is tainted, and stays so.
 
 Text from files, pages, servers and programs may speak to the model. No filter tells it from data, so what such a run
 does outwards is asked for again: what was granted before was granted to a run that had not read it.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from soong.shared.tools.definition import Permission, ToolDefinition
@@ -14,6 +15,8 @@ _OURS: Final = frozenset({"internal", "agent"})
 
 METADATA_KEY: Final = "reads_untrusted"
 """``metadata[METADATA_KEY] = True`` marks a tool, or one result, that its tags would not; nothing unmarks one."""
+DESCRIPTION_KEY: Final = "is_described_by_stranger"
+"""``metadata[DESCRIPTION_KEY] = True`` marks a tool whose description taints each run that is given the tool."""
 
 
 def reads_untrusted(definition: ToolDefinition) -> bool:
@@ -28,6 +31,11 @@ def reads_untrusted(definition: ToolDefinition) -> bool:
     if definition.tags & _OURS:
         return False
     return not ("code" in definition.tags and definition.permission is Permission.WRITE)
+
+
+def describes_untrusted(tools: Iterable[ToolDefinition]) -> bool:
+    """Say whether a run that is given these tools reads in their descriptions what strangers wrote."""
+    return any(tool.metadata.get(DESCRIPTION_KEY) is True for tool in tools)
 
 
 def brings_untrusted(result: ToolResult) -> bool:

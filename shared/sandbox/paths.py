@@ -46,7 +46,7 @@ class Roots(Protocol):
     @property
     def writable_by_rule(self) -> tuple[Path, ...]: ...
     @property
-    def read_roots(self) -> tuple[Path, ...] | None: ...
+    def read_roots(self) -> tuple[Path, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class Located:
     is_inside_project: bool
     is_inside_write_roots: bool
     is_inside_read_roots: bool
-    """True where every folder may be read."""
     is_sensitive: bool
     is_protected: bool
     is_steering: bool
@@ -110,7 +109,7 @@ class PathPolicy:
             # Most lie in the project, which is the first of them: the run's own folders are not made paths for that.
             is_inside_write_roots=_is_below_any(resolved, roots.write_roots)
             or _is_below_any(resolved, write_roots(roots)),
-            is_inside_read_roots=roots.read_roots is None or _is_below_any(resolved, self._read_roots(roots)),
+            is_inside_read_roots=_is_below_any(resolved, self._read_roots(roots)),
             is_sensitive=any(self.is_sensitive(name) for name in {path, *ways}),
             is_protected=any(self.is_protected(Path(way)) for way in ways),
             is_steering=any(is_sensitive(way, self.steering) for way in ways),
@@ -131,8 +130,8 @@ class PathPolicy:
         return is_control(parts) or is_ours or self._is_imported(parts) or steers_repository(path)
 
     def _read_roots(self, roots: Roots) -> Iterator[Path]:
-        """Yield where a run reads that may not read everywhere: what it works on and writes, and the user's skills."""
-        yield from (roots.project, roots.run_dir, *write_roots(roots), *(roots.read_roots or ()))
+        """Yield where a run reads unasked: what it works on and writes, the user's skills, and what is configured."""
+        yield from (roots.project, roots.run_dir, *write_roots(roots), *roots.read_roots)
         if self.agent_home is not None:
             yield self.agent_home / "skills"
 

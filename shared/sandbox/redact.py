@@ -161,6 +161,8 @@ class StreamRedactor:
         self._redactor = redactor
         self._hold = max([_LONGEST_TOKEN, *(len(value) for value in redactor.values)])
         self._pending = ""
+        self._next = 2 * self._hold
+        """The length at which it is looked at again: a secret that goes on is not searched from its start each time."""
 
     @property
     def pending(self) -> str:
@@ -170,13 +172,14 @@ class StreamRedactor:
     def feed(self, piece: str) -> str:
         """Take a piece and return what can be shown now; may be empty."""
         self._pending += piece
-        if len(self._pending) <= 2 * self._hold:
+        if len(self._pending) <= self._next:
             return ""
         cut = self._safe_cut()
         if cut == 0 and len(self._pending) > _LONGEST_HELD * self._hold:
             self._pending = ""  # one endless secret: memory stays bounded and nothing of it is shown
             return MARK
         shown, self._pending = self._redactor.text(self._pending[:cut]), self._pending[cut:]
+        self._next = 2 * max(self._hold, len(self._pending))
         return shown
 
     def close(self) -> str:

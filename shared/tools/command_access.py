@@ -24,7 +24,7 @@ def access_of(
     ``code.read_file``. With ``can_write`` it writes the write roots and what an allow rule opens.
     """
     roots = (*write_roots(place), *place.writable_by_rule)
-    readable = (place.project, place.run_dir, *(place.read_roots or ()), *more, *(() if can_write else roots))
+    readable = (place.project, place.run_dir, *place.read_roots, *more, *(() if can_write else roots))
     return CommandAccess(
         readable=_resolved(readable),
         writable=_resolved(roots) if can_write else (),

@@ -93,7 +93,7 @@ class RunDirs:
     ``project`` is what is worked on, ``cwd`` where relative paths and commands start, ``run_dir`` the run's own folder
     with ``workspace/`` and ``deliverables/``. Writes inside ``write_roots`` are inside the roots (FS-07).
     ``writable_by_rule`` are files and folders elsewhere that an allow rule of the session lets its runs write.
-    ``read_roots`` are other folders that are read without being asked; None: every folder (FS-06).
+    ``read_roots`` are other folders that are read without being asked (FS-06).
     ``withheld`` is what a read that comes from above may not show.
     """
 
@@ -102,7 +102,7 @@ class RunDirs:
     run_dir: Path
     write_roots: tuple[Path, ...] = ()
     writable_by_rule: tuple[Path, ...] = ()
-    read_roots: tuple[Path, ...] | None = None
+    read_roots: tuple[Path, ...] = ()
     withheld: tuple[Withheld, ...] = ()
 
 

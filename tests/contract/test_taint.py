@@ -134,3 +134,19 @@ async def test_what_a_function_gives_is_not_trusted(scene: ContractHarness) -> N
 async def test_the_taint_of_no_run_is_not_asked_for(scene: ContractHarness) -> None:
     with pytest.raises(NotFoundError):
         await scene.store.runs.is_tainted("run_none")
+
+
+@pytest.mark.spec("PER-21")
+@pytest.mark.parametrize("definition", ["project.reviewer", "claude.reviewer"])
+async def test_a_run_of_a_definition_of_its_project_is_tainted_from_its_start_and_so_is_what_it_feeds(
+    scene: ContractHarness, definition: str
+) -> None:
+    await scene.task(make_step("a", kind=StepKind.AGENT, definition=definition), agent("b", "a"), agent("c"))
+    a, c = await scene.claim(2)
+    at_its_start = await tainted(scene.store, a)
+    await scene.complete(a, "as the project wants it")
+    (b,) = await scene.claim()
+
+    assert at_its_start
+    assert await tainted(scene.store, b)
+    assert not await tainted(scene.store, c)

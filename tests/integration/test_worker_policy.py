@@ -29,9 +29,11 @@ from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.tools import risk
 from soong.shared.tools.time_limit import TimeLimit
+from soong.shared.toolsets.mcp.toolset import look_now, servers_of
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.incarnation import Incarnation
 from tests.integration.consent import until
+from tests.integration.mcp.scene import stdio_config
 from tests.model.builders import make_owner
 from tests.model.memory import MemoryStore
 from tests.model.memory.notifier import MemoryBus
@@ -266,6 +268,25 @@ async def test_a_run_that_reads_a_file_is_tainted_and_one_that_writes_is_not(tmp
 
     assert await reader.store.runs.is_tainted(read[0].run_id)
     assert not await writer.store.runs.is_tainted(written[0].run_id)
+
+
+@pytest.mark.spec("PER-21")
+@pytest.mark.parametrize("is_trusted", [False, True], ids=["not trusted", "trusted"])
+async def test_a_run_that_is_given_tools_of_a_stranger_is_tainted_before_it_calls_one(
+    tmp_path: Path, *, is_trusted: bool
+) -> None:
+    config = stdio_config(more=f"trusted = {str(is_trusted).lower()}")
+    site = Site(tmp_path, client_config=config, worker_config=config)
+    for home in (tmp_path / "client", tmp_path / "worker"):
+        home.mkdir()
+        servers = servers_of(home, parse_config(config))
+        await look_now(servers, servers.enabled)
+    site.allow = (f"code.write_file:{site.project}/out",)
+
+    end, events = await site.run(WRITE, tools=["code.write_file", "mcp.t.*"])
+
+    assert end.end_reason is EndReason.COMPLETED
+    assert await site.store.runs.is_tainted(events[0].run_id) != is_trusted
 
 
 @pytest.mark.spec("PER-10")

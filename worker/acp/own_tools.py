@@ -24,6 +24,7 @@ from soong.shared.sandbox.paths import Located, PathPolicy
 from soong.shared.tools.definition import Handler, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.atomic_write import ABSENT, read_state
+from soong.shared.toolsets.code.preview import MAX_COMPARED_LINES
 from soong.shared.toolsets.code.program_kinds import is_network_client
 from soong.shared.toolsets.code.write_place import locate_for_writing
 
@@ -31,7 +32,6 @@ LIMIT: Final = timedelta(seconds=600)
 """How long an allowed call of an agent's own may take; the deployment's longest time holds as well."""
 MAX_PATHS: Final = 100
 MAX_PREVIEW_CHARS: Final = 20_000
-_MAX_DIFF_LINES: Final = 4_000
 _FILES: Final = frozenset({OwnKind.READ, OwnKind.EDIT, OwnKind.DELETE, OwnKind.MOVE})
 
 _SCHEMA: Final[JsonObject] = {
@@ -220,7 +220,7 @@ def _diff_text(diff: Mapping[str, Json]) -> str:
         return f"new content of {path}:\n{new}"
     before, after = old.splitlines(), new.splitlines()
     note = "" if _holds(path, old) else "\n[the file does not hold the old text that the agent shows]"
-    if max(len(before), len(after)) > _MAX_DIFF_LINES:
+    if max(len(before), len(after)) > MAX_COMPARED_LINES:
         return f"new content of {path}, {len(after)} lines{note}:\n{new}"
     return "\n".join(difflib.unified_diff(before, after, path, path, lineterm="")) + note
 

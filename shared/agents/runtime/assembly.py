@@ -46,6 +46,7 @@ from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import configured_write_roots, policy_of, surface_request
 from soong.shared.permissions.policy import Policy, foreign
 from soong.shared.permissions.scope import is_too_wide
+from soong.shared.permissions.taint import describes_untrusted
 from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
@@ -110,6 +111,8 @@ class AgentRuntime:
     def __post_init__(self) -> None:
         self._user_home = str(Path.home())
         own = policy_of(self.config, source=self.source)
+        if self.config.paths.read_roots is None:
+            own = replace(own, read_roots=("/",))  # a worker that names none narrows nothing
         self._write_roots = configured_write_roots(self.config)
         self._runs = self.settings.runs
         self._models = ModelRules(self.config)
@@ -152,10 +155,14 @@ class AgentRuntime:
         Raises:
             InvalidConfigError: this process cannot run it: it lacks the model's package or its key.
             NotFoundError, UsageError: what is stored of it cannot be run anywhere.
+            LeaseLostError: the run is no longer ours.
         """
         fallbacks = self._fallbacks(claim, self._definitions(claim.surface.get(DEFINITION)))
         model = await self._first_model(claim, fallbacks)
         calls = self.prepare_calls(claim, bound, limit, log, waiting=waiting)
+        if describes_untrusted(calls.task.tools):
+            run_id, now_us = claim.identity.run_id, self.clock.now_us()
+            await self.store.runs.append(run_id, claim.fence, now_us=now_us, taints=True)
         return PreparedAgent(
             calls.task, calls.executor, calls.log, calls.transcript, calls.run_dirs, model=model, fallbacks=fallbacks
         )

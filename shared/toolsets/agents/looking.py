@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from soong.shared.agents.definition import AgentDefinition
+from soong.shared.agents.project_definitions import is_of_project
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
@@ -14,8 +15,9 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Worker
 from soong.shared.engine.wire.capabilities import VERSION, announced
+from soong.shared.permissions.taint import METADATA_KEY
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
-from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.result import ErrorType, JsonBlock, ToolError, ToolResult
 from soong.shared.toolsets.tasks.showing import TAGS, result_facts, step_facts
 
 if TYPE_CHECKING:
@@ -75,7 +77,10 @@ class LookingTools:
 
     async def _list_definitions(self, context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         known = await asyncio.to_thread(self.definitions, context.run_dirs.project)
-        return {"agents": [_definition_facts(one) for one in known]}
+        listed: Json = {"agents": [_definition_facts(one) for one in known]}
+        # Who wrote the project wrote what its definitions say of themselves (PER-21).
+        metadata: dict[str, Json] = {METADATA_KEY: True} if any(is_of_project(one.id) for one in known) else {}
+        return ToolResult(context.tool_call_id, (JsonBlock(listed),), data=listed, metadata=metadata)
 
     async def _list_workers(self, context: ToolContext, _call_input: JsonObject) -> HandlerOutput:
         workers = await self.store.sessions.workers()

@@ -13,15 +13,14 @@ from soong.shared.tools.definition import Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
 
 
-def read_target(policy: PathPolicy, context: ToolContext, path: str, *, asks_outside: bool = False) -> Target:
-    """Return the target of a read. Reading outside the project is free unless the place is sensitive, or the session
-    has read roots and the place lies in none; ``asks_outside`` is for reads that ask there even without read roots.
+def read_target(policy: PathPolicy, context: ToolContext, path: str) -> Target:
+    """Return the target of a read. It asks where the place is sensitive, or lies in none of the read roots.
 
     A place that asks is bound to the object that was shown: its precondition names it and is checked when it is opened.
     """
     located = policy.locate(context.run_dirs, path)
     is_linked, is_key = stands_linked(located.resolved), stands_key(located.resolved)
-    is_outside = _is_outside(context, located, asks_outside=asks_outside)
+    is_outside = not located.is_inside_read_roots
     is_asked = located.is_sensitive or is_linked or is_key or is_outside
     return Target(
         kind="path",
@@ -34,14 +33,14 @@ def read_target(policy: PathPolicy, context: ToolContext, path: str, *, asks_out
     )
 
 
-def permitted(policy: PathPolicy, context: ToolContext, path: str, *, asks_outside: bool = False) -> Located:
+def permitted(policy: PathPolicy, context: ToolContext, path: str) -> Located:
     """Find a place again and hold it to what was permitted; without a pipeline nothing beyond the free is.
 
     Raises:
         ToolError: it asks for consent that this call does not have, or leads elsewhere than what was shown.
     """
     located = policy.locate(context.run_dirs, path)
-    why = _why_asked(context, located, asks_outside=asks_outside)
+    why = _why_asked(located)
     if not why:
         return located
     if not context.allowed_outside:
@@ -127,13 +126,7 @@ def _folder(resolved: Path) -> Path:
     return resolved if resolved.is_dir() else resolved.parent
 
 
-def _is_outside(context: ToolContext, located: Located, *, asks_outside: bool) -> bool:
-    if context.run_dirs.read_roots is not None:
-        return not located.is_inside_read_roots
-    return asks_outside and not located.is_inside_project
-
-
-def _why_asked(context: ToolContext, located: Located, *, asks_outside: bool) -> str:
+def _why_asked(located: Located) -> str:
     """Say why a read needs consent; empty when it does not."""
     if located.is_sensitive:
         return "is sensitive"
@@ -141,9 +134,7 @@ def _why_asked(context: ToolContext, located: Located, *, asks_outside: bool) ->
         return "is a hard link to a file that has another name"
     if stands_key(located.resolved):
         return "holds a private key or a login"
-    if not _is_outside(context, located, asks_outside=asks_outside):
-        return ""
-    return "lies outside the project" if located.is_inside_read_roots else "lies outside the read roots"
+    return "" if located.is_inside_read_roots else "lies outside the project and the read roots"
 
 
 def _remarks(located: Located, *, is_linked: bool, is_key: bool) -> str:

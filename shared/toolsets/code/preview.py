@@ -12,7 +12,7 @@ from soong.shared.toolsets.code.atomic_write import ABSENT, State
 from soong.shared.toolsets.code.unified_diff import lines_of
 
 MAX_PREVIEW_CHARS: Final = 20_000
-MAX_COMPARED_LINES: Final = 4_000
+MAX_COMPARED_LINES: Final = 2_000
 """Of the lines between the first and the last that changed: comparing costs their square."""
 _CONTEXT_LINES: Final = 3
 _HUNK_PLACES: Final = re.compile(r"(?<=[-+])\d+")

@@ -34,7 +34,7 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
         return await _search(policy, context, call_input)
 
     def target(context: ToolContext, call_input: JsonObject) -> Target:
-        return read_target(policy, context, _asked_path(context, call_input), asks_outside=True)
+        return read_target(policy, context, _asked_path(context, call_input))
 
     return ToolDefinition(
         name="code.search",
@@ -60,7 +60,7 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
 
 
 async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObject) -> ToolResult:
-    located = permitted(policy, context, _asked_path(context, call_input), asks_outside=True)
+    located = permitted(policy, context, _asked_path(context, call_input))
     limit = number_of(call_input, "limit", DEFAULT_LIMIT)
     withheld = withheld_below(context.run_dirs, located.resolved, SEARCHES)
     with _opened(policy, located, context, call_input, withheld) as what:

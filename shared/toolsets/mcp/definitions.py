@@ -15,6 +15,7 @@ from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.permissions.taint import DESCRIPTION_KEY
 from soong.shared.sandbox.hosts import host_of_url
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
@@ -113,7 +114,7 @@ def _definition(
         open_world=False if is_closed else None,
         target=lambda _context, _input: target,
         errors=_ERRORS,
-        metadata=_metadata(snapshot, tool, definition),
+        metadata={**_metadata(snapshot, tool, definition), **({} if config.trusted else {DESCRIPTION_KEY: True})},
     )
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from soong.shared.agents.project_definitions import is_of_project
 from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import AlreadyConsumedError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json
@@ -201,7 +202,8 @@ class MemoryRuns:
         seen: set[str] = set()
         while sources:
             step = sources.pop()
-            if step.kind is StepKind.PYTHON or (step.run_id and self.rows.run(step.run_id).is_tainted):
+            run = self.rows.run(step.run_id) if step.run_id else None
+            if step.kind is StepKind.PYTHON or (run and (run.is_tainted or is_of_project(run.identity.definition))):
                 return True
             if step.key not in seen:
                 seen.add(step.key)
@@ -227,7 +229,7 @@ class MemoryRuns:
         key = run.identity.step_key
         is_read = run.id != asker and run.end_reason is not None
         is_function = is_read and key != "" and self.rows.step(key).kind is StepKind.PYTHON
-        return run.is_tainted or is_function
+        return run.is_tainted or is_of_project(run.identity.definition) or is_function
 
     def _feeding(self, step_key: str) -> list[Step]:
         """Return the steps whose results a step takes in."""

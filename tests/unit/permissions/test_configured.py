@@ -210,12 +210,12 @@ def test_a_command_lines_rules_are_added_to_the_configurations() -> None:
 
 
 @pytest.mark.spec("FS-06")
-def test_read_roots_are_resolved_and_none_are_every_folder(tmp_path: Path) -> None:
+def test_read_roots_are_resolved_and_there_are_none_unless_they_are_named(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     named = parse_config(f'[paths]\nread_roots = ["{tmp_path}/link", "~/docs"]')
 
-    assert policy_of(Config()).read_roots is None
+    assert policy_of(Config()).read_roots == ()
     assert policy_of(parse_config("[paths]\nread_roots = []")).read_roots == ()
     assert policy_of(named, home=HOME).read_roots == (str(tmp_path.resolve() / "real"), "/home/someone/docs")
 

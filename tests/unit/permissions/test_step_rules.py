@@ -135,7 +135,5 @@ def test_a_sensitive_file_is_asked_for_although_the_consent_names_it() -> None:
 
 
 @given(POLICIES)
-def test_a_policy_without_rules_of_steps_is_written_as_the_version_before_reads_it(policy: Policy) -> None:
-    is_of_steps = any(rule.step for rule in policy.rules)
-
-    assert policy.as_json()["v"] == (3 if is_of_steps else 2)
+def test_a_policy_is_written_as_no_program_reads_it_that_does_not_know_read_roots(policy: Policy) -> None:
+    assert policy.as_json()["v"] == 4

@@ -1,6 +1,6 @@
 """Agents look at what they may start, at who lives, and at what they have started (DIS-01, DIS-04)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +9,7 @@ import pytest
 from soong.shared.agents.definition import AgentDefinition, builtin_definitions
 from soong.shared.core.identity import RunIdentity
 from soong.shared.engine.tasks.step import Claim
+from soong.shared.permissions.taint import brings_untrusted
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import RunScope, ToolPipeline
 from soong.shared.tools.ports import ToolCall
@@ -31,9 +32,13 @@ class Parent:
     identity: RunIdentity
     child: Claim
 
+    more: tuple[AgentDefinition, ...] = ()
+
     async def look(self, tool: str, **arguments: Any) -> ToolResult:
         registry = ToolRegistry()
-        registry.add(LookingTools(self.store, lambda _project: (*builtin_definitions(), OWN)), is_builtin=True)
+        registry.add(
+            LookingTools(self.store, lambda _project: (*builtin_definitions(), OWN, *self.more)), is_builtin=True
+        )
         scope = RunScope(self.identity, 1, RunDirs(Path("/p"), Path("/p"), Path("/r")))
         pipeline = ToolPipeline(registry.definitions(), scope, RuleGate(), Notebook())
         return await pipeline.execute(ToolCall("c1", f"agent.{tool}", arguments))
@@ -109,3 +114,16 @@ async def test_a_run_that_was_started_shows_its_state_and_no_other_run_does(pare
     assert own.error is not None
     assert own.error.type is ErrorType.INVALID_INPUT
     assert "you have started no run" in own.error.message
+
+
+@pytest.mark.spec("PER-21")
+@pytest.mark.parametrize("definition", ["project.x", "claude.x"])
+async def test_a_list_with_a_definition_of_the_project_taints_and_one_without_does_not(
+    parent: Parent, definition: str
+) -> None:
+    without = await parent.look("list_agent_definitions")
+    parent.more = (replace(OWN, id=definition),)
+    with_one = await parent.look("list_agent_definitions")
+
+    assert (brings_untrusted(without), brings_untrusted(with_one)) == (False, True)
+    assert definition in [one["id"] for one in with_one.data["agents"]]  # type: ignore[index,call-overload,union-attr]

@@ -138,13 +138,13 @@ async def test_a_name_cannot_write_lines_of_its_own(project: Project) -> None:
 
 
 @pytest.mark.spec("FS-02.c")
-async def test_a_folder_outside_the_project_is_listed_as_freely_as_one_inside(project: Project) -> None:
+async def test_a_folder_outside_the_project_is_listed_after_a_question(project: Project) -> None:
     (project.outside / "x").write_text("1")
 
     data = await project.data("list_dir", path=str(project.outside))
 
     assert paths(data) == [str(project.outside / "x")]
-    assert (project.target.is_sensitive, project.target.is_inside_roots) == (False, True)
+    assert (project.target.is_sensitive, project.target.is_inside_roots) == (False, False)
 
 
 @pytest.mark.spec("FS-02.a", "FS-02.b")

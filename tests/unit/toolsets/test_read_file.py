@@ -254,13 +254,13 @@ async def test_page_by_page_is_the_file(
     assert "".join(pages) == content
 
 
-async def test_a_file_outside_the_project_is_read_without_asking(project: Project) -> None:
+async def test_a_file_outside_the_project_is_read_after_a_question(project: Project) -> None:
     (project.outside / "x").write_text("hi\n")
 
     data = await project.data("read_file", path=str(project.outside / "x"))
 
     assert data["path"] == str(project.outside / "x")
-    assert (project.target.is_sensitive, project.target.is_inside_roots) == (False, True)
+    assert (project.target.is_sensitive, project.target.is_inside_roots) == (False, False)
 
 
 @pytest.mark.spec("FS-06.b")

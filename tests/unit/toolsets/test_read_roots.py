@@ -94,9 +94,8 @@ async def test_the_runs_own_folder_and_the_users_skills_are_read_and_other_runs_
     assert inside == [True, True, False]
 
 
-async def test_without_read_roots_every_folder_is_read(tmp_path: Path) -> None:
-    project = make_project(tmp_path)
-    (project.outside / "text.txt").write_text("x\n")
+async def test_the_root_of_the_file_system_as_a_read_root_is_every_folder(tmp_path: Path) -> None:
+    project = make(tmp_path, Path("/"))
 
     await project.call("read_file", path=str(project.outside / "text.txt"))
 

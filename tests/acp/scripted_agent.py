@@ -166,9 +166,23 @@ class ScriptedAgent:
             kind, command, {"command": command}, [], offers, "completed", lambda: subprocess.run(shell, check=False)
         )
 
-    async def own(self, kind: Any, title: str, raw: Any, content: Any, offers: str, ends: str, act: Any) -> None:
+    async def do_look(self, path: str) -> None:
+        """Ask for a read of its own, of a file that it names as a place."""
+        places = [schema.ToolCallLocation(path=path)]
+        await self.own("read", "Look", {}, [], "usual", "completed", lambda: Path(path).read_bytes(), places)
+
+    async def do_switch(self) -> None:
+        """Say in the call that it changes the mode, and not in the question."""
+        await self.tell(acp.start_tool_call("mode-1", "Go on", kind="switch_mode", status="pending"))
+        asked = schema.ToolCallUpdate(tool_call_id="mode-1", title="Go on")
+        answer = await self.client.request_permission(self.session_id, asked, OPTIONS["usual"])
+        self.said.append(answer.model_dump(mode="json", exclude_none=True)["outcome"])
+
+    async def own(
+        self, kind: Any, title: str, raw: Any, content: Any, offers: str, ends: str, act: Any, places: Any = None
+    ) -> None:
         call_id = f"call-{os.getpid()}-{self.done}"
-        facts = {"kind": kind, "content": content, "raw_input": raw}
+        facts = {"kind": kind, "content": content, "raw_input": raw, "locations": places}
         await self.tell(acp.start_tool_call(call_id, title, status="pending", **facts))
         asked = schema.ToolCallUpdate(tool_call_id=call_id, title=title, **facts)
         answer = await self.client.request_permission(self.session_id, asked, OPTIONS[offers])

@@ -65,6 +65,32 @@ async def test_its_reads_and_writes_go_nowhere_that_ours_do_not(tmp_path: Path) 
         assert "forged" not in str(await acp.nodes())
 
 
+@pytest.mark.spec("ACP-01.b", "FS-06.b")
+@pytest.mark.parametrize("name", ["id.pem", ".ssh/config", "link", "login.json", "notes.txt"])
+async def test_its_own_read_of_a_sensitive_file_is_asked_and_a_no_is_final(tmp_path: Path, name: str) -> None:
+    async with acp_site(tmp_path) as acp:
+        (acp.project / ".ssh").mkdir()
+        for each in ("id.pem", ".ssh/config", "notes.txt"):
+            (acp.project / each).write_text("x")
+        (acp.project / "link").symlink_to("id.pem")
+        (acp.project / "login.json").write_text('{"refresh_token": "opaque-0123456789abcdef"}')
+
+        ended = await acp.ended(("look", str(acp.project / name)), ("report",), answers={"acp.scripted.read": NO})
+
+        is_open = name == "notes.txt"
+        assert said(ended)[1].get("option_id") == ("yes" if is_open else "no")
+
+
+@pytest.mark.spec("ACP-01.b")
+async def test_a_change_of_mode_that_only_the_call_states_is_refused_and_nobody_is_asked(tmp_path: Path) -> None:
+    async with acp_site(tmp_path) as acp:
+        ended = await acp.ended(("switch",), ("report",))
+
+        assert said(ended)[1].get("option_id") != "yes"
+        asked = [one.request.tool for one in await acp.site.store.consent.questions(include_closed=True)]
+        assert asked == ["acp.scripted.run"]
+
+
 @pytest.mark.spec("ACP-01.b")
 async def test_a_no_to_one_place_is_asked_with_the_place_that_a_link_leads_to(tmp_path: Path) -> None:
     async with acp_site(tmp_path) as acp:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import ssl
+import time
 import zlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -20,6 +22,8 @@ from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.web import document, fetch
 from soong.shared.toolsets.web.body import MAX_BODY_BYTES
 from soong.shared.toolsets.web.toolset import WebTools
+from tests.loopback import listening
+from tests.security.test_network import self_signed
 from tests.unit.toolsets.web_scene import HOST, allowing, answer, redirect, serving_web
 
 MB = 1024 * 1024
@@ -153,6 +157,42 @@ async def test_redirects_in_a_circle_and_from_https_down_end() -> None:
         assert failure.type is ErrorType.EXECUTION_FAILED
         assert "redirects more than 5 times" in failure.message
         assert len(web.heard) == 6
+
+
+@pytest.mark.spec("NET-01.b")
+async def test_a_redirect_from_https_to_http_is_refused_and_nothing_is_sent_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, certificate = "api.example.org", self_signed(tmp_path)
+    machine = ssl.get_default_verify_paths()._replace(openssl_cafile=str(certificate), openssl_capath="")
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: machine)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    async with serving_web({"/plain": answer("secret"), "/text": answer("over TLS")}) as web:
+        web.gate.policy, web.names[name] = allowing(name), ["127.0.0.1"]
+        async with listening(web.serve, ssl=context) as port:
+            site = f"https://{name}:{port}"
+            web.answers |= {"/down": redirect(web.url("/plain", name)), "/on": redirect(f"{site}/text")}
+
+            failure = await web.failure(f"{site}/down")
+            followed = await web.fetch(f"{site}/on")
+
+    assert failure.type is ErrorType.NETWORK_DENIED
+    assert "redirects from https" in failure.message
+    assert followed.error is None
+    assert web.heard == ["/down", "/on", "/text"]
+
+
+@pytest.mark.spec("NET-01.b")
+async def test_a_large_robots_txt_is_read_in_a_moment_and_does_not_hold_the_loop() -> None:
+    """5,000 agents times 5,000 rules: 105,000 bytes."""
+    rules = "User-agent: *\n" * 5_000 + "Allow:/\n" * 5_000 + "Disallow: /private\n"
+    async with serving_web({"/robots.txt": answer(rules), "/": answer("text")}, heeds_robots=True) as web:
+        begun = time.process_time()
+
+        assert await web.text("/") == "text"
+
+        assert time.process_time() - begun < 2.0
 
 
 @pytest.mark.spec("NET-01.b")

@@ -24,6 +24,7 @@ from soong.shared.sandbox.paths import Located, PathPolicy
 from soong.shared.tools.definition import Handler, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.atomic_write import ABSENT, read_state
+from soong.shared.toolsets.code.paths import stands_key
 from soong.shared.toolsets.code.preview import MAX_COMPARED_LINES
 from soong.shared.toolsets.code.program_kinds import is_network_client
 from soong.shared.toolsets.code.write_place import locate_for_writing
@@ -158,7 +159,7 @@ def _files(kind: OwnKind, policy: PathPolicy, context: ToolContext, call_input: 
         scope=str(first.parent) if is_one else "",
         shown=str(first) if is_one else ", ".join(str(one.resolved) for one in located),
         is_inside_roots=is_inside,
-        is_sensitive=any(one.is_sensitive or (one.is_steering and kind is not OwnKind.READ) for one in located),
+        is_sensitive=any(_is_sensitive(kind, one) for one in located),
         precondition="" if kind is OwnKind.READ else precondition_of(policy, context, call_input),
         preview=_preview(call_input),
     )
@@ -172,6 +173,11 @@ def _located(kind: OwnKind, policy: PathPolicy, context: ToolContext, path: str)
 
 def _is_inside(kind: OwnKind, located: Located) -> bool:
     return located.is_inside_read_roots if kind is OwnKind.READ else located.is_inside_write_roots
+
+
+def _is_sensitive(kind: OwnKind, located: Located) -> bool:
+    more = stands_key(located.resolved) if kind is OwnKind.READ else located.is_steering
+    return located.is_sensitive or more
 
 
 def _state(path: Path) -> str:

@@ -244,6 +244,20 @@ async def test_what_comes_of_a_tainted_session_is_marked_and_never_saved_without
     assert (await memory.review.accept(candidate)).is_tainted
 
 
+@pytest.mark.spec("PER-21.b", "MEM-02")
+@pytest.mark.parametrize("tainted", [0, 1])
+async def test_one_tainted_task_of_a_session_taints_what_comes_of_all(memory: MemoryScene, tainted: int) -> None:
+    memory.config = MemoryConfig(write_mode="external")
+    for number in range(2):
+        await memory.answered(taints=number == tainted)
+
+    run_id = await memory.propose()
+
+    (line,) = memory.archive(run_id)
+    assert (len(cast("list[str]", line["sources"])), line["is_tainted"]) == (2, True)
+    assert await memory.provider.entries() == []
+
+
 @pytest.mark.spec("MEM-02.d", "MEM-01.c")
 async def test_with_external_what_is_not_tainted_goes_to_the_provider(memory: MemoryScene) -> None:
     memory.config = MemoryConfig(write_mode="external")

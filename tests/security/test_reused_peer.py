@@ -15,10 +15,10 @@ NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount
 
 
 def can_unshare() -> bool:
-    tried = shutil.which("unshare") and subprocess.run(
-        [*NAMESPACE, "sh", "-c", "echo 50 > /proc/sys/kernel/ns_last_pid"], check=False, capture_output=True
-    )
-    return bool(tried) and tried.returncode == 0
+    if not shutil.which("unshare"):
+        return False
+    script = "echo 50 > /proc/sys/kernel/ns_last_pid"
+    return subprocess.run([*NAMESPACE, "sh", "-c", script], check=False, capture_output=True).returncode == 0
 
 
 @pytest.mark.skipif(not can_unshare(), reason="no pid namespace that may choose its next process id")

@@ -162,7 +162,7 @@ class StreamRedactor:
         self._hold = max([_LONGEST_TOKEN, *(len(value) for value in redactor.values)])
         self._pending = ""
         self._next = 2 * self._hold
-        """The length at which it is looked at again: a secret that continues is not searched from its start each time."""
+        """The length at which it is searched again: not all of a secret without an end at each piece."""
 
     @property
     def pending(self) -> str:

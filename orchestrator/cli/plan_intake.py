@@ -22,7 +22,7 @@ from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
 from soong.orchestrator.client.program import called_as
 from soong.orchestrator.client.submission import Ids, Submission, submission
-from soong.orchestrator.embedded.control import ControlReply, Peer, Reply
+from soong.orchestrator.embedded.control import ControlReply, Reply, SocketPeer
 from soong.orchestrator.embedded.plan_request import (
     MAX_REPLY_BYTES,
     NOT_SERVED,
@@ -60,7 +60,7 @@ class PlanIntake:
 
     client: Client
 
-    async def run(self, message: ControlReply, peer: Peer | None, reply: Reply) -> None:
+    async def run(self, message: ControlReply, peer: SocketPeer | None, reply: Reply) -> None:
         """See :class:`soong.orchestrator.embedded.control.PlanRunner`."""
         try:
             request = request_of(message)
@@ -89,7 +89,7 @@ class PlanIntake:
             async with asyncio.timeout(FOLLOWED_S):
                 reply(await _end_of(client, request, opening))
 
-    async def _check(self, request: PlanRequest, peer: Peer | None) -> None:
+    async def _check(self, request: PlanRequest, peer: SocketPeer | None) -> None:
         """Look whether the process at the other end would do the same. Raises: _RefusedError, OSError."""
         if Path(request.home) != self.client.settings.home:
             raise _RefusedError("its home is another")

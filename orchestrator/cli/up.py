@@ -9,7 +9,7 @@ from soong.orchestrator.cli.console import say
 from soong.orchestrator.cli.worker_option import workers_option
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
-from soong.orchestrator.embedded.control import ControlReply, Peer, PlanRunner, Reply
+from soong.orchestrator.embedded.control import ControlReply, PlanRunner, Reply, SocketPeer
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.service import EmbeddedService, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
@@ -79,7 +79,7 @@ class FirstPlans:
 
     client: "Client"
 
-    async def run(self, message: ControlReply, peer: Peer | None, reply: Reply) -> None:
+    async def run(self, message: ControlReply, peer: SocketPeer | None, reply: Reply) -> None:
         from soong.orchestrator.cli.plan_intake import PlanIntake
 
         await PlanIntake(self.client).run(message, peer, reply)

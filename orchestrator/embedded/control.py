@@ -50,7 +50,7 @@ _SO_PEERPIDFD = 77
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class SocketPeer:
     """The process that connected, by the kernel's word. It is kept by a descriptor: its id may be another's later."""
 
     pid: int
@@ -68,7 +68,7 @@ Reply: TypeAlias = Callable[[ControlReply], None]
 class PlanRunner(Protocol):
     """Runs the plans that commands hand over (:mod:`soong.orchestrator.embedded.plan_request`)."""
 
-    async def run(self, message: ControlReply, peer: Peer | None, reply: Reply) -> None:
+    async def run(self, message: ControlReply, peer: SocketPeer | None, reply: Reply) -> None:
         """Do what a request asks for as long as its connection is there; reply step by step."""
         ...
 
@@ -156,7 +156,11 @@ class ControlServer:
                 os.close(peer.descriptor)
 
     async def _run(
-        self, message: ControlReply, peer: Peer | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        message: ControlReply,
+        peer: SocketPeer | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         """Run a plan until it has been reported, or its command has gone."""
         assert self.plans is not None
@@ -254,7 +258,7 @@ def _message(line: bytes) -> ControlReply:
     return value if isinstance(value, dict) else {}
 
 
-def _peer_of(writer: asyncio.StreamWriter) -> Peer | None:
+def _peer_of(writer: asyncio.StreamWriter) -> SocketPeer | None:
     """Return the process that connected, if it is this user's and the kernel names it."""
     option, connection = getattr(socket, "SO_PEERCRED", None), writer.get_extra_info("socket")
     if option is None:
@@ -264,13 +268,13 @@ def _peer_of(writer: asyncio.StreamWriter) -> Peer | None:
     if user != os.getuid() or not pid:
         return None
     try:
-        return Peer(pid, connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+        return SocketPeer(pid, connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             return None  # it has ended
     with suppress(OSError):
         # An older kernel: the process that has the id now, a moment after it connected.
-        return Peer(pid, os.pidfd_open(pid))
+        return SocketPeer(pid, os.pidfd_open(pid))
     return None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from soong.orchestrator.cli.plan_intake import PlanIntake
 from soong.orchestrator.client.client import Client
-from soong.orchestrator.embedded.control import ControlReply, Peer
+from soong.orchestrator.embedded.control import ControlReply, SocketPeer
 from soong.orchestrator.embedded.plan_request import PlanRequest, environment_digest
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import ConflictError, SoongError, UnavailableError
@@ -69,7 +69,7 @@ async def handed_over(store: MemoryStore, request: PlanRequest) -> list[ControlR
     replies: list[ControlReply] = []
     message: dict[str, Any] = json.loads(request.line())
     watch = os.pidfd_open(os.getpid())
-    await intake.run(message, Peer(os.getpid(), watch), replies.append)
+    await intake.run(message, SocketPeer(os.getpid(), watch), replies.append)
     os.close(watch)
     return replies
 

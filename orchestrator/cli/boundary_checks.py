@@ -17,6 +17,8 @@ from soong.shared.permissions.access.database_rights import DatabaseRights
 from soong.shared.toolsets.declarative.folder import TOOLS_FOLDER
 
 MIN_FREE_BYTES = 200 * 1024 * 1024
+FULL_BYTES = 1024 * 1024
+"""With less a disk is full: a database cannot write its next page."""
 ROLES = "give each part a role of its own: soong migrate --grant-worker … (docs/operations.md)"
 
 
@@ -47,7 +49,8 @@ async def check_data(settings: Settings) -> Finding:
     free = shutil.disk_usage(place).free
     if free < MIN_FREE_BYTES:
         hint = "make room on its disk (soong gc)"
-        return Finding("data", Level.WARN, f"{settings.data} has {free // 1024 // 1024} MiB left", hint)
+        level = Level.WARN if free >= FULL_BYTES else Level.FAIL
+        return Finding("data", level, f"{settings.data} has {free // 1024 // 1024} MiB left", hint)
     where = "in the home" if settings.data == settings.home else "apart from the home"
     return Finding("data", Level.OK, f"{settings.data} ({where})")
 

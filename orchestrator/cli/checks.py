@@ -12,6 +12,7 @@ from pathlib import Path
 
 from soong.orchestrator.cli.answer_check import check_answers
 from soong.orchestrator.cli.boundary_checks import (
+    FULL_BYTES,
     MIN_FREE_BYTES,
     check_artifacts,
     check_boundary,
@@ -101,7 +102,8 @@ async def check_home(settings: Settings) -> Finding:
         )
     free = shutil.disk_usage(place).free
     if free < MIN_FREE_BYTES and settings.is_embedded:
-        return Finding("home", Level.WARN, f"{home} has {free // 1024 // 1024} MiB left", "make room on its disk")
+        level = Level.WARN if free >= FULL_BYTES else Level.FAIL
+        return Finding("home", level, f"{home} has {free // 1024 // 1024} MiB left", "make room on its disk")
     return Finding(
         "home", Level.OK, f"{home} ({kind or 'file system unknown'}{', not made yet' if place != home else ''})"
     )

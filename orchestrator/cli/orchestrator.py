@@ -11,6 +11,7 @@ from soong.orchestrator.cli.console import say
 from soong.orchestrator.client.logs import configure_logs
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
+from soong.shared.core.open_files import raise_open_files
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.startup import settle_gc
 from soong.shared.storage.store import Store
@@ -31,6 +32,7 @@ def command(
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be set; for a service on this machine alone run `soong up`")
     configure_logs(settings)
+    raise_open_files()
     asyncio.run(_serve(settings))
 
 

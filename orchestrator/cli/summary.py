@@ -60,7 +60,7 @@ def _steps(outcome: TaskOutcome) -> str:
     text = table(
         ("step", "status", "time", "attempt", "why"), [_row(step, outcome.view) for step in steps[:ROWS_SHOWN]]
     )
-    more = len(steps) - ROWS_SHOWN
+    more = sum(outcome.view.counts.values()) - min(len(steps), ROWS_SHOWN)
     return text + (f"\n… and {more} steps more" if more > 0 else "")
 
 
@@ -81,6 +81,12 @@ def _row(step: Step, view: TaskSnapshot) -> tuple[str, ...]:
 
 
 def _results(outcome: TaskOutcome) -> list[str]:
+    if outcome.view.totals is not None:
+        return [
+            "",
+            f"it has too many steps for one page: {program()} tasks show {outcome.view.task.id} --json has the",
+            "results, files and denials of all",
+        ]
     lines = [
         f"result of {step.step_id}: {compact(step.output)}" for step in outcome.last_steps if step.output is not None
     ]

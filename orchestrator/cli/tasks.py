@@ -215,14 +215,15 @@ async def _list(limit: int, *, is_json: bool) -> None:
 async def _show(text: str, *, is_result: bool, is_json: bool) -> None:
     from soong.orchestrator.cli.step_results import results_text
     from soong.orchestrator.cli.summary import text_of
-    from soong.orchestrator.client.client import snapshot_of
+    from soong.orchestrator.client.client import brief_view, snapshot_of
     from soong.orchestrator.client.outcome import outcome_of
     from soong.orchestrator.schemas.task import TaskResult
 
     settings = load_settings()
     async with opened_store(settings) as store:
         task = await find_task(store, text)
-        outcome = await outcome_of(store, await snapshot_of(store, task.id), settings.runs)
+        read = snapshot_of if is_json or is_result else brief_view
+        outcome = await outcome_of(store, await read(store, task.id), settings.runs)
     if is_json:
         emit(TaskResult.of_outcome(outcome).model_dump())
     else:

@@ -8,6 +8,7 @@ import typer
 from soong.orchestrator.embedded.environment import child_environment, kept_command, module_command
 from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core.errors import UsageError
+from soong.shared.core.open_files import raise_open_files
 from soong.shared.core.settings import Settings, load_settings
 
 
@@ -22,6 +23,7 @@ def command(
     ),
 ) -> None:
     """Claim and run steps until stopped; then finish or release the running ones."""
+    raise_open_files()
     settings = asyncio.run(_deployment(load_settings()))
     given = {"--name": name, "--slots": slots, "--pools": pools, "--labels": labels, "--functions": functions}
     options = [part for option, value in given.items() if value for part in (option, str(value))]

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from typing import Final, TypeVar
 
@@ -42,6 +42,10 @@ PAUSE_PER_LOOK: Final = 5
 STOPPING_S: Final = 3.0
 """How long steps that the end of a task stops have to report it, before their current state is shown."""
 PAGE: Final = 1000
+MANY_STEPS: Final = 1_000
+"""A task with more is not read as one."""
+BRIEF_STEPS: Final = 60
+"""Steps of such a task that are shown, and failed ones in addition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,12 @@ class TaskSnapshot:
     """Of its session and of the day, where there is one."""
     last_runs: LastRuns | None = None
     """What the last runs of its steps tell, where that was read with them."""
+    totals: Mapping[StepStatus, int] | None = None
+    """The number of steps by status, where ``steps`` are only the first of them."""
 
     @property
     def counts(self) -> Mapping[StepStatus, int]:
-        return Counter(step.status for step in self.steps)
+        return self.totals or Counter(step.status for step in self.steps)
 
     @property
     def held(self) -> int:
@@ -298,14 +304,15 @@ async def _answered(read: Callable[[], Awaitable[T]]) -> T:
 
 
 def in_plan_order(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return the steps with the children of each map step right below it, in item order."""
+    """Return the steps with the children of each map step among them right below it, in item order."""
+    keys = {step.key for step in steps}
     children: dict[str, list[Step]] = {}
     for step in steps:
         if step.map_key:
             children.setdefault(step.map_key, []).append(step)
     ordered: list[Step] = []
     for step in steps:
-        if not step.map_key:
+        if step.map_key not in keys:
             ordered += [step, *sorted(children.get(step.key, ()), key=lambda child: child.item_index or 0)]
     return tuple(ordered)
 
@@ -347,6 +354,44 @@ async def tasks_planned_by(store: Store, ask: Task) -> tuple[Task, ...]:
     others = [one for one in await store.tasks.list_tasks(session_id=ask.session_id, limit=PAGE) if one.id != ask.id]
     roots = {one.id: (await store.runs.run(one.root_run_id)).identity.parent_run_id for one in others}
     return tuple(one for one in reversed(others) if roots[one.id] == ask.root_run_id)
+
+
+async def brief_view(store: Store, task_id: str) -> TaskSnapshot:
+    """Read the state of a task; of one with many steps, of these only the first, some that failed, and the counts.
+
+    Raises: NotFoundError.
+    """
+    task = await store.tasks.task(task_id)
+    tasks = (task, *await tasks_planned_by(store, task))
+    totals = await counts_of(store, tasks)
+    if sum(totals.values()) <= MANY_STEPS:
+        return await snapshot_of(store, task_id)
+    first = await steps_of(store, tasks, limit=BRIEF_STEPS)
+    failed = await steps_of(store, tasks, statuses=(StepStatus.FAILED,), limit=BRIEF_STEPS)
+    shown = {step.key: step for step in (*first, *failed)}
+    return TaskSnapshot(task, in_plan_order([*shown.values()]), (), (), last_runs=LastRuns({}, ()), totals=totals)
+
+
+async def steps_of(
+    store: Store, tasks: Sequence[Task], *, after: str = "", statuses: Collection[StepStatus] = (), limit: int
+) -> list[Step]:
+    """Return the next steps of these tasks, task by task in order of creation, from behind the one of a key."""
+    begun = after.partition("/")[0]
+    places = [place for place, task in enumerate(tasks) if task.id == begun] if begun else [0]
+    found: list[Step] = []
+    for task in tasks[places[0] :] if places else ():
+        if len(found) < limit:
+            found += await store.tasks.step_page(task.id, after=after, statuses=statuses, limit=limit - len(found))
+        after = ""
+    return found
+
+
+async def counts_of(store: Store, tasks: Sequence[Task]) -> Mapping[StepStatus, int]:
+    """Return the number of steps of these tasks by status."""
+    counted = Counter[StepStatus]()
+    for task in tasks:
+        counted.update((await store.tasks.counts(task.id)).by_status)
+    return counted
 
 
 async def lack_of(store: Store, step: Step) -> str:

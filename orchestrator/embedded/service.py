@@ -32,6 +32,7 @@ from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.open_files import raise_open_files
 from soong.shared.core.settings import Settings
 from soong.shared.storage.store import Store
 
@@ -93,6 +94,7 @@ class EmbeddedService:
             ServiceHeldError: the home has a service already; nothing was touched.
             UsageError, UnavailableError: a part cannot be started; what had been started is stopped again.
         """
+        raise_open_files(self.settings.workers.most)
         lock = ServiceLock(prepare_home(self.settings), is_ephemeral=self.is_ephemeral)
         if self.is_ephemeral:
             lock.acquire()

@@ -41,6 +41,7 @@ ArtifactDigest = Annotated[
 ]
 
 Cursor = Annotated[str, Query(max_length=80, description="`next` of the page before.")]
+StepCursor = Annotated[str, Query(max_length=300, description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="At most so many.")]
 Wait = Annotated[int, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for a change; at most 55.")]
 InSession = Annotated[str, Query(max_length=80, description="Only of this session.")]

@@ -32,6 +32,8 @@ log = get_logger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 TOLD: Final = "soong.told"
 """Where a request's scope says that its failure has been answered and logged."""
+DISK_FULL: Final = "database or disk is full"
+"""SQLite's words."""
 MAX_ERRORS: Final = 50
 MAX_PLACE_CHARS: Final = 200
 
@@ -196,6 +198,8 @@ def _of_ours(error: SoongError) -> ProblemError:
             # Its own words may name hosts and users of the database: they are for the log.
             log.warning("http_unavailable", error=str(error))
             detail = "the database, Redis or an orchestrator did not answer in time; look at the rows, then try again"
+            if DISK_FULL in str(error):
+                detail = f"{DISK_FULL}: nothing can be written until there is space"
             return ProblemError(ProblemCode.UNAVAILABLE, detail, headers={"Retry-After": "2"})
     log.error("http_refused_unexpectedly", exc_info=error)
     return ProblemError(ProblemCode.CONFLICT, "the service refused it; its log says why")

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Header
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.client.client import snapshot_of, tasks_planned_by
+from soong.orchestrator.client.client import tasks_planned_by
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, until_changed
 from soong.orchestrator.http.parameters import TaskId, Wait
@@ -33,6 +33,7 @@ class _ProgressQuery:
     api: Api
     task: Task
     seen: str
+    planned: tuple[Task, ...] = ()
     waiting: tuple[str, ...] = ()
 
     async def is_new(self) -> bool:
@@ -43,8 +44,8 @@ class _ProgressQuery:
     async def look(self) -> None:
         store = self.api.client.store
         self.task = await store.tasks.task(self.task.id)
-        planned = await tasks_planned_by(store, self.task)
-        ids = {self.task.id, *(one.id for one in planned)}
+        self.planned = await tasks_planned_by(store, self.task)
+        ids = {self.task.id, *(one.id for one in self.planned)}
         questions = await store.consent.questions(session_id=self.task.session_id)
         open_ones = (one.request for one in questions if one.is_pending and one.answer is None)
         self.waiting = tuple(one.id for one in open_ones if one.identity.task_id in ids)
@@ -85,5 +86,5 @@ async def task_progress(
     await wanted.look()
     if wanted.seen == wanted.tag:
         return Response(status_code=304, headers={"ETag": wanted.tag})
-    view = await snapshot_of(api.client.store, task_id)
-    return respond(TaskProgress.of_view(view, wanted.waiting), headers={"ETag": wanted.tag})
+    progress = await TaskProgress.read(api.client.store, (wanted.task, *wanted.planned), wanted.waiting)
+    return respond(progress, headers={"ETag": wanted.tag})

@@ -60,7 +60,8 @@ class SessionDetail(SessionSchema):
 class TaskDetail(TaskSchema):
     root_run: str
     inputs: AnyObject
-    steps: list[StepSchema] = Field(description="The steps as planned, items of a map below it.")
+    steps: list[StepSchema] = Field(description="A page of its steps as planned, items of a map below it.")
+    next: str | None = Field(description="The `cursor` of the page of steps after this one; null: there is none.")
     approvals: list[str] = Field(description="Questions of the task that wait for an answer.")
 
 

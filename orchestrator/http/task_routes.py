@@ -2,21 +2,21 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.client.client import snapshot_of
+from soong.orchestrator.client.client import counts_of, in_plan_order, snapshot_of, steps_of, tasks_planned_by
 from soong.orchestrator.client.outcome import outcome_of
 from soong.orchestrator.client.submission import Ids, Submission, follow_up, title_of
 from soong.orchestrator.client.task_limits import raise_limits
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, api_of, check_own, check_steering
 from soong.orchestrator.http.events import TASKS_TOLD
-from soong.orchestrator.http.parameters import Cursor, InSession, Limit, SessionId, TaskId
+from soong.orchestrator.http.parameters import MAX_LIMIT, Cursor, InSession, Limit, SessionId, StepCursor, TaskId
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.http.schemas import Page, PlanSchema, PreviewSchema, Submitted, TaskDetail, page_of, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
@@ -46,6 +46,7 @@ from soong.shared.engine.tasks.plan.graph import mermaid
 from soong.shared.engine.tasks.plan.model_settings import read_settings
 from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.picture import svg
+from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.plan.reader import planned_limits
 from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.service import TaskService
@@ -109,6 +110,8 @@ class DispatchBody(Body):
 
 
 NO_REASON = CommandBody()
+MOST_DRAWN: Final = 1_000
+"""Steps of a task in one picture."""
 
 IdempotencyKey = Annotated[
     str,
@@ -283,16 +286,20 @@ async def list_tasks(request: Request, session: InSession = "", cursor: Cursor =
 
 
 @router.get("/v1/tasks/{task_id}", response_model=TaskDetail, dependencies=[READER])
-async def show_task(request: Request, task_id: TaskId) -> Response:
-    """Show a task: its inputs, every step with its output or error, what waits for an answer."""
-    api = api_of(request)
-    view = await snapshot_of(api.client.store, task_id)
+async def show_task(request: Request, task_id: TaskId, cursor: StepCursor = "", limit: Limit = MAX_LIMIT) -> Response:
+    """Show a task: its inputs, its steps page by page with output or error, what waits for an answer."""
+    store = api_of(request).client.store
+    task = await store.tasks.task(task_id)
+    tasks = (task, *await tasks_planned_by(store, task))
+    steps, ids = await steps_of(store, tasks, after=cursor, limit=limit), {one.id for one in tasks}
+    waiting = await store.consent.pending(task.session_id)
     detail = TaskDetail(
-        **TaskSchema.fields_of(view.task, view.counts),
-        root_run=view.task.root_run_id,
-        inputs=dict(view.task.inputs),
-        steps=[StepSchema.of(step) for step in view.steps],
-        approvals=[question.id for question in view.questions],
+        **TaskSchema.fields_of(task, await counts_of(store, tasks)),
+        root_run=task.root_run_id,
+        inputs=dict(task.inputs),
+        steps=[StepSchema.of(step) for step in in_plan_order(steps)],
+        next=steps[-1].key if len(steps) == limit else None,
+        approvals=[one.id for one in waiting if one.identity.task_id in ids],
     )
     return respond(detail)
 
@@ -316,13 +323,17 @@ async def task_graph(
     task_id: TaskId,
     format: Annotated[Literal["mermaid", "svg"], Query(description="Mermaid text, or a picture as SVG.")] = "mermaid",
 ) -> Response:
-    """Draw a task in its current state."""
+    """Draw a task in its current state; of one with more than 1,000 steps the first, and how many are left out."""
     store = api_of(request).client.store
-    task, steps = await store.tasks.task(task_id), await store.tasks.steps(task_id)
+    task = await store.tasks.task(task_id)
+    steps = await store.tasks.step_page(task_id, limit=MOST_DRAWN)
     statuses = {step.step_id: step.status for step in steps}
+    left = sum((await store.tasks.counts(task_id)).by_status.values()) - len(steps)
 
     def draw() -> str:
         plan = planned_task(task, steps)
+        if left > 0:
+            plan = replace(plan, steps=(*plan.steps, PlanStep("…", title=f"{left} more steps, not drawn")))
         return mermaid(plan, statuses) if format == "mermaid" else svg(plan, statuses)
 
     media_type = "text/plain" if format == "mermaid" else "image/svg+xml"

@@ -92,7 +92,7 @@ class TaskState(Schema):
     step_counts: dict[str, int]
     approvals: list[str]
     steps: list[StepLine]
-    next_offset: int | None = Field(description="`offset` of the next steps; null: there are none.")
+    next: str | None = Field(description="`cursor` of the next steps; null: there are none.")
 
 
 class DeniedCall(Schema):

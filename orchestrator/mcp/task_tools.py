@@ -144,21 +144,20 @@ async def list_tasks(
 async def show_task(
     ctx: SoongContext,
     task: TaskId,
-    offset: Annotated[int, Field(ge=0, description="Skip so many steps.")] = 0,
+    cursor: Annotated[str, Field(max_length=300, description="`next` of the page before.")] = "",
     limit: Annotated[int, Field(ge=1, le=200, description="At most so many steps.")] = 50,
 ) -> Annotated[CallToolResult, TaskState]:
     """Show a Soong task: its status and each step with its run, error and the beginning of its output."""
-    document = (await (await api_of(ctx)).call("GET", path("tasks", task))).document
-    found = document["steps"]
-    end = min(offset + limit, len(found))
-    steps = [_step_line(step) for step in found[offset:end]]
+    query: dict[str, str | int] = {"cursor": cursor, "limit": limit}
+    document = (await (await api_of(ctx)).call("GET", path("tasks", task), query=query)).document
+    steps = [_step_line(step) for step in document["steps"]]
     kept = {name: document[name] for name in TaskState.model_fields if name in document and name != "steps"}
-    shape = TaskState.model_validate({**kept, "steps": steps, "next_offset": end if end < len(found) else None})
+    shape = TaskState.model_validate({**kept, "steps": steps})
     text = lines(
         f"task {shape.id} ({shape.title!r}): {shape.status}{', ' + shape.reason if shape.reason else ''}; "
         f"{counts_of(shape.step_counts)}",
         (_step_text(step) for step in steps),
-        f"more steps: offset={shape.next_offset}" if shape.next_offset is not None else "",
+        f"more steps: cursor={shape.next}" if shape.next else "",
         f"waiting for a person's answer: {', '.join(shape.approvals)}" if shape.approvals else "",
     )
     return told(text, shape)

@@ -1,15 +1,16 @@
 """How far a task is, as programs that follow it see it: bounded, without its inputs and outputs."""
 
-from itertools import islice
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import Field
 
-from soong.orchestrator.client.client import TaskSnapshot
+from soong.orchestrator.client.client import counts_of, steps_of
 from soong.orchestrator.schemas.base import Schema
 from soong.orchestrator.schemas.task import StepErrorSchema, TaskSchema
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import Step
+from soong.shared.engine.tasks.step import Step, Task
+from soong.shared.storage.store import Store
 
 MOST_SHOWN: Final = 20
 
@@ -34,16 +35,18 @@ class TaskProgress(TaskSchema):
     approvals: list[str] = Field(description="Questions of it that wait for an answer, oldest first.")
 
     @classmethod
-    def of_view(cls, view: TaskSnapshot, waiting: tuple[str, ...]) -> "TaskProgress":
-        running = (step for step in view.steps if step.status.is_leased)
-        failed = (step for step in view.steps if step.status is StepStatus.FAILED)
+    async def read(cls, store: Store, tasks: Sequence[Task], waiting: tuple[str, ...]) -> "TaskProgress":
+        """Read the progress of a task, the first of these, whose agent has made the others."""
+        leased = [status for status in StepStatus if status.is_leased]
         return cls(
-            **TaskSchema.fields_of(view.task, view.counts),
+            **TaskSchema.fields_of(tasks[0], await counts_of(store, tasks)),
             running=[
                 RunningStep(id=one.step_id, title=one.title, progress=one.progress)
-                for one in islice(running, MOST_SHOWN)
+                for one in await steps_of(store, tasks, statuses=leased, limit=MOST_SHOWN)
             ],
-            failed=[_failed(step) for step in islice(failed, MOST_SHOWN)],
+            failed=[
+                _failed(one) for one in await steps_of(store, tasks, statuses=(StepStatus.FAILED,), limit=MOST_SHOWN)
+            ],
             approvals=list(waiting),
         )
 

@@ -141,10 +141,15 @@ def planned(step: Step) -> PlanStep:
 
 
 def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
-    """Return a task as a plan to be drawn: its steps with all that was added to it, map steps without their items."""
+    """Return a task as a plan to be drawn: its steps with all that was added to it, map steps without their items.
+
+    ``steps`` may be some of them: what the others are for those is not drawn.
+    """
     ids = {step.key: step.step_id for step in steps}
     own = [step for step in steps if not (step.map_key or step.is_pull_worker)]
-    drawn = [replace(planned(step), depends_on=tuple(ids[key] for key in step.depends_on)) for step in own]
+    drawn = [
+        replace(planned(step), depends_on=tuple(ids[key] for key in step.depends_on if key in ids)) for step in own
+    ]
     return Plan(task.title, (), tuple(drawn), task.plan)
 
 

@@ -78,6 +78,15 @@ class TaskStore(Protocol):
         """Return the steps in the order they were inserted."""
         ...
 
+    async def step_page(
+        self, task_id: str, *, after: str = "", statuses: Collection[StepStatus] = (), limit: int = 100
+    ) -> Sequence[Step]:
+        """Return the next steps in the order of ``steps``, from behind the one with the key ``after``.
+
+        With ``statuses`` only those in one of them.
+        """
+        ...
+
     async def step(self, step_key: str) -> Step:
         """Raises: NotFoundError."""
         ...

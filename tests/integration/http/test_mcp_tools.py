@@ -38,7 +38,7 @@ async def test_a_plan_is_checked_submitted_found_and_steered(scene: HttpHarness,
         submitted = await done(client, "submit_plan", plan=PLAN, project=str(tmp_path), key="once")
         again = await done(client, "submit_plan", plan=PLAN, project=str(tmp_path), key="once")
         state = await done(client, "show_task", task=submitted["task"], limit=1)
-        rest = await done(client, "show_task", task=submitted["task"], offset=state["next_offset"])
+        rest = await done(client, "show_task", task=submitted["task"], cursor=state["next"])
         paused = await done(client, "pause_task", task=submitted["task"], reason="lunch")
         waited = await done(client, "wait_for_task", task=submitted["task"], seconds=5)
         resumed = await done(client, "resume_task", task=submitted["task"])

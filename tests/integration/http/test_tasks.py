@@ -15,8 +15,10 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.permissions.access.token import Right
+from soong.shared.storage.sql.store import SqlTaskStore
 from tests.integration.http.conftest import OpenScene
 from tests.integration.http.scene import ADA, BOB, HttpHarness, code_of
+from tests.model.builders import make_task, open_worker
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.spec("OPS-04")]
 
@@ -198,6 +200,50 @@ async def test_a_plan_is_checked_and_drawn_without_being_written(scene: HttpHarn
     assert [step["id"] for step in told["steps"]] == ["only"]
     assert told["mermaid"].startswith("flowchart")
     assert await scene.bench.store.tasks.list_tasks() == []
+
+
+@pytest.fixture
+def no_reading_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail each read of all steps of a task."""
+
+    def refuse(*_given: object) -> None:
+        raise AssertionError("all steps are read at once")
+
+    for name in ("steps", "task_with_steps", "step_states"):
+        monkeypatch.setattr(SqlTaskStore, name, refuse)
+
+
+async def large(scene: HttpHarness, count: int) -> str:
+    task = make_task(scene.bench.session_id, *(f"s{number}" for number in range(count)))
+    await scene.bench.store.tasks.create_task(task)
+    return task.id
+
+
+async def test_a_large_task_is_shown_page_by_page(scene: HttpHarness, no_reading_of_all: None) -> None:
+    url = f"/v1/tasks/{await large(scene, 450)}"
+
+    shown: list[dict[str, Any]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        shown.append((await scene.caller.get(url, params={"cursor": cursor})).json())
+        cursor = shown[-1]["next"]
+
+    assert [len(page["steps"]) for page in shown] == [200, 200, 50]
+    assert [step["id"] for page in shown for step in page["steps"]] == [f"s{number}" for number in range(450)]
+    assert shown[0]["step_counts"] == {"ready": 450}
+
+
+async def test_of_a_large_task_progress_and_picture_are_bounded(scene: HttpHarness, no_reading_of_all: None) -> None:
+    task_id = await large(scene, 1_300)
+    await scene.bench.claim_for(await open_worker(scene.bench.store))
+
+    progress = (await scene.caller.get(f"/v1/tasks/{task_id}/progress")).json()
+    mermaid = await scene.caller.get(f"/v1/tasks/{task_id}/graph")
+
+    assert progress["step_counts"] == {"ready": 1_299, "running": 1}
+    assert [one["id"] for one in progress["running"]] == ["s0"]
+    assert (mermaid.text.count("\n    s"), "300 more steps, not drawn" in mermaid.text) == (1_001, True)
+    assert len(mermaid.content) < 100_000
 
 
 async def test_a_task_is_drawn_as_it_is(scene: HttpHarness, tmp_path: Path) -> None:

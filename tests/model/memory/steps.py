@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import LeaseLostError
@@ -78,6 +78,14 @@ class MemorySteps:
     @transaction
     def steps(self, task_id: str) -> Sequence[Step]:
         return self.rows.steps_of(task_id)
+
+    @transaction
+    def step_page(
+        self, task_id: str, *, after: str = "", statuses: Collection[StepStatus] = (), limit: int = 100
+    ) -> Sequence[Step]:
+        steps = self.rows.steps_of(task_id)
+        begin = next((place for place, step in enumerate(steps, 1) if step.key == after), 0)
+        return [step for step in steps[begin:] if not statuses or step.status in statuses][:limit]
 
     @transaction
     def step(self, step_key: str) -> Step:

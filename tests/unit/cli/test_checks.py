@@ -81,11 +81,14 @@ def test_the_longest_mount_point_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("OPS-07")
-async def test_a_full_disk_warns(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage("/")._replace(free=1024)
+@pytest.mark.parametrize(("free", "level"), [(0, Level.FAIL), (1024, Level.FAIL), (50 * 1024 * 1024, Level.WARN)])
+async def test_a_full_disk_is_an_error_and_an_almost_full_one_a_warning(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, free: int, level: Level
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
 
-    assert (await checks.check_home(settings)).level is Level.WARN
+    assert (await checks.check_home(settings)).level is level
 
 
 @pytest.mark.spec("OPS-07.c")

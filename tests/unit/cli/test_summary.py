@@ -1,11 +1,28 @@
 """What is told of a task when it has ended."""
 
+from pathlib import Path
+
 from soong.orchestrator.cli.summary import text_of
-from soong.orchestrator.client.client import snapshot_of
-from soong.orchestrator.client.outcome import TaskOutcome
+from soong.orchestrator.client.client import brief_view, snapshot_of
+from soong.orchestrator.client.outcome import TaskOutcome, outcome_of
 from tests.contract.scene import cancelled, open_scene
 from tests.model.builders import make_step
 from tests.model.memory import MemoryStore
+
+
+async def test_of_a_task_with_many_steps_a_few_are_read_and_the_number_of_all_is_shown() -> None:
+    scene = await open_scene(MemoryStore())
+    task_id = await scene.task(*(f"s{number}" for number in range(1_200)))
+    (claim,) = await scene.claim(1)
+    await scene.fail(claim)
+
+    view = await brief_view(scene.store, task_id)
+    text = text_of(await outcome_of(scene.store, view, Path("/runs")))
+
+    assert len(view.steps) == 60
+    assert "… and 1140 steps more" in text
+    assert f"tasks show {task_id} --json" in text
+    assert f"runs tail {claim.identity.run_id}" in text
 
 
 async def test_only_the_log_of_a_step_that_was_begun_is_worth_following() -> None:

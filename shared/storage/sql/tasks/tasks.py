@@ -1,7 +1,7 @@
 """Tasks and steps: how they are made and read."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -80,6 +80,24 @@ def steps_where(name: str, condition: str) -> TableRead:
 
 
 STEPS_OF_TASK: Final = steps_where("steps of task", "steps.task_id = :task_id")
+STEP_PAGE: Final = steps_where(
+    "step page: the next ones of a task, after one",
+    """
+    steps.ordinal IN (
+        SELECT next.ordinal FROM steps AS next WHERE next.task_id = :task_id
+          AND next.ordinal > coalesce((SELECT ordinal FROM steps WHERE key = :after), 0)
+        ORDER BY next.ordinal LIMIT :limit
+    )""",
+)
+STEPS_IN: Final = steps_where(
+    "steps in statuses: the next ones of a task, after one",
+    """
+    steps.ordinal IN (
+        SELECT next.ordinal FROM steps AS next WHERE next.task_id = :task_id AND next.status IN @statuses
+          AND next.ordinal > coalesce((SELECT ordinal FROM steps WHERE key = :after), 0)
+        ORDER BY next.ordinal LIMIT :limit
+    )""",
+)
 ONE_STEP: Final = steps_where("step", "steps.key = :key")
 TASK: Final = TableRead("task", tasks, "WHERE id = :task_id")
 TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
@@ -181,6 +199,14 @@ class SqlTasks:
 
     async def steps(self, task_id: str) -> Sequence[Step]:
         return await self._database.read(lambda tx: read_steps(tx, STEPS_OF_TASK, task_id=task_id))
+
+    async def step_page(
+        self, task_id: str, *, after: str = "", statuses: Collection[StepStatus] = (), limit: int = 100
+    ) -> Sequence[Step]:
+        wanted: dict[str, Any] = {"task_id": task_id, "after": after, "limit": limit}
+        if statuses:
+            wanted["statuses"] = [status.value for status in statuses]
+        return await self._database.read(lambda tx: read_steps(tx, STEPS_IN if statuses else STEP_PAGE, **wanted))
 
     async def step(self, step_key: str) -> Step:
         return await self._database.read(lambda tx: read_step(tx, step_key))

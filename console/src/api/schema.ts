@@ -2505,6 +2505,11 @@ export interface components {
                 [key: string]: unknown;
             };
             /**
+             * Next
+             * @description The `cursor` of the page of steps after this one; null: there is none.
+             */
+            next: string | null;
+            /**
              * Reason
              * @description Why it failed, was paused or cancelled.
              */
@@ -2523,7 +2528,7 @@ export interface components {
             };
             /**
              * Steps
-             * @description The steps as planned, items of a map below it.
+             * @description A page of its steps as planned, items of a map below it.
              */
             steps: components["schemas"]["Step"][];
             /** Title */
@@ -3971,7 +3976,12 @@ export interface operations {
     };
     show_task: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description `next` of the page before. */
+                cursor?: string;
+                /** @description At most so many. */
+                limit?: number;
+            };
             header?: never;
             path: {
                 /** @description `task_…` */

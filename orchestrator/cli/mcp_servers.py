@@ -72,7 +72,7 @@ def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
     if shown["problem"]:
         lines.append(f"  problem   {shown['problem']}")
     output("\n".join(lines))
-    rows = [(one["name"], one["permission"], one["declared"], one["scope"]) for one in shown["tools"]]
+    rows = [(_shown_name(one), one["permission"], one["declared"], one["scope"]) for one in shown["tools"]]
     if rows:
         output("\n" + table(("tool", "permission", "the server declares", "scope of a grant or rule"), rows))
     left = [(one["tool"], one["reason"]) for one in shown["left_out"]]
@@ -102,7 +102,12 @@ def add(
     is_trusted: bool = typer.Option(False, "--trusted", help="Believe what it declares: read-only, closed world."),
     is_json: bool = _JSON,
 ) -> None:
-    """Add a server to config.toml and ask it what it offers; exit code 1 when it cannot be asked."""
+    """Add a server to config.toml and ask it what it offers; one that cannot be asked is not added, exit code 1.
+
+    A server that wants a login is added: `soong mcp login` makes it.
+    """
+    from soong.orchestrator.cli.mcp_config_file import without_server
+
     section: dict[str, Any] = {"command": "", "url": url}
     if command:
         section |= {"command": command[0], "args": command[1:]}
@@ -110,7 +115,13 @@ def add(
     settings = load_settings()
     _written(settings, {name: section})
     tools = opened(settings)
-    raise typer.Exit(asked(tools, [name], is_json=is_json))
+    code = asked(tools, [name], is_json=is_json)
+    snapshot = tools.servers.snapshot(name)
+    if code and snapshot is not None and f"soong mcp login {name}" not in snapshot.problem:
+        without_server(settings.home, name)
+        tools.servers.snapshots.remove(name)
+        say(f"{name} is not added; correct the command and add it again")
+    raise typer.Exit(code)
 
 
 def remove(name: str = _NAME) -> None:
@@ -160,6 +171,11 @@ def import_servers(
 
 
 # -- parts
+def _shown_name(tool: dict[str, Any]) -> str:
+    """Return the name of a tool, with the server's own where that cannot be read from it."""
+    return f"{tool['name']} ({inert(tool['native_name'])})" if ".xn--" in tool["name"] else str(tool["name"])
+
+
 def _config(settings: Settings) -> "Config":
     from soong.shared.core.config import load_config
 

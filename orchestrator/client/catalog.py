@@ -4,6 +4,7 @@ The tools are those that workers with the same settings register, under the user
 are known where they run.
 """
 
+from collections.abc import Iterator
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Self
@@ -29,6 +30,7 @@ from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, PlanSte
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import Policy
+from soong.shared.permissions.rules import written_out
 from soong.shared.tools.deferred import DEFERRED, deferred_of
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.surface import RunMode, Surface, SurfaceRequest, compute_surface
@@ -114,6 +116,10 @@ class Catalogue:
     @property
     def readonly_tools(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools if tool.permission is Permission.READONLY)
+
+    def written_out(self, *allow: str) -> Iterator[str]:
+        """Yield allow rules with the tools of MCP servers as they are defined now."""
+        return written_out(allow, self.tools)
 
     def known(self, load_module: ModuleLoader | None = None) -> PlanNames:
         """Return what plans are checked against."""

@@ -64,7 +64,7 @@ class Explainer:
         readonly = self.catalogue.readonly_tools
         names = self.catalogue.ruled_names
         return self.catalogue.policy.with_rules(
-            parse_allow(text, readonly_tools=readonly, tools=names) for text in self.allow
+            parse_allow(text, readonly_tools=readonly, tools=names) for text in self.catalogue.written_out(*self.allow)
         )
 
     @property

@@ -319,7 +319,8 @@ def _session(
     here = str(program_folder(folder) if is_program else cwd or Path.cwd())
     require_text("the rule", *allow)
     require_text("the folder", str(folder), here)
-    rules = [parse_allow(text, readonly_tools=catalogue.readonly_tools, tools=catalogue.ruled_names) for text in allow]
+    readonly, names = catalogue.readonly_tools, catalogue.ruled_names
+    rules = [parse_allow(text, readonly_tools=readonly, tools=names) for text in catalogue.written_out(*allow)]
     return Session(
         id=session_id,
         project=str(folder),

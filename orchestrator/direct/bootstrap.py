@@ -30,7 +30,7 @@ from soong.shared.permissions.configured import configured_write_roots, policy_o
 from soong.shared.permissions.elicitation import ElicitationCallback
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionCallback
-from soong.shared.permissions.rules import parse_allow
+from soong.shared.permissions.rules import parse_allow, written_out
 from soong.shared.permissions.withheld import withheld_by_rule
 from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.programs import DEFAULT_NAMES
@@ -213,7 +213,8 @@ def _session(registry: ToolRegistry, config: Config, request: DirectRequest) -> 
     definitions = registry.definitions()
     names = [tool.name for tool in definitions]
     readonly = [tool.name for tool in definitions if tool.permission is Permission.READONLY]
-    allowed = (parse_allow(text, readonly_tools=readonly, tools=names) for text in request.allow)
+    rules = written_out(request.allow, definitions)
+    allowed = (parse_allow(text, readonly_tools=readonly, tools=names) for text in rules)
     return Session(
         id=new_id("sess"),
         project=str(project),

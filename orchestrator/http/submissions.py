@@ -307,7 +307,8 @@ def _rule_errors(rules: Sequence[str], catalogue: Catalogue) -> list[Json]:
     errors = []
     for number, rule in enumerate(rules):
         try:
-            parse_allow(rule, readonly_tools=catalogue.readonly_tools, tools=catalogue.ruled_names)
+            for each in catalogue.written_out(rule):
+                parse_allow(each, readonly_tools=catalogue.readonly_tools, tools=catalogue.ruled_names)
         except UsageError as error:
             errors.append(_error(f"body.allow.{number}", str(error), "write a rule as `tool:scope`"))
     return errors

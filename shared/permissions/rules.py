@@ -5,19 +5,23 @@ Owns the facts that rules speak of and the text forms of a rule. Which rule deci
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Final
 
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
 from soong.shared.sandbox.hosts import HostRefusedError, normal_host
-from soong.shared.tools.definition import Permission, Risk, Target
+from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition
 from soong.shared.tools.ports import GateCall
+
+AS_NOW: Final = "now"
+"""The scope of an allow rule for tools of MCP servers: each as it is defined when the rule is given."""
 
 
 class Effect(StrEnum):
@@ -123,8 +127,8 @@ def parse_allow(
     """Read ``tool:scope`` as an allow rule.
 
     ``tool`` may be a pattern (``code.*``). ``scope`` is an absolute folder or file, ``host:example.org`` or
-    ``exact:<the tool's own scope>``. It may be left out only for a tool of ``readonly_tools``. It is taken character by
-    character: a blank at its end would name another folder.
+    ``exact:<the tool's own scope>``; :func:`written_out` reads ``now``. It may be left out only for a tool of
+    ``readonly_tools``. It is taken character by character: a blank at its end would name another folder.
     ``tools`` are the tools that exist: the pattern must match one of them; None: they are not known here.
 
     Raises:
@@ -139,10 +143,25 @@ def parse_allow(
         raise UsageError(f"{source} {text!r}: there is no tool {pattern!r}; {hint}")
     if not separator and pattern in readonly_tools:
         return Rule(Effect.ALLOW, pattern, source=source)
+    if pattern.startswith("mcp.") and not wanted.startswith(("exact:", "host:")):
+        how = f"write {pattern}:{AS_NOW}, or exact: and a scope that `soong mcp show NAME` prints"
+        raise UsageError(f"{source} {text!r}: a tool of an MCP server is allowed as it is defined now; {how}")
     if not wanted.strip():
         raise UsageError(f"{source} {text!r}: say for what, for example {pattern}:/absolute/folder")
     scope = read_scope(wanted, f"{source} {text!r}", home=home, is_grant=True)
     return Rule(Effect.ALLOW, pattern, scope=scope, source=source)
+
+
+def written_out(allow: Iterable[str], tools: Sequence[ToolDefinition]) -> Iterator[str]:
+    """Yield allow rules; ``mcp.PATTERN:now`` becomes one for each tool of MCP servers, as it is defined now."""
+    for text in allow:
+        pattern, _, wanted = text.strip().partition(":")
+        is_short = pattern.startswith("mcp.") and wanted == AS_NOW
+        found = [tool for tool in tools if fnmatchcase(tool.name, pattern) and "definition" in tool.metadata]
+        if is_short and found:
+            yield from (f"{tool.name}:exact:{tool.name}@{tool.metadata['definition']}" for tool in found)
+        else:
+            yield text
 
 
 def read_scope(wanted: str, place: str, *, home: str = "", is_grant: bool) -> Scope:

@@ -7,6 +7,7 @@ link, so the two cannot be raced apart. What no path can tell, a hard link, is :
 
 import errno
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import field
@@ -100,7 +101,7 @@ class PathPolicy:
         lexical = os.path.normpath(roots.cwd / path)
         if _is_kernel_path(Path(lexical)):
             raise PathRefusedError(PathRefusal.NOT_REGULAR, path, "lies in a file system of the kernel; it is not read")
-        resolved = _resolve(roots.cwd / path, path)
+        resolved = _resolve(as_listed(roots.cwd / path), path)
         ways = {lexical, str(resolved)}  # one, where there is no link on the way
         return Located(
             given=path,
@@ -222,6 +223,29 @@ def _refuse_unusable(path: str) -> None:
         raise PathRefusedError(
             PathRefusal.INVALID, path[:80] + "…", f"has {size} bytes; at most {MAX_PATH_BYTES} are taken"
         )
+
+
+def as_listed(path: Path) -> Path:
+    """Return a path with the names of its folders' entries where these are the same text in another Unicode form.
+
+    A model writes a letter with an accent as one character, and a file system may keep it as two.
+    """
+    if str(path).isascii() or os.path.lexists(path):
+        return path
+    listed = Path(path.anchor)
+    for part in path.parts[1:]:
+        listed = listed / part if part.isascii() or os.path.lexists(listed / part) else listed / _twin(listed, part)
+    return listed
+
+
+def _twin(folder: Path, name: str) -> str:
+    composed = unicodedata.normalize("NFC", name)
+    try:
+        with os.scandir(folder) as entries:
+            names = [each.name for each in entries if unicodedata.normalize("NFC", each.name) == composed]
+    except OSError:
+        return name
+    return names[0] if len(names) == 1 else name
 
 
 def _resolve(path: Path, given: str) -> Path:

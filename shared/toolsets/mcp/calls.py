@@ -11,8 +11,9 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import Progress, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError, ToolResult
-from soong.shared.toolsets.mcp.connection import ServerConnection, ServerUnavailableError
+from soong.shared.toolsets.mcp.connection import ServerConnection, ServerUnavailableError, is_end
 from soong.shared.toolsets.mcp.elicitation import CallElicitations, current
+from soong.shared.toolsets.mcp.intake import UNREADABLE, native_code, raw_result
 from soong.shared.toolsets.mcp.logins import refusals
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.results import ResultReader, without_secrets
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_MESSAGE_CHARS: Final = 2_000
-_STREAM_FAILED: Final = "SSE stream failed:"
-"""How the SDK begins its words about the stream of one answer, for which it has no code of its own."""
-_START_AGAIN_HINT: Final = "call again: the server is started again"
+_START_AGAIN_HINT: Final = "the next call starts the server again; look first at what this one has done"
+_ANSWERED_HINT: Final = "the call has been made; look at what it has done before you repeat it"
 
 
 async def call_server_tool(
@@ -47,7 +47,7 @@ async def call_server_tool(
         answer = await connection.client.call_tool(
             native, dict(call_input), progress_callback=_progress_of(context.progress)
         )
-        result = await ResultReader(context, f"{server_id}-{context.tool_call_id}").result(answer)
+        result = await ResultReader(context, f"{server_id}-{context.tool_call_id}").result(raw_result(answer))
         return without_secrets(result, connection.secrets)
 
     return await with_server(servers, server_id, context, call)
@@ -99,21 +99,25 @@ def _failure(error: Exception, connection: ServerConnection, declined: list[str]
     """Return the named error of a call that the SDK or the server refused."""
     from mcp.client import InputRequiredRoundsExceededError
     from mcp.shared.exceptions import MCPError
-    from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, REQUEST_TIMEOUT, URL_ELICITATION_REQUIRED
+    from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, URL_ELICITATION_REQUIRED
 
     server = connection.server_id
-    if connection.is_over:
-        return _ended(server)
+    if connection.is_over or is_end(error):
+        connection.end()
+        problem = f"the connection to the MCP server {server!r} ended during the call; what it did is unknown"
+        return ToolError(ErrorType.SERVER_UNAVAILABLE, problem, hint=_START_AGAIN_HINT)
     if isinstance(error, InputRequiredRoundsExceededError):
         return ToolError(ErrorType.EXECUTION_FAILED, f"the MCP server {server!r} keeps asking for input: {error}")
     if not isinstance(error, MCPError):
-        return _unreadable(error, server)
+        words = words_of(error)[:MAX_MESSAGE_CHARS]
+        return ToolError(ErrorType.INVALID_OUTPUT, f"the MCP server {server!r} answered what is not MCP: {words}")
     words = inert_text(error.error.message)[:MAX_MESSAGE_CHARS]
-    match error.error.code:
-        case code if code == CONNECTION_CLOSED:
-            return _cut_off(connection, words)
-        case code if code == REQUEST_TIMEOUT:
-            return ToolError(ErrorType.TIMEOUT, f"the MCP server {server!r} did not answer in time")
+    match native_code(error.error.code):
+        case _ if error.error.code == UNREADABLE:
+            return ToolError(ErrorType.INVALID_OUTPUT, f"the MCP server {server!r} {words}", hint=_ANSWERED_HINT)
+        case _ if error.error.code == CONNECTION_CLOSED:  # over HTTP, where each answer has its own connection
+            problem = f"the answer of the MCP server {server!r} was cut off; what it did is unknown: {words}"
+            return ToolError(ErrorType.EXECUTION_FAILED, problem)
         case code if code == INVALID_PARAMS:
             return ToolError(ErrorType.INVALID_INPUT, words)
         case code if code == URL_ELICITATION_REQUIRED or declined:
@@ -122,25 +126,6 @@ def _failure(error: Exception, connection: ServerConnection, declined: list[str]
             return ToolError(ErrorType.ELICITATION_DECLINED, problem)
         case code:
             return ToolError(ErrorType.EXECUTION_FAILED, words, details={"code": code})
-
-
-def _cut_off(connection: ServerConnection, words: str) -> ToolError:
-    """Return the error of a call without an answer: its connection is over, or its answer alone cannot be read."""
-    if words.startswith(_STREAM_FAILED):  # over HTTP, for example as too large; other requests continue
-        problem = f"the answer of the MCP server {connection.server_id!r} cannot be read; what it did is unknown"
-        return ToolError(ErrorType.EXECUTION_FAILED, f"{problem}: {words}")
-    connection.end()
-    return _ended(connection.server_id)
-
-
-def _ended(server: str) -> ToolError:
-    problem = f"the connection to the MCP server {server!r} ended during the call; what it did is unknown"
-    return ToolError(ErrorType.SERVER_UNAVAILABLE, problem, hint=_START_AGAIN_HINT)
-
-
-def _unreadable(error: Exception, server: str) -> ToolError:
-    words = words_of(error)[:MAX_MESSAGE_CHARS]
-    return ToolError(ErrorType.INVALID_OUTPUT, f"the MCP server {server!r} answered what is not MCP: {words}")
 
 
 def _hold_to_definition(connection: ServerConnection, native: str, definition: str) -> None:

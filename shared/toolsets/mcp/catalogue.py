@@ -8,14 +8,15 @@ by which it was made; a process that connects later compares, and replaces it wh
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
 from soong.shared.core.errors import InvalidJsonError
-from soong.shared.core.jsontext import Json, canonical, digest, dump, parse_strict
+from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, digest, dump, parse_strict
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
@@ -28,7 +29,10 @@ MAX_TOOLS: Final = 1_000
 MAX_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
 DIGEST_CHARS: Final = 16
 
-_ODD: Final = re.compile(r"[^a-z0-9_-]+")
+_IDENTITY: Final = ("command", "args", "env", "url", "headers", "protocol", "oauth", "trusted", "tags")
+"""The fields of a section that say which server it is and what is believed of it: a grant holds for these alone."""
+_ODD: Final = re.compile(r"[^a-z0-9_\x80-\U0010ffff-]+")
+_PUNYCODE: Final = "xn--"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,14 @@ class ServerTool:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolExclusion:
+    """A tool of a server that is left out, and why."""
+
+    tool: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSnapshot:
     """What one server said when it was asked. ``problem`` says why it could not be; then it has no tools."""
 
@@ -69,6 +81,8 @@ class ServerSnapshot:
     version: str = ""
     has_resources: bool = False
     tools: tuple[ServerTool, ...] = field(default=())
+    left_out: tuple[ToolExclusion, ...] = ()
+    """What it listed that cannot be kept."""
 
     def definition_of(self, tool: ServerTool) -> str:
         """Return the digest of a tool's definition: of all that the server says of it, and of what the server is."""
@@ -91,25 +105,20 @@ class ServerSnapshot:
             "version": self.version,
             "has_resources": self.has_resources,
             "tools": [_plain(tool.native) for tool in self.tools],
+            "left_out": {each.tool: each.reason for each in self.left_out},
         }
 
 
 def config_digest(server: McpServerConfig) -> str:
     """Return the digest of what makes a server the one that it is; no secret goes into it, only its reference."""
-    said: dict[str, Json] = {
-        "command": server.command,
-        "args": list(server.args),
-        "env": dict(server.env),
-        "url": server.url,
-        "headers": dict(server.headers),
-        "protocol": server.protocol,
-    }
-    return digest(said)[:DIGEST_CHARS]
+    parts = server.model_dump(mode="json", include=set(_IDENTITY))
+    return digest({**parts, "tags": sorted(server.tags)})[:DIGEST_CHARS]
 
 
 def canonical_tool_name(server_id: str, native: str) -> str:
-    """Return ``mcp.<server>.<tool>``; what a canonical name cannot say becomes ``_``."""
-    return f"mcp.{server_id}.{_ODD.sub('_', native.lower()) or '_'}"
+    """Return ``mcp.<server>.<tool>``: other signs become ``_``, and names in other scripts are written in Punycode."""
+    name = _ODD.sub("_", unicodedata.normalize("NFC", native).lower()) or "_"
+    return f"mcp.{server_id}.{name if name.isascii() else _PUNYCODE + name.encode('punycode').decode('ascii')}"
 
 
 class SnapshotFolder:
@@ -173,7 +182,7 @@ class SnapshotFolder:
 def _snapshot_from(said: Json) -> ServerSnapshot | None:
     if not isinstance(said, Mapping) or said.get("v") != SNAPSHOT_VERSION:
         return None
-    tools = said.get("tools")
+    tools, left_out = said.get("tools"), said.get("left_out")
     seen = said.get("seen_us")
     return ServerSnapshot(
         server_id=str(said.get("server", "")),
@@ -185,19 +194,41 @@ def _snapshot_from(said: Json) -> ServerSnapshot | None:
         version=str(said.get("version", "")),
         has_resources=said.get("has_resources") is True,
         tools=tuple(ServerTool(tool) for tool in tools if isinstance(tool, Mapping)) if isinstance(tools, list) else (),
+        left_out=tuple(ToolExclusion(tool, str(reason)) for tool, reason in left_out.items())
+        if isinstance(left_out, Mapping)
+        else (),
     )
 
 
-def sound_tools(listed: list[Mapping[str, Any]]) -> tuple[ServerTool, ...]:
-    """Return the listed tools that can be kept: plain JSON of a bearable size, at most ``MAX_TOOLS``."""
-    return tuple(ServerTool(tool) for tool in listed[:MAX_TOOLS] if _is_storable(tool))
+def sound_tools(listed: Sequence[object]) -> tuple[tuple[ServerTool, ...], tuple[ToolExclusion, ...]]:
+    """Return the listed tools that can be kept, plain JSON of a bearable size, and those that are left out."""
+    tools: list[ServerTool] = []
+    left_out: list[ToolExclusion] = []
+    room = MAX_SNAPSHOT_BYTES // 2
+    for place, native in enumerate(listed, 1):
+        name = native.get("name") if isinstance(native, Mapping) else None
+        if not isinstance(native, Mapping) or not isinstance(name, str) or not name:
+            left_out.append(ToolExclusion(f"entry {place}", f"it has no name: {str(native)[:80]}"))
+            continue
+        kept = {str(key): _rounded(value) for key, value in native.items()}
+        size = len(dump(kept).encode())
+        if len(tools) == MAX_TOOLS or size > min(room, MAX_SNAPSHOT_BYTES // 32):
+            reason = f"at most {MAX_TOOLS} tools are taken" if len(tools) == MAX_TOOLS else f"it has {size} bytes"
+            left_out.append(ToolExclusion(name[:200], reason))
+            continue
+        room -= size
+        tools.append(ServerTool(kept))
+    return tuple(tools), tuple(left_out[:MAX_TOOLS])
 
 
-def _is_storable(tool: Mapping[str, Any]) -> bool:
-    try:
-        return len(canonical(_plain(tool))) <= MAX_SNAPSHOT_BYTES // 32
-    except InvalidJsonError:
-        return False
+def _rounded(value: Any) -> Any:
+    """Return JSON with integers beyond 2^53, such as the bounds of a 64-bit number, as other readers round them."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    is_large = isinstance(value, int) and not isinstance(value, bool) and abs(value) >= MAX_SAFE_INTEGER
+    return value if not is_large else float(value) if abs(value) < 2**1000 else None
 
 
 def _plain(native: Mapping[str, Any]) -> dict[str, Json]:

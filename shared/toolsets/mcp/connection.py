@@ -6,25 +6,25 @@ The SDK's transports are made of task groups, which must be left by the task tha
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BaseModel, ConfigDict
-
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.jsontext import dump
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import OWN_ID, McpServerConfig
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_program
-from soong.shared.toolsets.mcp.catalogue import FOLDER, ServerSnapshot, config_digest, sound_tools
+from soong.shared.toolsets.mcp.catalogue import FOLDER, ServerSnapshot, ToolExclusion, config_digest, sound_tools
 from soong.shared.toolsets.mcp.elicitation import ASK_S, CallElicitations, answer_of
+from soong.shared.toolsets.mcp.intake import cursor_of, raw_result
 from soong.shared.toolsets.mcp.references import resolved
 
 if TYPE_CHECKING:
@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MAX_PAGES: Final = 100
+MAX_ENTRIES: Final = 10_000
 _STATELESS: Final = frozenset({"2026-07-28"})
 _CLOSE_S: Final = 20.0
 _LISTEN_AGAIN_S: Final = 5.0
+_ENDED: Final = "Connection closed"
+"""The SDK's words for the end of the transport. Other words under the same code are about one answer over HTTP."""
 
 
 class ServerUnavailableError(SoongError):
@@ -188,13 +191,12 @@ class ServerConnection:
     async def _look_again(self, client: "Client") -> None:
         """Take what is offered now; a server that refuses to say, such as one whose login has ended, answers calls."""
         from mcp.shared.exceptions import MCPError
-        from mcp_types import CONNECTION_CLOSED
 
         try:
             async with asyncio.timeout(self.config.start_timeout_s):
                 await self._look(client)
         except MCPError as error:
-            if error.error.code == CONNECTION_CLOSED:
+            if is_end(error):
                 raise
             log.info("mcp_tools_not_listed", server=self.server_id, error=words_of(error)[:300])
 
@@ -220,12 +222,11 @@ class ServerConnection:
 
     async def _look(self, client: "Client") -> None:
         """Take what the server offers now, page by page."""
-        listed: list[Mapping[str, Any]] = []
         capabilities = client.server_capabilities
-        if capabilities.tools is not None:
-            listed = await _listed(client)
-            if self.config.url:
-                await client.list_tools(cache_mode="bypass")  # the SDK mirrors arguments in headers as this says
+        listed, cut = ([], "") if capabilities.tools is None else await listed_pages(client.list_tools, "tools")
+        tools, left_out = sound_tools(listed)
+        if cut:
+            left_out = (*left_out, ToolExclusion("more pages", cut))
         info = client.server_info
         is_own = info is not None and info.name == OWN_ID
         if self.config.protocol == "stateless" and client.protocol_version not in _STATELESS:
@@ -239,7 +240,8 @@ class ServerConnection:
             name="" if info is None else info.name[:200],
             version="" if info is None else info.version[:100],
             has_resources=capabilities.resources is not None,
-            tools=() if is_own else sound_tools(listed),
+            tools=() if is_own else tools,
+            left_out=() if is_own else left_out,
         )
         self.on_snapshot(self.snapshot)
 
@@ -315,27 +317,46 @@ class ServerConnection:
         return ServerUnavailableError(f"{subject} {problem}{about}")
 
 
-class _ListedPage(BaseModel):
-    model_config = ConfigDict(defer_build=True)
+async def listed_pages(ask: Callable[..., Awaitable[Any]], name: str) -> tuple[list[Any], str]:
+    """Return what a server lists, page by page and in its own words, and why the rest is left out, if any is.
 
-    tools: list[dict[str, Any]] = []
-    nextCursor: str | None = None  # noqa: N815  # as it is on the wire
+    Raises:
+        MCPError: the first page was refused.
+    """
+    from mcp.shared.exceptions import MCPError
 
-
-async def _listed(client: "Client") -> list[Mapping[str, Any]]:
-    """Return the tools of a server in its own words, page by page: the SDK's types keep only what they know."""
-    from mcp_types import ListToolsRequest, PaginatedRequestParams
-
-    listed: list[Mapping[str, Any]] = []
-    cursor: str | None = None
+    listed: list[Any] = []
+    seen: set[str] = set()
+    cursor = ""
     for _ in range(MAX_PAGES):
-        request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
-        page = await client.session.send_request(request, _ListedPage)
-        listed += page.tools
-        cursor = page.nextCursor
+        try:
+            page = raw_result(await ask(cursor=cursor or None, cache_mode="bypass"))
+        except MCPError as error:
+            if not cursor or is_end(error):
+                raise
+            return listed, f"the server refuses them: {words_of(error)[:300]}"
+        found = page.get(name)
+        entries = {dump(entry): entry for entry in (found[:MAX_ENTRIES] if isinstance(found, list) else ())}
+        if entries and seen >= entries.keys():
+            return listed, "the server lists the same entries again"
+        listed += [entry for text, entry in entries.items() if text not in seen]
+        seen |= entries.keys()
+        before, cursor = cursor, cursor_of(page)
         if not cursor:
-            break
-    return listed
+            return listed, "" if isinstance(found, list) else f"the page has no list of {name}"
+        if cursor == before:
+            return listed, "the server names the same page as the next one"
+        if len(listed) >= MAX_ENTRIES:
+            return listed, f"at most {MAX_ENTRIES} entries are read"
+    return listed, f"at most {MAX_PAGES} pages are read"
+
+
+def is_end(error: Exception) -> bool:
+    """Say whether the SDK reports that the transport has ended. A server's own code for that does not look so."""
+    from mcp.shared.exceptions import MCPError
+    from mcp_types import CONNECTION_CLOSED
+
+    return isinstance(error, MCPError) and (error.error.code, error.error.message) == (CONNECTION_CLOSED, _ENDED)
 
 
 def expanded(command: str) -> str:

@@ -22,7 +22,7 @@ from soong.shared.tools.definition import HandlerOutput, Permission, Target, Too
 from soong.shared.tools.naming import check_name
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.mcp.calls import call_server_tool
-from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, ServerTool, canonical_tool_name
+from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, ServerTool, ToolExclusion, canonical_tool_name
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.schemas import SchemaRefusedError, input_schema, output_schema
 
@@ -39,14 +39,6 @@ _ERRORS: Final = (ErrorType.SERVER_UNAVAILABLE, ErrorType.ELICITATION_DECLINED)
 
 
 @dataclass(frozen=True, slots=True)
-class ToolExclusion:
-    """A tool of a server that is left out, and why."""
-
-    tool: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class ServerTools:
     """The tools of one server: those that can be registered, and those that are left out."""
 
@@ -57,7 +49,7 @@ class ServerTools:
 def tools_of(snapshot: ServerSnapshot, config: McpServerConfig, servers: McpServers, most: timedelta) -> ServerTools:
     """Return the tools that a snapshot and the configuration give; ``most`` is the longest time of any tool."""
     definitions: dict[str, ToolDefinition] = {}
-    excluded: list[ToolExclusion] = []
+    excluded = [ToolExclusion(each.tool, inert(each.reason)[:500]) for each in snapshot.left_out]
     for tool in snapshot.tools:
         reason = _switched_off(tool, config)
         if reason:
@@ -104,7 +96,7 @@ def _definition(
     return ToolDefinition(
         name=name,
         description=_described(tool),
-        input_schema=input_schema(_object(tool.native.get("inputSchema"))),
+        input_schema=input_schema(tool.native.get("inputSchema")),
         handler=handle,
         permission=Permission.READONLY if is_read_only else Permission.WRITE,
         tags=server_tags(config),
@@ -173,7 +165,3 @@ def _hints(tool: ServerTool) -> Iterator[str]:
 def _described(tool: ServerTool) -> str:
     text = inert_text(tool.description).strip() or inert_text(str(tool.native.get("title") or tool.name))
     return text if len(text) <= MAX_DESCRIPTION_CHARS else f"{text[:MAX_DESCRIPTION_CHARS]}…"
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -178,6 +178,6 @@ class McpServers:
                     self._forget(connection)
 
 
-def _offer(snapshot: ServerSnapshot) -> tuple[str, str, bool]:
+def _offer(snapshot: ServerSnapshot) -> tuple[object, ...]:
     """Return what makes a snapshot another one to those who have tools of it."""
-    return snapshot.digest, snapshot.problem, snapshot.has_resources
+    return snapshot.digest, snapshot.problem, snapshot.has_resources, snapshot.left_out

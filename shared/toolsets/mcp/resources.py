@@ -18,8 +18,9 @@ from soong.shared.tools.definition import HandlerOutput, Permission, Target, Too
 from soong.shared.tools.result import ArtifactRef, ContentBlock, ErrorType, TextBlock, ToolResult
 from soong.shared.toolsets.mcp.calls import with_server
 from soong.shared.toolsets.mcp.catalogue import config_digest
-from soong.shared.toolsets.mcp.connection import ServerConnection
+from soong.shared.toolsets.mcp.connection import ServerConnection, listed_pages
 from soong.shared.toolsets.mcp.definitions import server_tags, server_target
+from soong.shared.toolsets.mcp.intake import raw_result
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.results import MAX_BLOCKS, ResultReader
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 SOURCE: Final = "MCP resources"
 MAX_LISTED: Final = 500
-MAX_PAGES: Final = 20
 MAX_URI_CHARS: Final = 2_000
 MAX_WORDS: Final = 500
 _ERRORS: Final = (ErrorType.SERVER_UNAVAILABLE, ErrorType.ELICITATION_DECLINED)
@@ -108,11 +108,10 @@ class ResourceTools:
 
     async def _list(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         async def use(connection: ServerConnection) -> ToolResult:
-            resources, is_cut = await _listed(connection.client)
+            resources, notes = await _listed(connection.client)
             lines = [" ".join(filter(None, (each["uri"], each["name"], each["description"]))) for each in resources]
-            if is_cut:
-                lines.append(f"[there are more than {MAX_LISTED}; the rest is left out]")
-            data: Json = {"resources": [dict(each) for each in resources], "is_cut": is_cut}
+            lines += [f"[{note}]" for note in notes]
+            data: Json = {"resources": [dict(each) for each in resources], "is_cut": bool(notes)}
             text = "\n".join(lines) or "the server lists no resources"
             return ToolResult("", (TextBlock(text),), f"{len(resources)} resources", data)
 
@@ -124,8 +123,10 @@ class ResourceTools:
         async def use(connection: ServerConnection) -> ToolResult:
             answer = await connection.client.read_resource(uri, cache_mode="bypass")
             reader = ResultReader(context, f"{server}-{context.tool_call_id}")
-            content: list[ContentBlock] = [await reader.resource(each) for each in answer.contents[:MAX_BLOCKS]]
-            if len(answer.contents) > MAX_BLOCKS:
+            listed = raw_result(answer).get("contents")
+            parts = listed if isinstance(listed, list) else [listed]
+            content: list[ContentBlock] = [await reader.resource(each) for each in parts[:MAX_BLOCKS]]
+            if len(parts) > MAX_BLOCKS:
                 content.append(TextBlock(f"[more than {MAX_BLOCKS} parts; the rest is left out]"))
             kept = tuple(block for block in content if isinstance(block, ArtifactRef))
             shown = tuple(content) or (TextBlock("the resource is empty"),)
@@ -159,39 +160,31 @@ def resources_scope(server: str, config: McpServerConfig) -> str:
     return f"mcp.{server}:resources@{config_digest(config)}"
 
 
-async def _listed(client: "Client") -> tuple[list[dict[str, str]], bool]:
-    """Return the resources and the templates of a server, and whether there are more than are taken."""
+async def _listed(client: "Client") -> tuple[list[dict[str, str]], list[str]]:
+    """Return the resources and the templates of a server, and what is left out of them."""
     from mcp.shared.exceptions import MCPError
     from mcp_types import METHOD_NOT_FOUND
 
-    found: list[dict[str, str]] = []
-    is_cut = await _take(found, client.list_resources, "resources", "uri")
+    listed, cut = await listed_pages(client.list_resources, "resources")
     try:
-        is_cut = await _take(found, client.list_resource_templates, "resource_templates", "uri_template") or is_cut
+        templates, cut_templates = await listed_pages(client.list_resource_templates, "resourceTemplates")
     except MCPError as error:
         if error.error.code != METHOD_NOT_FOUND:  # a server need not have templates
             raise
-    return found, is_cut
+        templates, cut_templates = [], ""
+    entries = [entry for each in (*listed, *templates) if (entry := _entry(each)) is not None]
+    notes = [f"more pages are left out: {why}" for why in (cut, cut_templates) if why]
+    if (bad := len(listed) + len(templates) - len(entries)) > 0:
+        notes.append(f"entries without a URI are left out: {bad}")
+    if len(entries) > MAX_LISTED:
+        notes.append(f"there are more than {MAX_LISTED}; the rest is left out")
+    return entries[:MAX_LISTED], notes
 
 
-async def _take(found: list[dict[str, str]], ask: Callable[..., Awaitable[Any]], field: str, uri: str) -> bool:
-    """Add what a server lists, page by page; return whether something is left."""
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        page = await ask(cursor=cursor, cache_mode="bypass")
-        for each in getattr(page, field):
-            if len(found) == MAX_LISTED:
-                return True
-            found.append(_entry(each, str(getattr(each, uri))))
-        cursor = page.next_cursor
-        if not cursor:
-            return False
-    return True
-
-
-def _entry(listed: Any, uri: str) -> dict[str, str]:
-    told = {"uri": uri, "name": listed.name, "description": listed.description, "mime_type": listed.mime_type}
-    return {
-        name: inert_text(str(value or ""))[: MAX_URI_CHARS if name == "uri" else MAX_WORDS]
-        for name, value in told.items()
-    }
+def _entry(listed: Any) -> dict[str, str] | None:
+    uri = (listed.get("uri") or listed.get("uriTemplate")) if isinstance(listed, Mapping) else None
+    if not isinstance(uri, str):
+        return None
+    fields = {"name": "name", "description": "description", "mime_type": "mimeType"}
+    shown = {name: inert_text(str(listed.get(key) or ""))[:MAX_WORDS] for name, key in fields.items()}
+    return {"uri": inert_text(uri)[:MAX_URI_CHARS], **shown}

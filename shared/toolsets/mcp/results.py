@@ -1,17 +1,19 @@
 """What a server answers as a result of a call (MCP-01.c): text, structured content, bytes as artifacts, links.
 
-All of it was written by strangers: it is made inert for terminals, named by what it is, and bounded.
+All of it was written by strangers: it is made inert for terminals, named by what it is, and bounded. Each part is
+judged alone: one that cannot be read is left out, with words that say so.
 """
 
 import base64
 import binascii
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from soong.shared.core.errors import SoongError
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import Json, dump
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.terminal_text import inert_text
@@ -25,9 +27,6 @@ from soong.shared.tools.result import (
     ToolFailure,
     ToolResult,
 )
-
-if TYPE_CHECKING:
-    from mcp_types import CallToolResult
 
 MAX_BLOCKS: Final = 1_000
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}/[a-z0-9][a-z0-9.+-]{0,60}", re.ASCII)
@@ -62,53 +61,59 @@ class ResultReader:
     label: str
     _artifacts: int = 0
 
-    async def result(self, answer: "CallToolResult") -> ToolResult:
-        """Return the result of a tool call."""
-        content = await self.blocks(answer.content)
-        structured: Json = answer.structured_content
-        if answer.is_error:
-            words = "\n".join(block.text for block in content if isinstance(block, TextBlock)).strip()
+    async def result(self, answer: Mapping[str, Any]) -> ToolResult:
+        """Return the result of a tool call, of which the server sent this."""
+        content = await self.parts(answer.get("content"))
+        texts = [block.text for block in content if isinstance(block, TextBlock)]
+        structured: Json = answer.get("structuredContent")
+        if structured is not None and not _says(texts, structured):
+            content = (*(block for block in content if not _is_blank(block)), JsonBlock(structured))
+        if answer.get("isError") is True:
+            words = "\n".join(texts).strip() or (dump(structured)[:_MAX_LINK_CHARS] if structured is not None else "")
             message = words or "the server reports an error without words"
             failure = ToolFailure(ErrorType.EXECUTION_FAILED, message)
             return ToolResult("", content or (TextBlock(message),), _line(message), structured, error=failure)
-        if structured is not None and not any(isinstance(block, TextBlock) for block in content):
-            content = (JsonBlock(structured), *content)
         kept = tuple(block for block in content if isinstance(block, ArtifactRef))
-        words = next((block.text for block in content if isinstance(block, TextBlock)), "")
-        return ToolResult("", content, _line(words) or "done", structured, kept)
+        return ToolResult("", content, _line(texts[0] if texts else "") or "done", structured, kept)
 
-    async def blocks(self, content: Iterable[Any]) -> tuple[ContentBlock, ...]:
-        """Return content blocks of a server as ours."""
-        blocks: list[ContentBlock] = []
-        for place, each in enumerate(content):
-            if place == MAX_BLOCKS:
-                blocks.append(TextBlock(f"[more than {MAX_BLOCKS} parts; the rest is left out]"))
-                break
-            blocks.append(await self._block(each))
+    async def parts(self, content: object) -> tuple[ContentBlock, ...]:
+        """Return the parts of an answer as content blocks; a list is expected, and one part alone is taken."""
+        listed = content if isinstance(content, list) else [] if content is None else [content]
+        blocks = [await self._block(each) for each in listed[:MAX_BLOCKS]]
+        if len(listed) > MAX_BLOCKS:
+            blocks.append(TextBlock(f"[more than {MAX_BLOCKS} parts; the rest is left out]"))
         return tuple(blocks)
 
     async def _block(self, each: Any) -> ContentBlock:
-        match each.type:
-            case "text":
-                return TextBlock(inert_text(each.text))
-            case "image" | "audio":
-                return await self._bytes(each.data, each.mime_type, "")
-            case "resource":
-                return await self.resource(each.resource)
-            case "resource_link":
+        if isinstance(each, str):
+            return TextBlock(inert_text(each))
+        match each:
+            case {"type": "text", "text": str(text)}:
+                return TextBlock(inert_text(text))
+            case {"type": "image" | "audio", "data": str(data)}:
+                return await self._bytes(data, each.get("mimeType"), "")
+            case {"type": "resource", "resource": resource}:
+                return await self.resource(resource)
+            case {"type": "resource_link"}:
                 return TextBlock(_link(each))
-            case other:
+            case {"type": "text" | "image" | "audio" | "resource" as kind}:
+                return TextBlock(f"[a part of the type {kind!r} without content is left out]")
+            case {"type": other}:
                 return TextBlock(f"[content of the unknown type {str(other)[:40]!r} is left out]")
+        return TextBlock("[a part without a type is left out]")
 
     async def resource(self, resource: Any) -> ContentBlock:
         """Return the content of a resource: its text, or an artifact of its bytes."""
-        text = getattr(resource, "text", None)
-        if isinstance(text, str):
-            return TextBlock(inert_text(text))
-        return await self._bytes(resource.blob, resource.mime_type, str(resource.uri))
+        match resource:
+            case {"text": str(text)}:
+                return TextBlock(inert_text(text))
+            case {"blob": str(blob)}:
+                return await self._bytes(blob, resource.get("mimeType"), str(resource.get("uri") or ""))
+        return TextBlock("[a resource without text and without bytes is left out]")
 
-    async def _bytes(self, encoded: str, media_type: str | None, origin: str) -> ContentBlock:
-        kind = media_type if media_type and _MEDIA_TYPE.fullmatch(media_type) else "application/octet-stream"
+    async def _bytes(self, encoded: str, media_type: object, origin: str) -> ContentBlock:
+        is_known = isinstance(media_type, str) and _MEDIA_TYPE.fullmatch(media_type)
+        kind = str(media_type) if is_known else "application/octet-stream"
         try:
             data = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
@@ -123,10 +128,33 @@ class ResultReader:
         return ref if ref is not None else TextBlock(f"[{kind}, {len(data)} bytes{about}]")
 
 
-def _link(link: Any) -> str:
-    facts = [str(link.uri), link.name, link.description or "", link.mime_type or ""]
-    words = ", ".join(inert_text(str(each)) for each in facts if each)
+def _link(link: Mapping[str, Any]) -> str:
+    words = ", ".join(inert_text(str(link[key])) for key in ("uri", "name", "description", "mimeType") if link.get(key))
     return f"resource: {words[:_MAX_LINK_CHARS]}"
+
+
+def _says(texts: list[str], structured: Json) -> bool:
+    """Say whether the text of an answer is its structured content: as JSON, or as the words of its only field.
+
+    Servers wrap what is not an object as ``{"result": …}``, and give a list as one text for each item.
+    """
+    meant = [structured]
+    if isinstance(structured, Mapping) and set(structured) == {"result"}:
+        meant.append(structured["result"])
+    parsed = [_parsed(text) for text in texts]
+    return any(said in meant for said in (*texts, *parsed, texts, parsed))
+
+
+def _parsed(text: str) -> Json:
+    try:
+        parsed: Json = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return parsed
+
+
+def _is_blank(block: ContentBlock) -> bool:
+    return isinstance(block, TextBlock) and not block.text.strip()
 
 
 def _line(text: str) -> str:

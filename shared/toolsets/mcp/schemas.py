@@ -2,14 +2,15 @@
 
 A server checks every call itself, so a rule that only narrows a value (a pattern, a format) may be left out here. What
 changes the shape of a value may not: ``anyOf`` with null becomes an optional field, a list of types a field of any
-type that says which, references are put in their place; anything else is refused with its place, and the tool is left
-out. A schema of results is made wider instead: it must refuse nothing that the server's own schema takes.
+type that says which, references are put in their place. What the subset cannot say (a choice between objects, a type
+that holds itself) takes any value, and its description has the schema. A schema that is not valid is refused with its
+place, and the tool is left out. A schema of results is made wider: it refuses nothing that the server's own takes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import Json, dump
 from soong.shared.tools.schema import MAX_SCHEMA_DEPTH, TYPES, schema_problems
 
 MAX_SCHEMA_PARTS: Final = 5_000
@@ -45,16 +46,26 @@ _OF_TYPE: Final[Mapping[str, frozenset[str]]] = {
 _EVERY_TYPES: Final = frozenset().union(*_OF_TYPE.values())
 
 
+MAX_SHOWN_CHARS: Final = 1_500
+"""How much of a schema that the subset cannot say is put into a description."""
+
+
 class SchemaRefusedError(ValueError):
-    """A schema that cannot be said in the subset; the message names the place."""
+    """A schema that is not valid, or too large; the message names the place."""
 
 
-def input_schema(native: Mapping[str, Any]) -> dict[str, Json]:
-    """Return the schema of a tool's arguments in the subset.
+class _UnsayableError(Exception):
+    """A valid schema that the subset cannot say."""
+
+
+def input_schema(native: object) -> dict[str, Json]:
+    """Return the schema of a tool's arguments in the subset. An empty one takes any named arguments.
 
     Raises:
-        SchemaRefusedError: it needs what the subset cannot say.
+        SchemaRefusedError: it is not the schema of an object.
     """
+    if not isinstance(native, Mapping):
+        raise SchemaRefusedError("is missing" if native is None else f"{str(native)[:40]!r} is not a schema object")
     schema = _Simplifier(native).simplified(native, "$", 0)
     schema.setdefault("type", "object")
     if schema["type"] != "object":
@@ -85,11 +96,28 @@ class _Simplifier:
         self._document = document
         self._is_wider = is_wider
         self._parts = 0
+        self._within: list[str] = []
+        """The references in whose place a part lies."""
 
     def simplified(self, node: object, path: str, depth: int) -> dict[str, Json]:
+        outside = len(self._within)
+        try:
+            return self._simplified(node, path, depth)
+        except _UnsayableError:
+            del self._within[outside:]
+            shown = dict(node) if isinstance(node, Mapping) else {}
+            if "$ref" in shown:
+                shown |= {**self._referred(shown.pop("$ref"), path), **shown}
+            return {} if self._is_wider else _explained({}, shown, shown)
+        finally:
+            del self._within[outside:]
+
+    def _simplified(self, node: object, path: str, depth: int) -> dict[str, Json]:
         self._parts += 1
-        if depth > MAX_SCHEMA_DEPTH or self._parts > MAX_SCHEMA_PARTS:
-            raise SchemaRefusedError(f"{path}: is nested too deeply or refers to itself")
+        if self._parts > MAX_SCHEMA_PARTS:
+            raise SchemaRefusedError(f"{path}: has more than {MAX_SCHEMA_PARTS} parts, with references in their place")
+        if depth > MAX_SCHEMA_DEPTH:
+            raise _UnsayableError
         if node is True:
             return {}
         if not isinstance(node, Mapping):
@@ -159,7 +187,13 @@ class _Simplifier:
     def _takes_null(self, part: object, path: str, depth: int) -> bool:
         if not isinstance(part, Mapping):
             return False
-        node = self._resolved(dict(part), path, depth)
+        outside = len(self._within)
+        try:
+            node = self._resolved(dict(part), path, depth)
+        except _UnsayableError:
+            return False
+        finally:
+            del self._within[outside:]
         kind = node.get("type")
         is_listed = isinstance(kind, list) and "null" in kind
         return is_listed or any(_is_null(each) for key in ("anyOf", "oneOf") for each in _branches(node, key))
@@ -175,6 +209,8 @@ class _Simplifier:
             only = others[0]
             merged = {**only, **rest} if isinstance(only, Mapping) else rest
             return self.simplified(merged, path, depth + 1)
+        if "type" in rest or "properties" in rest:  # the choice narrows what has a shape already
+            return _explained(self._simplified(rest, path, depth), rest, {key: branches})
         parts = [self.simplified(branch, f"{path}.{key}[{place}]", depth + 1) for place, branch in enumerate(others)]
         return self._united(parts, rest, f"{path}.{key}")
 
@@ -189,20 +225,14 @@ class _Simplifier:
         return self._united(parts, rest, f"{path}.type")
 
     def _united(self, parts: Sequence[dict[str, Json]], rest: Mapping[str, Any], place: str) -> dict[str, Json]:
-        """Return one schema for a choice between simple values.
-
-        Raises:
-            SchemaRefusedError: it is a choice between shapes, which a model could not be shown.
-        """
+        """Return one schema for a choice between simple values. Raises: SchemaRefusedError, _UnsayableError."""
         if not parts:
             raise SchemaRefusedError(f"{place}: lists nothing but null")
         kinds = list(dict.fromkeys(str(part.get("type", "any value")) for part in parts))
-        if "object" in kinds:
-            raise SchemaRefusedError(f"{place}: a choice between objects is not supported")
         enums = [part.get("enum") for part in parts]
         united: dict[str, Json] = {"type": kinds[0]} if len(kinds) == 1 and kinds[0] in TYPES else {}
-        if united.get("type") == "array":
-            raise SchemaRefusedError(f"{place}: a choice between arrays is not supported")
+        if "object" in kinds or united.get("type") == "array":
+            raise _UnsayableError
         if all(isinstance(each, list) for each in enums):
             united["enum"] = list(_flat(enums))
         words = str(rest.get("description") or "").strip()
@@ -226,11 +256,16 @@ class _Simplifier:
             if not parts and reference is None:
                 return node
             merged: dict[str, Any] = {}
-            for part in (*(() if reference is None else (self._referred(reference, path),)), *parts):
+            if reference in self._within:
+                raise _UnsayableError
+            if reference is not None:
+                parts = [self._referred(reference, path), *parts]
+                self._within.append(reference)
+            for part in parts:
                 if not isinstance(part, Mapping):
                     raise SchemaRefusedError(f"{path}.allOf: holds what is not a schema object")
-                merged = _merged(merged, part, path)
-            node = _merged(merged, {key: value for key, value in node.items() if key != "allOf"}, path)
+                merged = _merged(merged, part)
+            node = _merged(merged, {key: value for key, value in node.items() if key != "allOf"})
         raise SchemaRefusedError(f"{path}: refers to itself, or {depth} levels of references are too many")
 
     def _referred(self, reference: object, path: str) -> Mapping[str, Any]:
@@ -245,16 +280,15 @@ class _Simplifier:
         return found
 
 
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return both schemas in one: fields and required names are joined, of the rest the second wins."""
     merged = {**first, **second}
     if isinstance(first.get("properties"), Mapping) and isinstance(second.get("properties"), Mapping):
         merged["properties"] = {**first["properties"], **second["properties"]}
     if isinstance(first.get("required"), list) and isinstance(second.get("required"), list):
         merged["required"] = list(dict.fromkeys((*first["required"], *second["required"])))
-    for key in ("anyOf", "oneOf"):
-        if key in first and key in second:
-            raise SchemaRefusedError(f"{path}.{key}: two choices at one place are not supported")
+    if any(key in first and key in second for key in ("anyOf", "oneOf")):
+        raise _UnsayableError
     return merged
 
 
@@ -280,6 +314,14 @@ def _annotated(schema: dict[str, Json], rest: Mapping[str, Any]) -> dict[str, Js
         if value is not None and value != "":
             schema.setdefault(key, value)
     return _texts_only(schema)
+
+
+def _explained(schema: dict[str, Json], rest: Mapping[str, Any], native: Mapping[str, Any]) -> dict[str, Json]:
+    """Add a schema that cannot be said to the description, for a model to read; the server checks it."""
+    words = str(rest.get("description") or "").strip()
+    shown = dump({key: value for key, value in native.items() if key != "description"})
+    shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}…"
+    return _annotated(schema | {"description": f"{words} JSON Schema: {shown}".strip()}, rest)
 
 
 def _texts_only(schema: dict[str, Json]) -> dict[str, Json]:

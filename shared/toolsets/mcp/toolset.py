@@ -16,9 +16,9 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, SnapshotFolder, config_digest
+from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, SnapshotFolder, ToolExclusion, config_digest
 from soong.shared.toolsets.mcp.connection import ServerSetup, ServerUnavailableError
-from soong.shared.toolsets.mcp.definitions import ServerTools, ToolExclusion, tools_of
+from soong.shared.toolsets.mcp.definitions import ServerTools, tools_of
 from soong.shared.toolsets.mcp.logins import LoginFolder
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.resources import SOURCE, ResourceTools

@@ -1,9 +1,11 @@
 """How a server is reached: a program under a subreaper over its pipes, or a URL over streamable HTTP.
 
 The SDK's own stdio transport starts a plain child, which outlives a killed worker; ours is a
-:class:`soong.shared.sandbox.kept_process.KeptProcess`. Lines are bounded: what a server says is held in memory.
+:class:`soong.shared.sandbox.kept_process.KeptProcess`. What a server sends passes the
+:mod:`~soong.shared.toolsets.mcp.intake` on both ways, and is bounded: it is held in memory.
 """
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,16 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from soong.shared.core.inert import inert
+from soong.shared.core.jsontext import dump
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.sandbox.kept_process import KeptProcess
+from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
 
 if TYPE_CHECKING:
     import httpx2
 
 log = get_logger(__name__)
 
-MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 _CHUNK_BYTES: Final = 64 * 1024
 _FLUSH_S: Final = 0.5
 HTTP_TIMEOUT_S: Final = 30.0
@@ -42,6 +46,7 @@ class StdioPipes:
         self._program = program
         self._on_end = on_end
         self._child: KeptProcess | None = None
+        self._intake = Intake()
         self.pid = 0
         self.last_words = ""
         self.code: int | None = None
@@ -91,52 +96,59 @@ class StdioPipes:
         self.last_words = child.last_words
 
     async def _read(self, child: KeptProcess, send: Any) -> None:
-        buffer = bytearray()
-        bad = 0
+        is_noted = False
         async with send:
-            while piece := await child.stdout.read(_CHUNK_BYTES):
-                buffer += piece
-                if b"\n" not in piece:
-                    if len(buffer) > MAX_LINE_BYTES:
-                        log.warning("mcp_line_too_long", program=self._program.argv[0], limit=MAX_LINE_BYTES)
-                        break
-                    continue
-                *lines, rest = bytes(buffer).split(b"\n")
-                buffer = bytearray(rest)
-                for line in filter(None, map(bytes.strip, lines)):
-                    message = _message(line)
-                    if message is None:
-                        bad += 1
-                        if bad == 1:
-                            log.warning("mcp_line_is_no_message", program=self._program.argv[0])
-                        continue
-                    try:
-                        await send.send(message)
-                    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                        return
-        self._on_end()
+            try:
+                async for line, is_cut in _lines(child):
+                    found = self._intake.too_long(line) if is_cut else self._intake.line(line)
+                    if not found and not is_noted:
+                        words = inert(line[:200].decode("utf-8", "replace"))
+                        log.warning("mcp_line_is_no_message", program=self._program.argv[0], line=words)
+                        is_noted = True
+                    for message in map(_session_message, found):
+                        if message is not None:
+                            await send.send(message)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return
+            self._on_end()  # before its end is seen in the streams: a call learns from it that nothing more comes
 
     async def _write(self, child: KeptProcess, receive: Any, send: Any, written: anyio.Event) -> None:
         try:
             async with receive:
-                async for message in receive:
-                    line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                    child.stdin.write(line.encode("utf-8") + b"\n")
+                async for item in receive:
+                    message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
+                    self._intake.sent(message)
+                    child.stdin.write(dump(message).encode("utf-8") + b"\n")
                     await child.stdin.drain()
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await send.aclose()  # the connection is over: who waits for an answer must not wait for ever
             self._on_end()
+            await send.aclose()  # the connection is over: who waits for an answer must not wait for ever
         finally:
             written.set()
 
 
-def _message(line: bytes) -> Any:
-    """Return a line as a message of the protocol; None for one that is none, such as a greeting."""
+async def _lines(child: KeptProcess) -> AsyncIterator[tuple[bytes, bool]]:
+    """Yield what a program prints, line by line; of a line that is too long its ends, and that it is cut."""
+    line, is_cut = bytearray(), False
+    while piece := await child.stdout.read(_CHUNK_BYTES):
+        first, *others = piece.split(b"\n")
+        line += first
+        for following in others:
+            if line:
+                yield bytes(line), is_cut
+            line, is_cut = bytearray(following), False
+        if len(line) > MAX_LINE_BYTES:
+            del line[END_BYTES:-END_BYTES]
+            is_cut = True
+
+
+def _session_message(message: Message) -> Any:
+    """Return a message as the SDK takes it; None for one that is none of the protocol."""
     from mcp.shared.message import SessionMessage  # the SDK costs a quarter of a second: only a connection pays it
     from mcp_types import jsonrpc_message_adapter
 
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        return SessionMessage(jsonrpc_message_adapter.validate_python(message, by_name=False))
     except ValueError:
         return None
 
@@ -153,14 +165,24 @@ async def http_transport(
     from mcp.client.streamable_http import streamable_http_client
 
     from soong.shared.toolsets.mcp.bounded_stream import BoundedStream
+    from soong.shared.toolsets.mcp.http_answers import AnswerStream
 
     async def bound(response: httpx2.Response) -> None:
         told, most, problem = response.headers, MAX_LINE_BYTES, f"the answer has more than {MAX_LINE_BYTES} bytes"
+        if not isinstance(response.stream, httpx2.AsyncByteStream):
+            return
+        intake = _intake_of(response.request)
+        kind = told.get("content-type", "").lower()
         if told.get("content-encoding", "identity") != "identity":
             most, problem = 0, "the answer is packed, which was not asked for"
-        is_events = told.get("content-type", "").lower().startswith("text/event-stream")
-        if not is_events and isinstance(response.stream, httpx2.AsyncByteStream):  # the SDK bounds each event
-            response.stream = BoundedStream(response.stream, most, lambda: httpx2.StreamError(problem))
+        elif kind.startswith("text/event-stream"):
+            response.stream = AnswerStream(response.stream, intake, is_events=True)
+            return
+        elif intake.waiting and (response.is_success or kind.startswith("application/json")):
+            told["content-type"] = "application/json"  # what is of another kind is shown by its beginning
+            response.stream = AnswerStream(response.stream, intake, is_events=False)
+            return
+        response.stream = BoundedStream(response.stream, most, lambda: httpx2.StreamError(problem))
 
     timeout = httpx2.Timeout(HTTP_TIMEOUT_S, read=read_timeout_s)
     async with (
@@ -171,6 +193,18 @@ async def http_transport(
             auth=auth,
             event_hooks={"response": [bound]},
         ) as client,
-        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_LINE_BYTES) as streams,
+        streamable_http_client(url, http_client=client, max_sse_event_size=None) as streams,
     ):
         yield streams
+
+
+def _intake_of(request: "httpx2.Request") -> Intake:
+    """Return what reads the answer of a request; one that is not JSON-RPC waits for nothing."""
+    intake = Intake(is_of_one_request=True)
+    try:
+        asked = json.loads(request.content)
+    except (ValueError, RuntimeError):  # no body, a form, or one that is streamed
+        return intake
+    if isinstance(asked, dict):
+        intake.sent(asked)
+    return intake

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.errors import InvalidConfigError
+from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.permissions.taint import reads_untrusted
 from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.naming import NameTable
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.risk import effective_traits, risk_of
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, config_digest, sound_tools
@@ -24,7 +26,7 @@ MOST = timedelta(minutes=10)
 def made(*natives: dict[str, Any], server: str = 'command = "x"', name: str = "s") -> ServerTools:
     config = parse_config(f"[mcp.servers.{name}]\n{server}")
     entry = config.mcp.servers[name]
-    tools = sound_tools([{"inputSchema": SCHEMA, **native} for native in natives])
+    tools, _ = sound_tools([{"inputSchema": SCHEMA, **native} for native in natives])
     return tools_of(ServerSnapshot(name, config_digest(entry), tools=tools), entry, servers_of(None, config), MOST)
 
 
@@ -164,3 +166,49 @@ def test_what_a_server_refers_to_is_known_as_a_secret() -> None:
 
     assert config.secret_env == ("TOKEN",)
     assert [str(path) for path in config.secret_files] == ["/k/y"]
+
+
+@pytest.mark.spec("MCP-01.h", "PER-11")
+@pytest.mark.parametrize("destructive", ["destructiveHint", "destructive_hint"])
+def test_a_tool_that_is_said_to_only_read_and_to_destroy_writes(destructive: str) -> None:
+    both = one(
+        {"name": "look", "annotations": {"readOnlyHint": True, destructive: True}}, 'command = "x"\ntrusted = true'
+    )
+
+    assert both.permission is Permission.WRITE
+
+
+SECTION = {"command": "x", "args": ["a"], "env": {"A": "env:A"}, "protocol": "auto", "trusted": False, "tags": ["t"]}
+AT_URL = {"url": "https://h/", "headers": {"A": "env:A"}, "oauth": {"client_id": "c"}}
+
+
+@pytest.mark.spec("MCP-01.h")
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        *[(SECTION, change) for change in ({"command": "y"}, {"args": ["a", "b"]}, {"env": {"A": "env:B"}})],
+        *[(SECTION, change) for change in ({"protocol": "stateless"}, {"trusted": True}, {"tags": ["t", "network"]})],
+        *[(AT_URL, change) for change in ({"url": "https://i/"}, {"headers": {"A": "env:B"}})],
+        (AT_URL, {"oauth": {"client_id": "d"}}),
+    ],
+    ids=",".join,
+)
+def test_a_grant_holds_for_the_section_of_its_server(section: dict[str, Any], change: dict[str, Any]) -> None:
+    before, after = (McpServerConfig.model_validate(each) for each in (section, {**section, **change}))
+
+    assert config_digest(before) != config_digest(after)
+    assert config_digest(before) == config_digest(before.model_copy(update={"timeout_s": 5.0, "tools": ("a",)}))
+
+
+@pytest.mark.spec("REG-02", "REG-04", "MCP-01.j")
+def test_names_in_any_script_are_distinct_and_reversible() -> None:
+    natives = ["查询天气", "查询时间", "Größe", "Gro\u0308ße", "погода", "погода_2", "get_天気", "🔍", "_"]
+    found = made(*({"name": name} for name in natives))
+    table = NameTable(tool.name for tool in found.definitions)
+
+    assert {each.tool for each in found.excluded} == {"Gro\u0308ße"}  # the same name in another form of Unicode
+    for tool in found.definitions:
+        assert table.to_canonical(table.to_provider(tool.name)) == tool.name
+    names = {str(tool.metadata["native_name"]): tool.name.rpartition(".")[2] for tool in found.definitions}
+    assert names["get_天気"].removeprefix("xn--").encode().decode("punycode") == "get_天気"
+    assert names["_"] == "_"

@@ -48,6 +48,10 @@ def simplified(part: Json) -> tuple[Any, bool]:
             True,
         ),
         ({"type": "array", "items": True}, {"type": "array", "items": {}}, True),
+        ({"type": "integer", "minimum": 5, "exclusiveMinimum": 0}, {"type": "integer", "minimum": 5}, True),
+        ({"type": "integer", "minimum": 0, "exclusiveMinimum": 5}, {"type": "integer", "minimum": 6}, True),
+        ({"type": "integer", "maximum": 5, "exclusiveMaximum": 9}, {"type": "integer", "maximum": 5}, True),
+        ({"type": "integer", "maximum": 9, "exclusiveMaximum": 5}, {"type": "integer", "maximum": 4}, True),
         (True, {}, True),
     ],
 )
@@ -74,11 +78,10 @@ def test_references_are_put_in_their_place() -> None:
 @pytest.mark.parametrize(
     ("native", "place"),
     [
-        (taking({"anyOf": [{"type": "object"}, {"type": "string"}]}), "anyOf"),
         (taking({"$ref": "https://example.org/schema"}), "lies outside"),
         (taking({"$ref": "#/nowhere"}), "leads nowhere"),
-        ({"$defs": {"a": taking({"$ref": "#/$defs/a"})}, "$ref": "#/$defs/a"}, "refers to itself"),
         ({"type": "array"}, "tool takes named arguments"),
+        (taking(False), "not a schema object"),
         (taking({"type": "file"}), "must be one of"),
         (taking({"type": []}), "nothing but null"),
         (taking(7), "not a schema object"),
@@ -87,6 +90,59 @@ def test_references_are_put_in_their_place() -> None:
 def test_what_cannot_be_said_is_refused_with_its_place(native: dict[str, Any], place: str) -> None:
     with pytest.raises(SchemaRefusedError, match=place):
         input_schema(native)
+
+
+@pytest.mark.spec("MCP-01.b", "SCH-03")
+def test_arguments_by_a_pattern_of_their_names_are_taken() -> None:
+    schema = input_schema(
+        {"type": "object", "patternProperties": {"^x-": {"type": "string"}}, "additionalProperties": False}
+    )
+
+    assert not list(validate(schema, {"x-trace": "7"}))
+
+
+CAT = {"type": "object", "properties": {"lives": {"type": "integer"}}, "required": ["lives"]}
+DOG = {"type": "object", "properties": {"bark": {"type": "string"}}}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "name": {"type": "string"}}}
+
+
+@pytest.mark.parametrize("part", [{"oneOf": [CAT, DOG]}, {"anyOf": [CAT, {"type": "string"}]}], ids=["oneOf", "anyOf"])
+def test_a_choice_between_objects_takes_any_value_and_shows_its_schema(part: Json) -> None:
+    schema, is_required = simplified(part)
+
+    assert set(schema) == {"description"}
+    assert '"lives"' in schema["description"]
+    assert is_required
+
+
+def test_a_type_that_holds_itself_is_written_out_once() -> None:
+    schema: Any = input_schema({"$defs": {"node": NODE}, **taking({"$ref": "#/$defs/node", "description": "First."})})
+
+    first = schema["properties"]["x"]["properties"]
+    assert first["name"] == {"type": "string"}
+    assert set(first["next"]) == {"description"}
+    assert '"name"' in first["next"]["description"]
+    assert not list(schema_problems(schema))
+
+
+def test_fields_stay_where_a_choice_only_says_which_of_them_are_needed() -> None:
+    fields = {"a": {"type": "string"}, "b": {"type": "string"}}
+    schema: Any = input_schema(
+        {"type": "object", "properties": fields, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    )
+
+    assert schema["properties"] == fields
+    assert '{"anyOf":[{"required":["a"]}' in schema["description"]
+
+
+@pytest.mark.parametrize(
+    "native", [{}, {"anyOf": [CAT, DOG]}, {"$defs": {"a": {"anyOf": [CAT, DOG]}}, "$ref": "#/$defs/a"}]
+)
+def test_arguments_without_fields_of_their_own_are_an_object(native: dict[str, Any]) -> None:
+    schema = input_schema(native)
+
+    assert schema["type"] == "object"
+    assert not list(validate(schema, {"lives": 7}))
 
 
 def test_a_schema_that_doubles_with_each_reference_is_refused_at_once() -> None:

@@ -1,0 +1,63 @@
+"""The body of an answer over HTTP as the SDK reads it: what is in it has passed the intake."""
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import field
+
+import httpx2
+
+from soong.shared.core.jsontext import dump
+from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
+
+
+@dataclass(slots=True)
+class AnswerStream(httpx2.AsyncByteStream):
+    """A body of one JSON document or of server-sent events, each of at most ``MAX_LINE_BYTES``."""
+
+    stream: httpx2.AsyncByteStream
+    intake: Intake
+    is_events: bool
+    _data: list[bytes] = field(default_factory=list)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        content = bytearray()
+        async for piece in self.stream:
+            content += piece
+            if len(content) + sum(map(len, self._data)) > MAX_LINE_BYTES:
+                failed = self.intake.too_long(bytes(content[:END_BYTES]))
+                yield b"".join(_events(failed) if self.is_events else map(_written, failed))
+                return
+            if self.is_events and (b"\n" in piece or b"\r" in piece):
+                lines = bytes(content).splitlines(keepends=True)
+                rest = b"" if lines[-1].endswith(b"\n") else lines.pop()
+                content = bytearray(rest)
+                yield b"".join(self._read(lines))
+        if self.is_events:
+            yield b"".join(self._read(bytes(content).splitlines()))
+        elif (message := self.intake.document(bytes(content))) is not None:
+            yield _written(message)
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+    def _read(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield lines of events with data that the SDK takes."""
+        for line in map(bytes.rstrip, lines):
+            if line.startswith(b"data:"):
+                self._data.append(line.removeprefix(b"data:").removeprefix(b" "))
+            elif line:
+                yield line + b"\n"
+            else:
+                text = b"\n".join(self._data)
+                yield from _events(self.intake.messages(text)) if text else [b"data:\n"] * len(self._data)
+                self._data.clear()
+                yield b"\n"
+
+
+def _events(messages: Iterable[Message]) -> Iterator[bytes]:
+    for message in messages:
+        yield b"data: " + _written(message) + b"\n\n"
+
+
+def _written(message: Message) -> bytes:
+    return dump(message).encode()

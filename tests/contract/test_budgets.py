@@ -151,7 +151,7 @@ async def test_twenty_requests_at_once_overspend_by_one_estimate(
     assert found.used == Charge(40, 60_000)
 
 
-async def test_what_a_dead_process_reserved_counts_for_nothing(scene: ContractHarness) -> None:
+async def test_what_a_dead_process_reserved_is_used_at_its_estimate(scene: ContractHarness) -> None:
     claim = await scene.start("a")
     scope = await limit(scene, claim, cents=1)
     await reserve(scene, claim, 1)
@@ -161,12 +161,16 @@ async def test_what_a_dead_process_reserved_counts_for_nothing(scene: ContractHa
     await scene.release(claim)
     again = await scene.claim_one()
 
-    assert (await state(scene, scope)).reserved == Charge()
-    assert await reserve(scene, again, 1) == pytest.approx(1.0)
+    found = await state(scene, scope)
+    assert (found.reserved, found.used) == (Charge(), CENT)
+    with pytest.raises(BudgetSpentError, match=r"has used 0\.01 of its budget of 0\.01 USD$"):
+        await reserve(scene, again, 1)
     await limit(scene, claim, cents=100)
+    await reserve(scene, again, 1)
     with pytest.raises(LeaseLostError):
         await reserve(scene, claim, 3, Charge())
     with pytest.raises(LeaseLostError):
         await settle(scene, claim, 1)
     await settle(scene, again, 1)
-    assert (await state(scene, scope)).used == CENT
+    used = (await state(scene, scope)).used
+    assert (used.tokens, used.microusd) == (2 * CENT.tokens, 20_000)

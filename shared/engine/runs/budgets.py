@@ -1,8 +1,8 @@
 """Budgets: what a session, a day and a task may use, and the charges that count against them (DIS-07, DIS-11).
 
-A request is charged with an estimate before it is sent and with what it used afterwards. A charge that is open counts
-while its run is running under the fence that made it: one whose process died counts for nothing by itself. A request
-is permitted while less than the budget is charged, so requests at once overspend by one estimate at most.
+A request is charged with an estimate before it is sent and with what it used afterwards. A charge that is open is
+reserved while its run is running under the fence that made it: one whose process died counts as used, at its estimate.
+A request is permitted while less than the budget is charged, so requests at once overspend by one estimate at most.
 """
 
 import re

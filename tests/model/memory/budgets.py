@@ -78,6 +78,8 @@ class MemoryBudgets:
         ]
         used = [one.charge for _, one in of_scope if not one.is_open]
         reserved = [one.charge for key, one in of_scope if one.is_open and self._is_held(key[0], key[1])]
+        lost = [one.charge for key, one in of_scope if one.is_open and not self._is_held(key[0], key[1])]
+        used += [replace(charge, turns=0) for charge in lost]
         budget = self.rows.budgets[scope]
         started_us = None if budget.wall_us is None else self._started_us(scope.removeprefix(task_scope("")))
         return BudgetState(scope, budget, _sum(used), _sum(reserved), started_us)

@@ -76,12 +76,15 @@ STOPPED_TASKS: Final = Statement(
     _STOPPED_TASKS.format(started=_STARTED),
 )
 _SUMS: Final = """
-    SELECT c.is_open, coalesce(sum(c.tokens), 0), coalesce(sum(c.microusd), 0), coalesce(sum(c.turns), 0)
-    FROM charges AS c
-    WHERE {whose} AND (c.is_open = 0 OR EXISTS (
-        SELECT 1 FROM runs AS r WHERE r.id = c.run_id AND r.status = 'running' AND r.fence = c.fence))
-    GROUP BY c.is_open
+    SELECT is_held, coalesce(sum(tokens), 0), coalesce(sum(microusd), 0),
+        coalesce(sum(CASE WHEN is_open = is_held THEN turns END), 0)
+    FROM (
+        SELECT c.tokens, c.microusd, c.turns, c.is_open, CASE WHEN c.is_open = 1 AND EXISTS (
+            SELECT 1 FROM runs AS r WHERE r.id = c.run_id AND r.status = 'running' AND r.fence = c.fence
+        ) THEN 1 ELSE 0 END AS is_held FROM charges AS c WHERE {whose}
+    ) AS counted GROUP BY is_held
 """
+"""An open charge whose holder is gone counts as used, at its estimate; its turns are those of the next holder."""
 OF_SESSION: Final = Statement("charges of a session", _SUMS.format(whose="c.session_id = :session_id"))
 OF_DAY: Final = Statement("charges of a day", _SUMS.format(whose="c.day = :day"))
 _OF_TASK: Final = """

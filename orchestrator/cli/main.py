@@ -57,6 +57,7 @@ def _run(arguments: list[str]) -> int:
     try:
         _check_folder()
         require_text("the argument", *arguments)
+        _check_variables(arguments)
         program = build(words_to_complete() or arguments)
         try:
             code = program.main(arguments, prog_name="soong", complete_var=COMPLETE_VARIABLE, standalone_mode=False)
@@ -107,6 +108,15 @@ def _check_folder() -> None:
         os.getcwd()  # noqa: PTH109  # pathlib is not imported for a bare --help
     except FileNotFoundError:
         raise UsageError("the folder that you are in is not there any more; change to one that is") from None
+
+
+def _check_variables(arguments: Sequence[str]) -> None:
+    """Refuse a misspelled setting before any command; help needs none, and a shell that completes shows no error."""
+    is_help = not arguments or not {"--help", "-h"}.isdisjoint(arguments) or words_to_complete()
+    if not is_help and any(name.startswith("SOONG_") for name in os.environ):
+        from soong.shared.core.settings import require_known_variables
+
+        require_known_variables()
 
 
 def _leave_quietly() -> NoReturn:

@@ -6,8 +6,9 @@ at this border. The README lists each one; a test holds the two together.
 
 import hashlib
 import os
+import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -272,6 +273,18 @@ class Settings(BaseModel):
         return Path(_short_temp_dir()) / f"soong-{os.getuid()}-{digest}"
 
 
+OTHER_NAMES: Final = (
+    *("SOONG_SIGNING_KEY_FILE", "SOONG_DATABASE_URL_FILE", "SOONG_REDIS_URL_FILE"),
+    *("SOONG_PARENT_FD", "SOONG_STATUS_FD", "SOONG_PULSE_FD", "SOONG_EFFECT_ID"),
+    *("SOONG_CONFIG_DIR", "SOONG_POSTGRES", "SOONG_REDIS", "SOONG_RECORDINGS"),
+)
+"""Names that are no settings: files of secrets, what a process gives its children, and what our scripts read."""
+
+_SERVICE_LINK: Final = re.compile(
+    r"_SERVICE_(?:HOST|PORT(?:_\w+)?)$|_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?$"
+)
+"""What Kubernetes and Docker add for a service named ``soong`` (``SOONG_PORT=tcp://…`` likewise)."""
+
 _LISTS = ("pools", "labels", "projects", "functions", "tools", "http_allow_hosts", "http_origins", "http_projects")
 """Settings that the environment gives comma separated."""
 
@@ -281,13 +294,10 @@ def load_settings(**overrides: object) -> Settings:
 
     Raises:
         InvalidConfigError: names every wrong setting, its value and what it may be; an unknown name among
-            ``overrides`` is one.
+            ``overrides`` or in the environment is one.
     """
-    unknown = sorted(overrides.keys() - Settings.model_fields.keys())
-    if unknown:
-        near = {name: get_close_matches(name, Settings.model_fields, 1) for name in unknown}
-        said = ", ".join(f"{name!r}" + (f" (perhaps {near[name][0]!r})" if near[name] else "") for name in unknown)
-        raise InvalidConfigError(f"settings: there is no {said}")
+    _refuse_unknown(overrides, Settings.model_fields)
+    require_known_variables()
     from_files = {name: value for name, value in _secret_files().items() if name not in overrides}
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
@@ -300,6 +310,28 @@ def load_settings(**overrides: object) -> Settings:
         raise InvalidConfigError(f"settings: {wrong}") from error
     _require_texts(settings)
     return settings
+
+
+def require_known_variables() -> None:
+    """Refuse variables of the environment that look like a setting and are none.
+
+    Raises:
+        InvalidConfigError: names each, and the setting that is probably meant.
+    """
+    named = (name for name in os.environ if name.startswith("SOONG_") and not _is_service_link(name))
+    _refuse_unknown(named, (*(f"SOONG_{name.upper()}" for name in Settings.model_fields), *OTHER_NAMES))
+
+
+def _is_service_link(name: str) -> bool:
+    return bool(_SERVICE_LINK.search(name)) or (name.endswith("_PORT") and "://" in os.environ[name])
+
+
+def _refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
+    unknown = sorted(set(names).difference(known))
+    if unknown:
+        near = {name: get_close_matches(name, known, 1) for name in unknown}
+        shown = ", ".join(f"{name!r}" + (f" (perhaps {near[name][0]!r})" if near[name] else "") for name in unknown)
+        raise InvalidConfigError(f"settings: there is no {shown}")
 
 
 def _require_texts(settings: Settings) -> None:

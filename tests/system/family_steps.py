@@ -1,4 +1,4 @@
-"""Step functions that leave processes behind; ``SOONG_TEST_PIDS`` is the folder where each of these writes its id."""
+"""Step functions that leave processes behind; ``TEST_PIDS`` is the folder where each of these writes its id."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ CHILDREN = 3
 
 
 def _stay(name: str) -> None:
-    folder = Path(os.environ["SOONG_TEST_PIDS"])
+    folder = Path(os.environ["TEST_PIDS"])
     (folder / f"{name}.tmp").write_text(str(os.getpid()))
     (folder / f"{name}.tmp").rename(folder / f"{name}.pid")
     time.sleep(300)
@@ -36,7 +36,7 @@ def fork(inputs: JsonObject, context: StepContext) -> Json:
             _stay("daemon")
         os._exit(0)
     os.waitpid(middle, 0)
-    folder = Path(os.environ["SOONG_TEST_PIDS"])
+    folder = Path(os.environ["TEST_PIDS"])
     while len(list(folder.glob("*.pid"))) < CHILDREN:
         time.sleep(0.02)
     if inputs.get("stays"):

@@ -33,7 +33,7 @@ def cli(tmp_path: Path) -> Iterator[CliHarness]:
     with scene() as one:
         one.environment |= {
             "SOONG_FUNCTIONS": "tests.system.family_steps",
-            "SOONG_TEST_PIDS": str(tmp_path),
+            "TEST_PIDS": str(tmp_path),
             "PYTHONPATH": str(ROOT),
         }
         try:

@@ -1,11 +1,14 @@
 """Settings are read once, checked, and say what is wrong."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.settings import load_settings, secret_values
+from soong.shared.core.settings import OTHER_NAMES, Settings, load_settings, secret_values
 
 
 def test_the_default_is_embedded_below_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +106,52 @@ def test_passwords_of_urls_and_keys_of_the_environment_are_secrets(monkeypatch: 
 def test_a_misspelt_override_is_refused_with_the_name_that_was_meant() -> None:
     with pytest.raises(InvalidConfigError, match=r"no 'slotts' \(perhaps 'slots'\)"):
         load_settings(slotts=3)
+
+
+@pytest.mark.parametrize("module", ["soong.worker", "soong.orchestrator.cli"])
+def test_every_process_refuses_a_setting_that_does_not_exist(tmp_path: Path, module: str) -> None:
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "SOONG_SLOST": "3"}
+
+    argv = [sys.executable, "-P", "-m", module, "status"]
+    done = subprocess.run(
+        argv[: 5 if module.endswith("cli") else 4], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode != 0
+    assert "there is no 'SOONG_SLOST' (perhaps 'SOONG_SLOTS')" in done.stderr
+
+
+def test_what_kubernetes_adds_for_a_service_of_this_name_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SOONG_SERVICE_HOST", "SOONG_SERVICE_PORT_HTTP", "SOONG_API_PORT_8080_TCP_ADDR"):
+        monkeypatch.setenv(name, "10.0.0.7")
+    monkeypatch.setenv("SOONG_PORT", "tcp://10.0.0.7:8080")
+
+    assert load_settings().model == "script"
+
+
+def test_a_port_that_is_no_address_is_a_misspelled_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOONG_HTTPS_PORT", "8080")
+
+    with pytest.raises(InvalidConfigError, match="perhaps 'SOONG_HTTP_PORT'"):
+        load_settings()
+
+
+def test_every_name_in_scripts_and_documents_is_known() -> None:
+    root = Path(__file__).parents[2]
+    places = (
+        root / "docker-compose.yml",
+        root / "README.md",
+        root / "Makefile",
+        *(root / "deploy").rglob("*"),
+        *(root / "docs").rglob("*.md"),
+    )
+    known = {f"SOONG_{name.upper()}" for name in Settings.model_fields}.union(OTHER_NAMES)
+
+    named = {
+        name
+        for place in places
+        if place.is_file()
+        for name in re.findall(r"\bSOONG_[A-Z0-9_]*[A-Z0-9]\b", place.read_text(errors="replace"))
+    }
+
+    assert not named - known

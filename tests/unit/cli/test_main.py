@@ -174,3 +174,19 @@ def test_doctor_finds_a_fresh_machine_in_order(tmp_path: Path) -> None:
         "redis",
     }
     assert done.returncode == 0, report
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("status",), ("version",), ("doctor",), ("tasks", "validate", "plan.yaml"), ("run", "plan.yaml"), ("up",)],
+    ids=" ".join,
+)
+def test_every_command_refuses_a_setting_that_does_not_exist(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = soong(*arguments, home=tmp_path, SOONG_MODLE="x")
+
+    assert done.returncode == 2
+    assert done.stderr == "soong: settings: there is no 'SOONG_MODLE' (perhaps 'SOONG_MODEL')\n"
+
+
+def test_help_is_shown_whatever_the_settings_are(tmp_path: Path) -> None:
+    assert soong("run", "--help", home=tmp_path, SOONG_MODLE="x").returncode == 0

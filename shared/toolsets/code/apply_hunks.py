@@ -140,4 +140,7 @@ class LineImage:
         has_crlf = any(isinstance(line, bytes) and line.endswith(b"\r\n") for line in (*self.rest, *self.done))
         if ended == {False} and has_crlf:
             return "the file ends lines with \\r\\n; end the diff's lines so too, or use edits, which need not"
+        last = (self.rest[:1] or self.done[-1:] or [b"\n"])[0]
+        if isinstance(last, bytes) and not last.endswith(b"\n") and last + b"\n" in hunk.old:
+            return "the file does not end in a newline: add the line '\\ No newline at end of file', or use edits"
         return "read the file again; every context and removed line must be there exactly, whitespace too"

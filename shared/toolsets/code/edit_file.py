@@ -7,8 +7,10 @@ asked and the effect is shown, and again on the content that is then there, whic
 A sensitive file is the exception: whether it contains a text is not revealed before it is permitted.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from threading import Event
 from typing import Final
 
@@ -16,7 +18,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.links import is_linked_elsewhere
-from soong.shared.sandbox.paths import Located, PathPolicy, shown_path, valid_text
+from soong.shared.sandbox.paths import Located, PathPolicy, is_below, shown_path, valid_text
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
@@ -25,7 +27,7 @@ from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, State, 
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.diff_names import FileNames
 from soong.shared.toolsets.code.edit_request import EditRequest, edit_request, failure_of_diff
-from soong.shared.toolsets.code.exact_edits import apply_edits, shared_prefix
+from soong.shared.toolsets.code.exact_edits import apply_edits, is_utf8, shared_prefix
 from soong.shared.toolsets.code.paths import flag, string, text_of
 from soong.shared.toolsets.code.preview import holds_key_now, preview_of
 from soong.shared.toolsets.code.unified_diff import UnifiedDiff
@@ -170,6 +172,7 @@ def _place(
 ) -> _Place:
     located = locate_for_writing(policy, context, text_of(call_input, "path"))
     if request.diff is not None:
+        _refuse_linked_folder(located, context)
         try:
             FileNames.of(located, context.run_dirs).check(request.diff.header)
         except DiffError as error:
@@ -181,6 +184,14 @@ def _place(
         hint = "pass create_if_missing=true to create it, or list the directory to find its name"
         raise PathRefusedError(PathRefusal.NOT_FOUND, str(located.resolved), "does not exist", hint)
     return place
+
+
+def _refuse_linked_folder(located: Located, context: ToolContext) -> None:
+    """A diff's names are those of the files that it was made of, and none of these lies beyond a link (as git)."""
+    lexical = Path(os.path.normpath(context.run_dirs.cwd / located.given))
+    if is_below(lexical, context.run_dirs.project) and lexical.parent != Path(os.path.realpath(lexical.parent)):
+        hint = f"name {shown_path(located.resolved, context.run_dirs)!r}, in 'path' and in the diff"
+        raise ToolError(ErrorType.INVALID_INPUT, f"{located.given!r} lies beyond a symbolic link", hint=hint)
 
 
 def _outcome(place: _Place, request: EditRequest, max_bytes: int) -> _EditOutcome:
@@ -262,17 +273,9 @@ def _result(
     path = shown_path(place.located.resolved, context.run_dirs)
     file: dict[str, Json] = {"path": path, "size": written.size, "sha256": written.sha256, "created": written.is_new}
     metadata: dict[str, Json] = {"deliverable": {**file, "path": str(place.located.resolved)}}
-    if not _is_utf8(outcome.content):
+    if not is_utf8(outcome.content):
         metadata["encoding"] = "the file is not all UTF-8; the new text was written as UTF-8"
     word, line = "created" if written.is_new else "edited", outcome.facts["first_changed_line"]
     text = f"{word} {path}: {request.size}, first changed line {line} ({written.size} bytes)"
     data = {**file, **outcome.facts}
     return ToolResult(context.tool_call_id, (TextBlock(text),), text, data, metadata=metadata)
-
-
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

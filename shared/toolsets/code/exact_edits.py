@@ -65,6 +65,15 @@ def shared_prefix(first: bytes, second: bytes) -> int:
     return low
 
 
+def is_utf8(content: bytes) -> bool:
+    """Say whether bytes are UTF-8 text."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class _MissingError(Exception):
     """The old text is nowhere."""
 
@@ -175,6 +184,8 @@ def _not_found(original: bytes, current: bytes, edit: Edit, number: int, total: 
     near = _near(current, edit.old)
     if number > 1 and edit.old in original:
         hint = "an earlier edit of this call has changed that text: make one edit of the two"
+    elif not edit.old.isascii() and not is_utf8(current):
+        hint = "the file is not UTF-8: quote ASCII text only, which is exact in it, or convert the file first (iconv)"
     elif near:
         hint = f"line {near} has the same words with other whitespace; read it again and copy it exactly"
         details["near_line"] = near

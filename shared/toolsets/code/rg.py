@@ -7,7 +7,7 @@ it follows no link, and it gets an empty environment.
 
 import heapq
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -24,9 +24,19 @@ MAX_OUTPUT_BYTES: Final = 8 * 1024 * 1024
 MAX_COLUMNS: Final = 400
 TIMEOUT: Final = timedelta(seconds=60)
 
-_BASE = ("--no-config", "--no-follow", "--color=never", "--hidden", "--no-ignore-parent", "--no-ignore-global")
+_BASE = (
+    "--no-config",
+    "--no-follow",
+    "--color=never",
+    "--hidden",
+    "--crlf",
+    "--no-ignore-parent",
+    "--no-ignore-global",
+)
 # A repository's .ignore and .rgignore exist to steer searches, an audit's too; .gitignore of a repository is honoured.
 _IGNORES = ("--no-ignore-dot", "--no-ignore-exclude")
+_BEFORE: Final = 100
+"""Bytes of a long line that are shown before its match."""
 _NO_GIT = "--iglob=!.git"
 _STOPPED = b": WARNING: stopped searching binary file"
 
@@ -36,7 +46,7 @@ class Search:
     """Where, what and by what. ``cwd`` is the directory's descriptor; ``file`` that of a single file to read instead.
 
     ``left_out`` are globs that are not entered, with those of ``glob``, in whatever case; ``withheld`` are such globs
-    that are meant letter by letter.
+    that are meant letter by letter. With ``is_all`` files that .gitignore names are searched, too.
     """
 
     program: Path
@@ -47,19 +57,38 @@ class Search:
     left_out: Sequence[str]
     file: int | None = None
     withheld: Sequence[str] = ()
+    is_all: bool = False
+
+    @property
+    def selection(self) -> tuple[str, ...]:
+        """The arguments that choose the files."""
+        return (*_BASE, *(("--no-ignore",) if self.is_all else _IGNORES), *_globs(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
     """One line that ripgrep says it found: raw bytes, a long line cut, ``offset`` in bytes from the file's start.
 
-    ``path`` is relative to the directory; empty for a single file.
+    ``path`` is relative to the directory; empty for a single file. ``column`` is the byte of the line, from 1, at which
+    the match begins.
     """
 
     path: str
     line: int
     offset: int
     text: bytes
+    column: int = 1
+
+    @property
+    def shown_from(self) -> int:
+        """The byte of the line, from 0, from which a long line is shown: such that it holds the match."""
+        return self.column - 1 - _BEFORE if self.column > MAX_COLUMNS - _BEFORE and len(self.text) > MAX_COLUMNS else 0
+
+    def is_in(self, blocks: Iterable[tuple[int, int]]) -> bool:
+        """Say whether anything that is shown of it lies in one of the blocks, given as offsets in the file."""
+        begin = self.offset + self.shown_from
+        last = begin + (MAX_COLUMNS if self.shown_from else min(len(self.text), MAX_COLUMNS))
+        return any(start <= last and begin < end for start, end in blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +108,10 @@ async def search(what: Search, limit: int, is_shown: Callable[[Match], bool]) ->
     Raises:
         ToolError: ``invalid_input`` with ripgrep's own words for a bad pattern or glob.
     """
-    shape = ("--line-number", "--byte-offset", "--with-filename", "--no-heading", "--null", "--sort=path")
+    shape = ("--line-number", "--column", "--byte-offset", "--with-filename", "--no-heading", "--null", "--sort=path")
     columns = (f"--max-columns={MAX_COLUMNS}", "--max-columns-preview", f"--max-count={limit + 1}")
     pattern = (f"--regexp={what.query}", "--", "." if what.file is None else "-")
-    ended = await _call((*_BASE, *_IGNORES, "--no-messages", *shape, *columns, *_globs(what), *pattern), what)
+    ended = await _call((*what.selection, "--no-messages", *shape, *columns, *pattern), what)
     _refuse_bad_input(ended)
     shown = filter(is_shown, _records(ended.stdout))
     found = tuple(heapq.nsmallest(limit + 1, shown, key=lambda match: (match.path, match.line)))
@@ -91,7 +120,7 @@ async def search(what: Search, limit: int, is_shown: Callable[[Match], bool]) ->
 
 async def searched_files(what: Search) -> list[str]:
     """Return the files that a search looks into; the first of them if their names are more than is kept."""
-    return await _files((*_BASE, *_IGNORES, *_globs(what)), what)
+    return await _files(what.selection, what)
 
 
 async def files_named(what: Search, globs: Sequence[str]) -> list[str]:
@@ -101,7 +130,7 @@ async def files_named(what: Search, globs: Sequence[str]) -> list[str]:
 
 async def files_with(what: Search, expression: str) -> list[str]:
     """Return the files among those searched in which an expression occurs, whatever is searched for."""
-    arguments = (*_BASE, *_IGNORES, "--text", *_globs(what), "--files-with-matches", "--null", "--no-messages")
+    arguments = (*what.selection, "--text", "--files-with-matches", "--null", "--no-messages")
     output = (await _call((*arguments, f"--regexp={expression}", "--", "."), what)).stdout
     return [_name(name) for name in output.split(b"\0")[:-1]]
 
@@ -162,10 +191,10 @@ def _records(output: bytes) -> Iterator[Match]:
         if end < 0:
             return  # the output was cut inside this line
         last = output[at:nul]
-        line, _, rest = output[nul + 1 : end].partition(b":")
-        offset, colon, text = rest.partition(b":")
-        if colon and line.isdigit() and offset.isdigit():
-            yield Match("" if last == b"<stdin>" else _name(last), int(line), int(offset), text)
+        *numbers, text = output[nul + 1 : end].split(b":", 3)
+        if len(numbers) == 3 and all(map(bytes.isdigit, numbers)):
+            line, column, offset = map(int, numbers)
+            yield Match("" if last == b"<stdin>" else _name(last), line, offset, text, column)
         at = end + 1
 
 

@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
@@ -15,10 +16,20 @@ from soong.shared.sandbox.paths import Located, PathPolicy, shown_path
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.code.exclusions import SearchExclusions, globs, kernel_globs, withheld_globs
-from soong.shared.toolsets.code.paths import check_object, integer, number_of, permitted, read_target, string, text_of
+from soong.shared.toolsets.code.exclusions import LeftOut, SearchExclusions, globs, kernel_globs, withheld_globs
+from soong.shared.toolsets.code.paths import (
+    check_object,
+    flag,
+    flag_of,
+    integer,
+    number_of,
+    permitted,
+    read_target,
+    string,
+    text_of,
+)
 from soong.shared.toolsets.code.rg import Matches, Search, program, search
-from soong.shared.toolsets.code.verify_matches import Confirmed, confirmed
+from soong.shared.toolsets.code.verify_matches import Confirmed, confirmed, is_binary
 from soong.shared.toolsets.code.withheld import SEARCHES, withheld_below
 
 DEFAULT_LIMIT: Final = 200
@@ -39,14 +50,21 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
     return ToolDefinition(
         name="code.search",
         title="Search",
-        description="Search files below a directory for a regular expression (Rust syntax). Sorted by path and line.",
+        description="Search files below a directory, hidden ones too, for a regular expression (Rust syntax). Sorted "
+        "by path and line. Files that .gitignore names, binary files and secrets are not searched, but counted.",
         search_hint="grep rg ripgrep find regex",
         input_schema={
             "type": "object",
             "properties": {
-                "query": string("Regular expression.", minLength=1, maxLength=MAX_QUERY_CHARS),
+                "query": string(
+                    "Regular expression; a file's byte order mark is no text.", minLength=1, maxLength=MAX_QUERY_CHARS
+                ),
                 "path": string("Directory or file to search; the project when absent."),
-                "glob": string("Only files whose path matches, such as '*.py'.", maxLength=MAX_GLOB_CHARS),
+                "glob": string(
+                    "Only files whose path matches, such as '*.py' (anywhere below) or './*.py'.",
+                    maxLength=MAX_GLOB_CHARS,
+                ),
+                "ignored": flag("Also search files that .gitignore names.", default=False),
                 "limit": integer("How many matches at most.", DEFAULT_LIMIT, 1, MAX_LIMIT),
             },
             "required": ["query"],
@@ -70,7 +88,7 @@ async def _search(policy: PathPolicy, context: ToolContext, call_input: JsonObje
             # A place that was itself asked for and allowed is searched whole, but for what a rule withholds.
             hidden = SearchExclusions(policy, what.cwd_path, what.cwd, withheld, shows_sensitive=located.is_sensitive)
             await hidden.look_for_keys(what)
-        counting = asyncio.ensure_future(_none() if what.file is not None else hidden.count(what))
+        counting = asyncio.ensure_future(_of_file(what.file) if what.file is not None else hidden.count(what))
         try:
             matches = await search(what, limit, hidden.is_shown)
             held = await run_blocking(lambda stop: confirmed(what.cwd, matches.found[:limit], stop, what.file))
@@ -92,8 +110,9 @@ def _opened(
     policy: PathPolicy, located: Located, context: ToolContext, call_input: JsonObject, withheld: tuple[str, ...]
 ) -> Iterator[Search]:
     """Open the place by descriptor: a directory to start in, or one file that ripgrep reads from standard input."""
-    query, glob, path = text_of(call_input, "query"), text_of(call_input, "glob"), located.resolved
-    rg = program(context.run_dirs)
+    query, path = text_of(call_input, "query"), located.resolved
+    glob = _relative(text_of(call_input, "glob"), path)
+    is_all, rg = flag_of(call_input, "ignored", default=False), program(context.run_dirs)
     if "\0" in query or "\0" in glob:
         raise ToolError(ErrorType.INVALID_INPUT, "query and glob cannot hold a NUL character")
     if stat.S_ISREG(_mode(located)):
@@ -105,7 +124,15 @@ def _opened(
         with opened_directory(path) as folder:
             check_object(context, path, folder)
             kept = withheld_globs(withheld, path)
-            yield Search(rg, query, glob, folder, path, (*sensitive, *kernel_globs(path)), withheld=kept)
+            yield Search(rg, query, glob, folder, path, (*sensitive, *kernel_globs(path)), withheld=kept, is_all=is_all)
+
+
+def _relative(glob: str, base: Path) -> str:
+    """Return a glob as ripgrep reads it: from the base where it is written so, all that is below a folder."""
+    mark, pattern = ("!", glob[1:]) if glob.startswith("!") else ("", glob)
+    if pattern.startswith(("./", f"{base}/")):
+        pattern = f"/{pattern.removeprefix(f'{base}/').removeprefix('./')}"
+    return f"{mark}{pattern}{'**' if pattern.endswith('/') else ''}"
 
 
 def _mode(located: Located) -> int:
@@ -116,36 +143,49 @@ def _mode(located: Located) -> int:
 
 
 def _result(
-    context: ToolContext, located: Located, matches: Matches, held: list[Confirmed], limit: int, left_out: int
+    context: ToolContext, located: Located, matches: Matches, held: list[Confirmed], limit: int, left_out: LeftOut
 ) -> ToolResult:
     rows: list[Json] = [_row(match, located, context) for match in held]
     is_truncated = matches.is_cut or len(matches.found) > limit
-    data: dict[str, Json] = {"matches": rows, "count": len(rows), "truncated": is_truncated, "left_out": left_out}
+    counts = {"left_out": left_out.secret, "ignored": left_out.ignored, "binary": left_out.binary}
+    data: dict[str, Json] = {"matches": rows, "count": len(rows), "truncated": is_truncated, **counts}
     if matches.is_partial or len(held) < min(len(matches.found), limit):
         data["partial"] = True
     lines = [f"{readable(str(row['path']))}:{row['line']}:{row['text']}" for row in rows if isinstance(row, dict)]
+    lines += [] if rows else ["no matches"]
     lines += ["[more matches follow; narrow the query, path or glob]"] if is_truncated else []
-    lines += [f"[{left_out} files left out: sensitive, hard-linked, or withheld by a rule]"] if left_out else []
+    lines += [] if left_out.candidates else ["[path and glob name no file that is searched]"]
+    lines += (
+        [f"[{left_out.ignored} files ignored by .gitignore not searched; ignored=true does]"]
+        if left_out.ignored
+        else []
+    )
+    lines += [f"[{left_out.binary} binary files searched only up to their first NUL]"] if left_out.binary else []
+    lines += (
+        [f"[{left_out.secret} files left out: sensitive, hard-linked, or withheld by a rule]"]
+        if left_out.secret
+        else []
+    )
     lines += ["[some places could not be read or changed meanwhile]"] if "partial" in data else []
     summary = f"{len(rows)} matches" + (", more follow" if is_truncated else "")
-    text = "\n".join(lines) or "no matches"
-    return ToolResult(context.tool_call_id, (TextBlock(text),), summary, data)
+    return ToolResult(context.tool_call_id, (TextBlock("\n".join(lines)),), summary, data)
 
 
 def _row(match: Confirmed, located: Located, context: ToolContext) -> dict[str, Json]:
     path = located.resolved / match.path if match.path else located.resolved
-    return {"path": shown_path(path, context.run_dirs), "line": match.line, "text": match.text}
+    row: dict[str, Json] = {"path": shown_path(path, context.run_dirs), "line": match.line, "text": match.text}
+    return row | ({"column": match.column} if match.column else {})
 
 
-async def _none() -> int:
-    return 0
+async def _of_file(descriptor: int) -> LeftOut:
+    return LeftOut(binary=await run_blocking(lambda stop: int(is_binary(descriptor, stop))))
 
 
 def _asked_path(context: ToolContext, call_input: JsonObject) -> str:
     return text_of(call_input, "path", str(context.run_dirs.project))
 
 
-async def _ended(counting: "asyncio.Future[int]") -> None:
+async def _ended(counting: "asyncio.Future[LeftOut]") -> None:
     """Leave no process behind: the count is cancelled when the search failed or was interrupted."""
     if not counting.done():
         counting.cancel()

@@ -1,5 +1,6 @@
 """code.write_file: a complete file at once, atomically, only where and over what was shown (FS-04, FS-07, FS-09)."""
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from threading import Event
 from typing import Final
@@ -11,6 +12,7 @@ from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, WriteResult, read_state, write
+from soong.shared.toolsets.code.exact_edits import is_utf8
 from soong.shared.toolsets.code.paths import flag, flag_of, string, text_of
 from soong.shared.toolsets.code.preview import holds_key_now, preview_of
 from soong.shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
@@ -92,10 +94,11 @@ def _write(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max
         creates_folders=flag_of(call_input, "create_dirs", default=True),
         overwrites=flag_of(call_input, "overwrite", default=False),
     )
+    before = read_state(located.resolved).content or b""
     written = write(replacement, stop)
     if written is None:
         raise _exists(located)
-    return _result(context, located, written)
+    return _result(context, located, written, _lost(before, content))
 
 
 def _content(call_input: JsonObject, max_bytes: int) -> bytes:
@@ -114,10 +117,26 @@ def _exists(located: Located) -> PathRefusedError:
     return PathRefusedError(PathRefusal.CHANGED, str(located.resolved), "exists already", hint)
 
 
-def _result(context: ToolContext, located: Located, written: WriteResult) -> ToolResult:
+def _result(context: ToolContext, located: Located, written: WriteResult, lost: list[Json]) -> ToolResult:
     path = shown_path(located.resolved, context.run_dirs)
     data: dict[str, Json] = {"path": path, "size": written.size, "sha256": written.sha256, "created": written.is_new}
     deliverable: Mapping[str, Json] = {**data, "path": str(located.resolved)}
     word = "created" if written.is_new else "replaced"
     text = f"{word} {path} ({written.size} bytes)"
-    return ToolResult(context.tool_call_id, (TextBlock(text),), text, data, metadata={"deliverable": deliverable})
+    shown = text
+    if lost:
+        data["lost"] = lost
+        shown += f"; the old file had {' and '.join(map(str, lost))}, the content has not"
+    return ToolResult(context.tool_call_id, (TextBlock(shown),), text, data, metadata={"deliverable": deliverable})
+
+
+def _lost(before: bytes, after: bytes) -> list[Json]:
+    """Name the properties of the old text that the new content lacks."""
+    if before.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return ["the encoding UTF-16"]
+    lost: list[Json] = ["a byte order mark"] if before.startswith(BOM_UTF8) and not after.startswith(BOM_UTF8) else []
+    if b"\r\n" in before and b"\n" in after and b"\r\n" not in after:
+        lost.append("line ends \\r\\n")
+    if b"\0" not in before and not is_utf8(before):
+        lost.append("an encoding other than UTF-8")
+    return lost

@@ -445,3 +445,44 @@ async def test_there_is_no_dry_run(project: Project) -> None:
         await project.error("edit_file", path="x", edits=edits(("one", "1")), dry_run=True) is ErrorType.INVALID_INPUT
     )
     assert path.read_text() == "one\n"
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize("old", ["caf\u00e9", "caf\ufffd"])
+async def test_a_text_of_another_encoding_is_named_as_such(project: Project, old: str) -> None:
+    path = project.file("x", b"caf\xe9 one\n")
+
+    refused = await project.call("edit_file", path="x", edits=edits((old, "tea")))
+    edited = await project.call("edit_file", path="x", edits=edits((" one", " two")))
+
+    assert refused.error is not None
+    assert (refused.error.type, "the file is not UTF-8" in refused.error.hint) == (ErrorType.TEXT_NOT_FOUND, True)
+    assert edited.error is None
+    assert path.read_bytes() == b"caf\xe9 two\n"
+
+
+@pytest.mark.spec("FS-05")
+@pytest.mark.parametrize("hunk", ["@@ -1,2 +1,2 @@\n one\n-two\n+2\n", "@@ -1,2 +1,2 @@\n-one\n+1\n two\n"])
+async def test_a_diff_without_the_mark_of_a_missing_newline_is_told_of_it(project: Project, hunk: str) -> None:
+    project.file("x", "one\ntwo")
+
+    result = await project.call("edit_file", path="x", unified_diff=f"--- a/x\n+++ b/x\n{hunk}")
+
+    assert result.error is not None
+    assert result.error.hint.startswith("the file does not end in a newline: add the line '\\ No newline")
+
+
+@pytest.mark.spec("FS-05")
+async def test_a_diff_through_a_linked_folder_is_refused_as_git_does(project: Project) -> None:
+    path = project.file("i386/dir/x", "one\ntwo\nthree\n")
+    (project.root / "x86_64").symlink_to("i386")
+    diff = DIFF.replace("/x", "/x86_64/dir/x")
+
+    refused = await project.call("edit_file", path="x86_64/dir/x", unified_diff=diff)
+    by_edits = await project.call("edit_file", path="x86_64/dir/x", edits=edits(("two", "2")))
+
+    assert refused.error is not None
+    assert refused.error.type is ErrorType.INVALID_INPUT
+    assert refused.error.hint == "name 'i386/dir/x', in 'path' and in the diff"
+    assert by_edits.error is None
+    assert path.read_text() == "one\n2\nthree\n"

@@ -93,7 +93,7 @@ _SECRET: Final = PathPolicy().is_sensitive
 def rows_of_ripgrep(root: Path, query: str) -> list[tuple[str, int, str]]:
     """Return what rg's JSON output tells of all files that are neither sensitive nor in .git."""
     program = str(rg.program(make_run_dirs(root)))
-    argv = [program, "--no-config", "--json", "--hidden", "--no-ignore", f"--regexp={query}", "."]
+    argv = [program, "--no-config", "--crlf", "--json", "--hidden", "--no-ignore", f"--regexp={query}", "."]
     output = subprocess.run(argv, cwd=root, capture_output=True, check=False, timeout=60).stdout
     records = (json.loads(line) for line in output.splitlines())
     rows = [_row(record["data"]) for record in records if record["type"] == "match"]

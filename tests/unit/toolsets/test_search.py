@@ -37,6 +37,8 @@ async def test_matches_carry_path_line_and_text_sorted_by_path_and_line(project:
         "count": 3,
         "truncated": False,
         "left_out": 0,
+        "ignored": 0,
+        "binary": 0,
     }
 
 
@@ -150,6 +152,8 @@ async def test_a_project_below_an_ignored_folder_is_searched_all_the_same(projec
 
 
 async def test_no_match_is_no_error(project: Project) -> None:
+    project.file("a", "b\n")
+
     assert text_of(await project.call("search", query="x")) == "no matches"
 
 
@@ -286,6 +290,97 @@ async def test_a_name_that_could_pass_for_another_line_is_quoted(project: Projec
     assert text == '"x\\n[9 sensitive files left out]":1:hit'
 
 
+@pytest.mark.spec("FS-03")
+async def test_files_that_git_ignores_are_counted_and_searched_when_asked(project: Project) -> None:
+    project.file(".git/HEAD", "ref\n")
+    project.file(".gitignore", "scripts/*\n.env\n")
+    for name in ("scripts/a.py", "scripts/b.py", ".env", "ok.py"):
+        project.file(name, "word\n")
+
+    default = await project.call("search", query="word")
+    all_files = await project.data("search", query="word", ignored=True)
+
+    assert text_of(default) == (
+        "ok.py:1:word\n[2 files ignored by .gitignore not searched; ignored=true does]\n"
+        "[1 files left out: sensitive, hard-linked, or withheld by a rule]"
+    )
+    assert found(all_files) == [("ok.py", 1), ("scripts/a.py", 1), ("scripts/b.py", 1)]
+    assert (all_files["ignored"], all_files["left_out"]) == (0, 1)
+
+
+@pytest.mark.spec("FS-03")
+async def test_no_match_is_told_apart_from_what_was_not_searched(project: Project) -> None:
+    project.file("bin", b"\0word\n")
+    project.file("wide", "text".encode("utf-16"))
+
+    in_folder = text_of(await project.call("search", query="word"))
+    in_file = text_of(await project.call("search", query="word", path="bin"))
+    in_wide = text_of(await project.call("search", query="word", path="wide"))
+    by_glob = text_of(await project.call("search", query="word", glob="*.rs"))
+
+    assert in_folder == in_file == "no matches\n[1 binary files searched only up to their first NUL]"
+    assert in_wide == "no matches"
+    assert by_glob == "no matches\n[path and glob name no file that is searched]"
+
+
+@pytest.mark.spec("FS-03")
+async def test_the_end_of_a_line_is_found_before_a_carriage_return(project: Project) -> None:
+    project.file("x", b"say hello\r\nhello there\r\n")
+
+    assert found(await project.data("search", query="hello$")) == [("x", 1)]
+
+
+@pytest.mark.spec("FS-03")
+@pytest.mark.parametrize(
+    ("glob", "paths"),
+    [
+        ("./*.ts", ["a.ts"]),
+        ("./src/**/*.ts", ["src/b.ts", "src/lib/c.ts"]),
+        ("{root}/src/*.ts", ["src/b.ts"]),
+        ("!./src/**", ["a.ts"]),
+        ("src/", ["src/b.ts", "src/lib/c.ts"]),
+        ("/src/*.ts", ["src/b.ts"]),
+    ],
+)
+async def test_a_glob_is_read_as_people_write_it(project: Project, glob: str, paths: list[str]) -> None:
+    for name in ("a.ts", "src/b.ts", "src/lib/c.ts"):
+        project.file(name, "hit\n")
+
+    data = await project.data("search", query="hit", glob=glob.replace("{root}", str(project.root)))
+
+    assert [path for path, _ in found(data)] == paths
+
+
+@pytest.mark.spec("FS-03")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+async def test_a_match_far_into_a_long_line_is_shown_with_its_column(project: Project, encoding: str) -> None:
+    project.file("x", ("first\n" + "\u00e4" * 240_000 + " needle " + "y" * 1000 + "\n").encode(encoding))
+
+    (match,) = (await project.data("search", query="needle"))["matches"]
+    (alone,) = (await project.data("search", query="needle", path="x"))["matches"]
+
+    assert (match["line"], match["column"]) == (2, 480_002)
+    assert match["text"].startswith("[from byte 479902] \u00e4")
+    assert " needle yyy" in match["text"]
+    assert match["text"].endswith("y [the line continues]")
+    assert len(match["text"].encode()) < 450
+    assert alone == match
+
+
+@pytest.mark.spec("FS-06")
+async def test_a_key_in_the_middle_of_a_long_line_is_not_shown(project: Project) -> None:
+    key = "-----BEGIN PRIVATE KEY-----" + "A1b2" * 400 + "-----END PRIVATE KEY-----"
+    project.file(
+        "x", "y\n" * 8192 + "z" * 5000 + key + "z" * 5000 + " needle" + "z" * 400 + "\nneedle\n" + key + "\nneedle\n"
+    )
+
+    inside = await project.data("search", query="A1b2A1b2$|KEY-----A1|b2A1b2-----END")
+    around = await project.data("search", query="^needle|z needle")
+
+    assert found(inside) == []
+    assert [match["line"] for match in around["matches"]] == [8193, 8194, 8196]
+
+
 TREES = st.dictionaries(
     st.from_regex(r"(a|b|ab)(/(a|b|c\.py|d e)){0,2}", fullmatch=True),
     st.text("ab \n\u00e4\r.", max_size=30),
@@ -307,7 +402,7 @@ async def test_a_search_agrees_with_ripgreps_own_words(
     data = await project.data("search", query=query, limit=1000)
 
     rg = str(program(make_run_dirs(project.root)))
-    argv = [rg, "--no-config", "--line-number", "--no-heading", "--with-filename", "--null", "-e", query, "."]
+    argv = [rg, "--no-config", "--crlf", "--line-number", "--no-heading", "--with-filename", "--null", "-e", query, "."]
     said = subprocess.run(argv, cwd=project.root, capture_output=True, check=False).stdout  # noqa: ASYNC221
     words = sorted(_parsed(said))
     assert [(match["path"], match["line"], match["text"]) for match in data["matches"]] == words

@@ -13,7 +13,7 @@ from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.rules import Effect, parse_allow
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code import atomic_write
-from tests.unit.toolsets.parts import Project
+from tests.unit.toolsets.parts import Project, text_of
 
 
 @pytest.mark.spec("FS-04.b")
@@ -316,3 +316,26 @@ async def test_missing_folders_are_made_only_where_that_was_not_refused(project:
 
     assert refused is ErrorType.FILE_NOT_FOUND
     assert not (project.root / "a").exists()
+
+
+@pytest.mark.spec("FS-04")
+@pytest.mark.parametrize(
+    ("before", "lost"),
+    [
+        (b"\xef\xbb\xbfa\r\nb\r\n", ["a byte order mark", "line ends \\r\\n"]),
+        ("a\n".encode("utf-16"), ["the encoding UTF-16"]),
+        (b"caf\xe9\n", ["an encoding other than UTF-8"]),
+        (b"a\n", []),
+    ],
+    ids=["mark-and-crlf", "utf-16", "latin-1", "plain"],
+)
+async def test_a_replaced_file_says_what_of_the_old_form_is_gone(
+    project: Project, before: bytes, lost: list[str]
+) -> None:
+    project.file("x", before)
+
+    result = await project.call("write_file", path="x", content="new\n", overwrite=True)
+
+    assert isinstance(result.data, dict)
+    assert result.data.get("lost", []) == lost
+    assert (f"the old file had {' and '.join(lost)}, the content has not" in text_of(result)) is bool(lost)

@@ -117,7 +117,7 @@ class InvalidPatternError(UsageError):
 
 
 class TemplateError(UsageError):
-    """A reference such as ``${survey.output.packages}`` that is malformed or names nothing.
+    """A reference such as ``${survey.output.packages}`` that is malformed or names nothing, if there is one.
 
     ``code`` is the type of the step's error that it becomes.
     """
@@ -127,7 +127,7 @@ class TemplateError(UsageError):
     def __init__(self, reference: str, problem: str) -> None:
         self.reference = reference if len(reference) <= 200 else f"{reference[:200]}…"
         self.problem = problem
-        super().__init__(f"the reference {'${' + self.reference + '}'!r}: {problem}")
+        super().__init__(f"the reference {'${' + self.reference + '}'!r}: {problem}" if reference else problem)
 
 
 class BudgetExceededError(TemplateError):

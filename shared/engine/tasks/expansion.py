@@ -34,7 +34,7 @@ def map_items(step: Step, scope: Scope, budget: ExpansionBudget) -> Sequence[Jso
     """
     over = step.spec.over
     items = render(over, scope, budget)
-    name = over[2:-1] if isinstance(over, str) else "over"
+    name = over[2:-1] if isinstance(over, str) else ""
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise TemplateError(name, "the map step is over something that is not a list")
     limit = step.spec.max_items
@@ -61,13 +61,9 @@ def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], r
     assert child is not None, "a map step's spec has the step of its items"
     template = replace(child, title="", instructions="", inputs={}, permissions=DeclaredPermissions())
     size = budget.size_of(template.to_json())
-    seen: dict[str, int] = {}
     made = []
-    for index, item in enumerate(map_items(step, scope, budget)):
-        known = with_item(scope, step.spec.item_name, item)
-        key = _key(step.spec.item_key, item, index, known, budget)
-        if seen.setdefault(key, index) != index:
-            raise TemplateError(f"{step.step_id}.key", f"items {seen[key]} and {index} both have the key {key!r}")
+    scopes = [with_item(scope, step.spec.item_name, item) for item in map_items(step, scope, budget)]
+    for index, (known, key) in enumerate(zip(scopes, _keys(step, scopes, budget), strict=True)):
         budget.spend(size)  # the template is stored with each child as it is written
         spec = replace(_bound(child, template, known, budget), id=f"{step.step_id}[{key}]")
         title = Titles(known, budget).of(child.title or f"{step.title}: {key}")
@@ -108,15 +104,32 @@ def _child(step: Step, spec: StepSpec, title: str, index: int, lineage: Lineage)
     )
 
 
-def _key(template: str, item: Json, index: int, scope: Scope, budget: ExpansionBudget) -> str:
-    """Return the key of an item: what ``key`` says, else the item when it is a short text or number, else its index."""
-    if template:
-        key = render_head(template, scope, budget, _READ_KEY_CHARS)
-    elif isinstance(item, str | int) and not isinstance(item, bool):
-        key = head_of(item, _READ_KEY_CHARS)
-    else:
-        key = str(index)
-    clean = "".join(char if is_seen(char) and char not in "[]" else "_" for char in key).strip()
-    if not clean:
-        raise TemplateError("key", f"item {index} ({json_head(item, 60)}) has an empty key")
-    return clean[:MAX_KEY_CHARS]
+def _keys(step: Step, scopes: Sequence[Scope], budget: ExpansionBudget) -> list[str]:
+    """Return the key of each item: what ``key`` makes of it, else the item when it is a short text or number.
+
+    Without ``key``, items that are neither, repeat or are empty are no keys: the position of each item is its key then.
+    """
+    template, items = step.spec.item_key, [scope[step.spec.item_name] for scope in scopes]
+    if not template:
+        keys = [_clean(head_of(item, _READ_KEY_CHARS)) if _is_name(item) else str(at) for at, item in enumerate(items)]
+        return keys if all(keys) and len(set(keys)) == len(keys) else [str(at) for at in range(len(keys))]
+    keys = [_clean(render_head(template, scope, budget, _READ_KEY_CHARS)) for scope in scopes]
+    seen: dict[str, int] = {}
+    for index, key in enumerate(keys):
+        if not key:
+            problem = f"makes an empty key of item {index} ({json_head(items[index], 60)})"
+        elif seen.setdefault(key, index) != index:
+            problem = f"makes the key {key!r} of both item {seen[key]} and item {index}"
+        else:
+            continue
+        remedy = "make it unique, or remove it: positions are used then"
+        raise TemplateError("", f"`key: {template[:200]}` of the map step {step.step_id!r} {problem}; {remedy}")
+    return keys
+
+
+def _is_name(item: Json) -> bool:
+    return isinstance(item, str | int) and not isinstance(item, bool)
+
+
+def _clean(key: str) -> str:
+    return "".join(char if is_seen(char) and char not in "[]" else "_" for char in key).strip()[:MAX_KEY_CHARS]

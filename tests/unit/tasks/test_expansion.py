@@ -153,9 +153,13 @@ def test_no_items_make_no_children() -> None:
         pytest.param(None, "not a list", id="null"),
         pytest.param({"a": 1}, "not a list", id="object"),
         pytest.param([{"name": "x"}] * 4, "4 items, and max_items is 3", id="too-many"),
-        pytest.param([{"name": "x"}, {"name": "x"}], "items 0 and 1 both have the key 'x'", id="same-key"),
+        pytest.param(
+            [{"name": "x"}, {"name": "x"}],
+            "^`key: \\${one.name}` of the map step 'm' makes the key 'x' of both item 0 and item 1; make it unique",
+            id="same-key",
+        ),
         pytest.param([{"nam": "x"}], "there is no 'name'", id="key-missing"),
-        pytest.param([{"name": ""}], "has an empty key", id="empty-key"),
+        pytest.param([{"name": ""}], "makes an empty key of item 0", id="empty-key"),
     ],
 )
 def test_a_list_that_cannot_be_mapped_says_why(items: Json, words: str) -> None:
@@ -173,6 +177,32 @@ def test_items_without_a_key_template_are_named_by_themselves_or_their_place() -
 
     assert [child.step_id for child in children] == ["m[b]", "m[4]", "m[2]"]
     assert map_items(row_of(made.steps[0]), {"inputs": made.inputs}, ExpansionBudget("the items")) == ["b", 4, ["x"]]
+
+
+@pytest.mark.spec("DAG-04")
+@pytest.mark.parametrize(
+    "items",
+    [["a", "a", "b"], [1, "1"], ["a", ""], [" "], ["a", "b", "1", [0], "3"], ["x" * 200 + "a", "x" * 200 + "b"]],
+    ids=["repeated", "number-and-text", "empty", "blank", "a-value-like-a-position", "equal-beginnings"],
+)
+def test_items_that_name_nothing_uniquely_are_named_by_their_places(items: list[Json]) -> None:
+    plan = (
+        PLAN.replace("    key: ${one.name}\n", "").replace("${one.name}", "it").replace("max_items: 3", "max_items: 9")
+    )
+    made = make(parse_plan(plan, "p.yaml"))
+    done = {"a": StepResult("a", StepStatus.COMPLETED, {"items": items})}
+
+    children = expand_map(row_of(made.steps[1]), task_of(made), done, made.root_run.identity)
+
+    assert [child.step_id for child in children] == [f"m[{at}]" for at in range(len(items))]
+
+
+def test_a_list_in_the_plan_that_is_too_long_is_not_called_a_reference() -> None:
+    plan = "title: t\nsteps: [{id: m, kind: map, over: [1, 2], max_items: 1, step: {kind: python, call: builtin.echo}}]"
+    made = make(parse_plan(plan, "p"))
+
+    with pytest.raises(TemplateError, match=r"^the map step is over 2 items"):
+        expand_map(row_of(made.steps[0]), task_of(made), {}, made.root_run.identity)
 
 
 def test_a_step_without_script_is_refused_when_the_model_is_the_script_model() -> None:

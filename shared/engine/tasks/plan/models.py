@@ -257,7 +257,7 @@ class MapStep(NodeDocument):
     item_key: Text = Field(
         default="",
         alias="key",
-        description="What names each child, such as ${item.name}; unique. The item itself, or its index, when absent.",
+        description="What names each child, such as ${item.name}; unique. When absent: the item, or its index.",
     )
     max_items: Annotated[int, Field(ge=1, le=MAX_MAP_ITEMS), Expected(f"an integer from 1 to {MAX_MAP_ITEMS}")] = Field(
         default=1000, description="Most items; more is a failure."

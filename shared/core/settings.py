@@ -278,7 +278,7 @@ OTHER_NAMES: Final = (
     *("SOONG_PARENT_FD", "SOONG_STATUS_FD", "SOONG_PULSE_FD", "SOONG_EFFECT_ID"),
     *("SOONG_CONFIG_DIR", "SOONG_POSTGRES", "SOONG_REDIS", "SOONG_RECORDINGS"),
 )
-"""Names that are no settings: files of secrets, what a process gives its children, and what our scripts read."""
+"""Names besides those of settings: files of secrets, what a process gives its children, and what our scripts read."""
 
 _SERVICE_LINK: Final = re.compile(
     r"_SERVICE_(?:HOST|PORT(?:_\w+)?)$|_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?$"

@@ -57,7 +57,9 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
             "type": "object",
             "properties": {
                 "query": string(
-                    "Regular expression; a file's byte order mark is no text.", minLength=1, maxLength=MAX_QUERY_CHARS
+                    "Regular expression; the byte order mark of a file is not searched.",
+                    minLength=1,
+                    maxLength=MAX_QUERY_CHARS,
                 ),
                 "path": string("Directory or file to search; the project when absent."),
                 "glob": string(

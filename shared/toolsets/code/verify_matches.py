@@ -87,7 +87,7 @@ def _cut(line: bytes, begin: int, *, is_full: bool) -> str:
 
 
 def is_binary(descriptor: int, stop: Event) -> bool:
-    """Say whether a file holds a NUL and is no UTF-16, which ripgrep turns."""
+    """Say whether a file holds a NUL, unless it is UTF-16, which ripgrep decodes."""
     at, piece = 0, os.pread(descriptor, _PIECE_BYTES, 0)
     if piece.startswith(_WIDE_BOMS):
         return False

@@ -107,7 +107,7 @@ def _child(step: Step, spec: StepSpec, title: str, index: int, lineage: Lineage)
 def _keys(step: Step, scopes: Sequence[Scope], budget: ExpansionBudget) -> list[str]:
     """Return the key of each item: what ``key`` makes of it, else the item when it is a short text or number.
 
-    Without ``key``, an item that is neither has its position as key, and all have where one is empty or two are the same.
+    Without ``key``, an item that is neither is named by its position; so are all if a key is empty or two are the same.
     """
     template, items = step.spec.item_key, [scope[step.spec.item_name] for scope in scopes]
     if not template:

@@ -57,7 +57,7 @@ def search_tool(policy: PathPolicy) -> ToolDefinition:
             "type": "object",
             "properties": {
                 "query": string(
-                    "Regular expression; the byte order mark of a file is not searched.",
+                    "Regular expression; a file's byte order mark is not searched.",
                     minLength=1,
                     maxLength=MAX_QUERY_CHARS,
                 ),

@@ -5,11 +5,12 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from soong.orchestrator.approvals.provenance import check_person
-from soong.orchestrator.client.catalog import Catalogue, deployed_modules
+from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.live_run import listen_to_answers
 from soong.orchestrator.client.outcome import outcome_of
@@ -435,7 +436,7 @@ class Soong:
         )
 
     def _read(self, plan: PlanSource, catalogue: Catalogue) -> Plan:
-        known = catalogue.known(deployed_modules(self._settings))
+        known = replace(catalogue.known(deployed_modules(self._settings)), module_hint=deployed_hint(self._settings))
         return load_plan(plan, known) if isinstance(plan, str | Path) else plan_from_json(plan, "plan", known)
 
 

@@ -8,26 +8,27 @@ writes, and never read from a task's rows.
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-from soong.orchestrator.client.catalog import Catalogue, deployed_modules
+from soong.orchestrator.cli.module_import import import_apart, import_here
+from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
-from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
+from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered
 from soong.shared.engine.tasks.step import NewTask
 from soong.shared.permissions.configured import configured_write_roots
 from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.paths import is_below
 from soong.shared.toolsets.controls import module_files
 from soong.shared.toolsets.import_folders import look_in
-from soong.shared.toolsets.modules import import_own
 
-FIELD: Final = "the plan's `modules`"
+Importer: TypeAlias = Callable[[Sequence[str], Sequence[str], Sequence[str]], Registered]
+"""Imports the modules of a plan and of ``SOONG_FUNCTIONS`` from folders."""
 FILE: Final = "plan-modules.json"
 MAX_TASKS: Final = 200
 """Tasks whose modules are kept; of older ones they are named again by ``SOONG_FUNCTIONS``."""
@@ -35,12 +36,14 @@ MAX_TASKS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class PlanModules:
-    """Loads the modules of one plan file; with ``is_imported`` False it only looks where they lie."""
+    """Loads the modules of one plan file by ``importer``; without one it only looks where they lie."""
 
     settings: Settings
     catalogue: Catalogue
     file: Path
-    is_imported: bool = True
+    importer: Importer | None = import_here
+
+    _loaded: list[str] = field(default_factory=list)
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -50,28 +53,28 @@ class PlanModules:
     def names(self) -> PlanNames:
         """Return what the plan may name; modules only where its user runs a file on a service of their own."""
         known = self.catalogue.known()
-        return replace(known, load_module=self.load if self._is_local else deployed_modules(self.settings))
+        if not self._is_local:
+            return replace(known, load_module=deployed_modules(self.settings), module_hint=deployed_hint(self.settings))
+        if self.importer is import_apart and self.settings.functions:
+            known = replace(known, functions=import_apart((), self.settings.functions, self.folders).functions)
+        return replace(known, load_module=self.load)
 
-    def load(self, name: str) -> bool:
-        """Make a module known, and import it to know its scripted agents.
+    def load(self, name: str) -> Registered | None:
+        """Make a module known, and import it to know its functions.
 
         Raises:
             InvalidConfigError: it lies where runs write, or cannot be imported.
         """
         look_in(self.folders, (name,))
         places = [place for place in module_files((name,)) if place.exists()]
-        if not places and not self.is_imported:
+        if not places and self.importer is None:
             raise InvalidConfigError(f"the module {name!r} is neither in {', '.join(self.folders)} nor installed")
         for place in places:
             for folder in self._written_by_runs():
                 if is_below(place, folder):
                     raise InvalidConfigError(f"{place} lies in {folder}, where runs write")
-        if not self.is_imported:
-            return False
-        import_own(name, FIELD, self.folders)
-        for other in self.settings.functions:
-            import_own(other, "SOONG_FUNCTIONS", self.folders)
-        return True
+        self._loaded.append(name)
+        return self.importer and self.importer(self._loaded, self.settings.functions, self.folders)
 
     def added_to_settings(self, plan: Plan) -> Settings:
         """Return the settings with which a service imports the plan's modules."""

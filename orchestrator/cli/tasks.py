@@ -63,10 +63,13 @@ def validate(
     project: Path = typer.Option(Path(), "--project", help="Folder whose own agent definitions count, too."),
     is_json: bool = _JSON,
 ) -> None:
-    """Check a plan and name every problem with its place and hint. Nothing is written."""
+    """Check a plan and name every problem with its place and hint. Nothing is written.
+
+    The modules that the plan names are imported, in a process of their own that has 20 seconds.
+    """
     from soong.orchestrator.cli.plan_file import read_plan
 
-    read = read_plan(plan, _names_of(plan, project))
+    read = read_plan(plan, _names_of(plan, project, imports=True))
     if is_json:
         emit(
             {"title": read.title, "inputs": [one.name for one in read.inputs], "steps": [one.id for one in read.steps]}
@@ -76,13 +79,15 @@ def validate(
         say(f"{visible(str(plan))} is a plan: '{visible(read.title)}', {len(read.steps)} steps, inputs: {inputs}")
 
 
-def _names_of(plan: Path, project: Path) -> "PlanNames":
-    """Return what a plan file may name; its modules are looked up and not imported, for nothing is run."""
+def _names_of(plan: Path, project: Path, *, imports: bool = False) -> "PlanNames":
+    """Return what a plan file may name; with ``imports`` its modules are imported, in a process of their own."""
+    from soong.orchestrator.cli.module_import import import_apart
     from soong.orchestrator.cli.plan_modules import PlanModules
     from soong.orchestrator.client.catalog import Catalogue
 
     settings = load_settings()
-    return PlanModules(settings, Catalogue.of(settings).at(project.absolute()), plan, is_imported=False).names()
+    catalogue = Catalogue.of(settings).at(project.absolute())
+    return PlanModules(settings, catalogue, plan, importer=import_apart if imports else None).names()
 
 
 @app.command()

@@ -26,7 +26,7 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, PlanStep
+from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, PlanStep, Registered
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import Policy
@@ -45,15 +45,19 @@ def tools_of(environment: ToolEnvironment) -> tuple[ToolDefinition, ...]:
 def deployed_modules(settings: Settings) -> ModuleLoader:
     """Return what takes the modules of a plan that the deployment names itself, and loads none."""
 
-    def load(name: str) -> bool:
+    def load(name: str) -> Registered | None:
         if name not in settings.functions:
-            words = f"SOONG_FUNCTIONS does not name the module {name!r}"
-            raise InvalidConfigError(
-                f"{words}; name it there for the workers too, or run the plan with `soong run FILE`"
-            )
-        return False
+            raise InvalidConfigError(f"SOONG_FUNCTIONS does not name the module {name!r}")
+        return None
 
     return load
+
+
+def deployed_hint(settings: Settings) -> str:
+    """Return what to do about a module of a plan that a service does not have."""
+    if settings.is_embedded:
+        return "set SOONG_FUNCTIONS for the service, or run the plan from a file next to the module: `soong run FILE`"
+    return "add it to SOONG_FUNCTIONS of this command and of every worker; a deployment takes modules from nowhere else"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ MOVES: Final[Mapping[str, StepEvent]] = {
     EventType.STEP_SKIPPED: StepEvent.SKIP,
 }
 """What each event of a step does to its status."""
-_UNCHECKED: Final = PlanNames(load_module=lambda _name: False)
+_UNCHECKED: Final = PlanNames(load_module=lambda _name: None)
 """The plan was checked when it was run; its modules are not looked for."""
 
 

@@ -56,7 +56,7 @@ def drawings(home: Path) -> Iterator[tuple[str, str]]:
     settings = Settings(agent_home=home)
     catalogue = Catalogue.of(settings)
     for plan in sorted(ROOT.glob("examples/*.yaml")):
-        names = PlanModules(settings, catalogue, plan, is_imported=False).names()
+        names = PlanModules(settings, catalogue, plan, importer=None).names()
         yield plan.name, mermaid(load_plan(plan, names))
     for title in HOSTILE:  # spelled as names, which come back a line each
         yield f"title {title!a}", mermaid(parse_plan(json.dumps(hostile_plan(title)), "p.json"))

@@ -224,7 +224,7 @@ class Deployment:
     ) -> Task:
         """Write a session and a task, as a client does, and ring."""
         catalogue = Catalogue.of(self.settings)
-        known = replace(catalogue.known(), load_module=lambda _name: False)
+        known = replace(catalogue.known(), load_module=lambda _name: None)
         read = load_plan(plan, known) if isinstance(plan, Path) else plan_from_json(plan, "test")
         folder = str(project or self.home)
         readonly = catalogue.readonly_tools

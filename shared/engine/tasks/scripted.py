@@ -8,8 +8,10 @@ A function is run again from its start when its run continues in another process
 it must be deterministic: what it does follows from its inputs and its calls' results alone.
 """
 
+import ast
 import asyncio
 import inspect
+import textwrap
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -98,6 +100,22 @@ def resolve_script(name: str) -> ScriptedAgent:
 def known_scripts() -> Mapping[str, ScriptedAgent]:
     """Return what is registered in this process now."""
     return dict(_SCRIPTS)
+
+
+def called_tools(body: ScriptBody) -> tuple[str, ...]:
+    """Return the tools that the source of a scripted agent calls by name; none where there is no source to read."""
+    try:
+        tree, (_, agent) = ast.parse(textwrap.dedent(inspect.getsource(body))), inspect.signature(body).parameters
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return ()
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
+    return tuple(
+        name.value
+        for name, function in ((call.args[0], call.func) for call in calls)
+        if isinstance(name, ast.Constant) and isinstance(name.value, str)
+        if isinstance(function, ast.Attribute) and function.attr == "call"
+        if isinstance(function.value, ast.Name) and function.value.id == agent
+    )
 
 
 WHERE: Final = "; modules that register scripted agents are named by SOONG_FUNCTIONS or by the plan's `modules`"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+from soong.orchestrator.cli.module_import import import_here
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.agents.definition import AgentLimits, builtin_definitions
 from soong.shared.agents.loop import run_agent
@@ -23,7 +24,7 @@ from soong.shared.engine.tasks.functions import StepContext, resolve
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs, bind_step
-from soong.shared.engine.tasks.plan.plan import Plan, PlanNames
+from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered
 from soong.shared.engine.tasks.plan.reader import load_plan
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import NewStep, NewTask, Outcome, Step, StepResult, Task
@@ -33,7 +34,6 @@ from soong.shared.tools.ports import CallRecord, GateCall, StartedCall, ToolCall
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
 from soong.shared.tools.surface import Surface, SurfaceRequest, compute_surface
 from soong.shared.toolsets.code.toolset import code_tools
-from soong.shared.toolsets.modules import import_own
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KNOWN = PlanNames(
@@ -188,9 +188,8 @@ class Playground:
 def load_example(name: str) -> Plan:
     file = EXAMPLES / name
 
-    def load(module: str) -> bool:
-        import_own(module, "the plan", [str(file.parent)])
-        return True
+    def load(module: str) -> Registered:
+        return import_here([module], (), [str(file.parent)])
 
     return load_plan(file, replace(KNOWN, load_module=load))
 

@@ -23,6 +23,7 @@ from soong.shared.engine.tasks.plan.plan import (
     Plan,
     PlanNames,
     PlanStep,
+    Registered,
     Report,
 )
 from soong.shared.engine.tasks.plan.template import Reference, references
@@ -48,7 +49,7 @@ NOTHING: Standing = MappingProxyType({})
 
 def check_plan(plan: Plan, known: PlanNames, report: Report, standing: Standing = NOTHING) -> None:
     """Report every problem between the parts of a plan, and between them and the steps that are ``standing``."""
-    known = replace(known, scripts=_scripts(plan, known, report))
+    known = _with_modules(plan, known, report)
     ids = _check_ids(plan, report, standing)
     _check_edges(plan, ids, report, standing)
     inputs = frozenset(one.name for one in plan.inputs)
@@ -157,7 +158,7 @@ def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNa
     if known.tools is not None:
         _check_tools(step, known.tools, names.patterns, path, report)
     if step.script:
-        _check_script(step.script, (*path, "script"), known, report)
+        _check_script(step, path, known, report)
 
 
 def _check_tools(step: PlanStep, tools: frozenset[str], patterns: dict[str, bool], path: Path, report: Report) -> None:
@@ -185,27 +186,43 @@ def _check_function(name: str, place: Path, known: PlanNames, report: Report) ->
     report(place, f"there is no step function {name!r}", Unknown(name, functions, after=after))
 
 
-def _scripts(plan: Plan, known: PlanNames, report: Report) -> frozenset[str] | None:
-    """Return the scripted agents that are known once the plan's modules are; None where they are not known here."""
+def _with_modules(plan: Plan, known: PlanNames, report: Report) -> PlanNames:
+    """Return what a plan may name once its modules are known."""
     if plan.modules and known.load_module is None:
         hint = "remove them; the workers' SOONG_FUNCTIONS names modules, or `soong run FILE` takes the plan's"
         report(("modules",), "a plan that is submitted in this way cannot name modules", hint)
-        return known.scripts
-    is_known = bool(plan.modules)
+        return known
+    found: list[Registered | None] = []
     for index, name in enumerate(plan.modules):
         try:
-            is_known = known.load_module is not None and known.load_module(name) and is_known
+            found.append(None if known.load_module is None else known.load_module(name))
         except InvalidConfigError as error:
-            report(("modules", index), str(error), "name a module next to the plan's file that can be imported")
-            is_known = False
-    return frozenset(known_scripts()) if is_known else known.scripts
+            report(("modules", index), str(error), known.module_hint)
+            found.append(None)
+    if not found or None in found:
+        return known
+    last = found[-1]
+    return (
+        replace(known, functions=last.functions, scripts=frozenset(last.scripts), calls=last.scripts) if last else known
+    )
 
 
-def _check_script(name: str, place: Path, known: PlanNames, report: Report) -> None:
+def _check_script(step: PlanStep, path: Path, known: PlanNames, report: Report) -> None:
+    name, place = step.script, (*path, "script")
     scripts = known.scripts if known.scripts is not None else frozenset(known_scripts())
-    if name in scripts or (known.scripts is None and not name.startswith("builtin.")):
+    if name not in scripts and (known.scripts is not None or name.startswith("builtin.")):
+        report(place, f"there is no scripted agent {name!r}", Unknown(name, scripts, after=WHERE))
+    if known.tools is None:
         return
-    report(place, f"there is no scripted agent {name!r}", Unknown(name, scripts, after=WHERE))
+    for tool in known.calls.get(name, ()):
+        if tool not in known.tools:
+            report(place, f"{name!r} calls the tool {tool!r}, which does not exist", Unknown(tool, known.tools))
+    calls = step.inputs.get("calls") if name == "builtin.calls" else None
+    for index, call in enumerate(calls if isinstance(calls, list | tuple) else ()):
+        called = call.get("call") if isinstance(call, Mapping) else None
+        if isinstance(called, str) and "${" not in called and called not in known.tools:
+            place = (*path, "inputs", "calls", index, "call")
+            report(place, f"there is no tool {called!r}", Unknown(called, known.tools))
 
 
 class _References:

@@ -5,7 +5,7 @@ Owns the values. Reading one is :mod:`soong.shared.engine.tasks.plan.reader`, it
 Whatever a plan says is checked before anything is written.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -125,8 +125,16 @@ Report: TypeAlias = Callable[[Path, str, Hint], None]
 """Takes the place, the problem and the hint of one problem."""
 
 
-ModuleLoader: TypeAlias = Callable[[str], bool]
-"""Makes a module of a plan known; says whether its scripted agents are registered now. Raises: InvalidConfigError."""
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The functions that modules have registered; of scripted agents with the tools that their source calls by name."""
+
+    functions: frozenset[str]
+    scripts: Mapping[str, Sequence[str]]
+
+
+ModuleLoader: TypeAlias = Callable[[str], Registered | None]
+"""Makes a module of a plan known; returns what is registered with it, if that is known. Raises: InvalidConfigError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,10 @@ class PlanNames:
     definitions: frozenset[str] | None = None
     functions: frozenset[str] | None = None
     scripts: frozenset[str] | None = None
+    calls: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The tools that the source of scripted agents calls by name, as far as it is known."""
     load_module: ModuleLoader | None = None
+    module_hint: str = "name a module next to the plan's file that can be imported"
     may_name_orchestrator: bool = False
     """Only of a fork, which has the definition of its parent and the rights of a child."""
     definition_models: Mapping[str, str] = field(default_factory=dict)

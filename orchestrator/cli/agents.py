@@ -59,7 +59,10 @@ def list_agents(project: Path = _PROJECT, *, is_json: bool = _JSON) -> None:
         return
     rows = [(one.id, one.mode.value, one.model or "-", _source(one), one.description) for one in known]
     output(table(("agent", "mode", "model", "source", "what it is for"), rows))
-    if broken := [file for file in _all_files(project) if file.definition is None]:
+    files = _all_files(project)
+    for file in files:
+        _say_notes(file)
+    if broken := [file for file in files if file.problems]:
         say(f"{_files(len(broken))} cannot be used; soong agents validate shows why")
 
 
@@ -104,6 +107,39 @@ def new(definition_id: str = _ID) -> None:
     say("edit it, then: soong agents validate")
 
 
+@app.command("import")
+def import_agents(
+    folder: Path = typer.Argument(..., metavar="DIR", help="Folder of agents' files, such as ~/.claude/agents."),
+    project: Path | None = typer.Option(None, "--project", help="Copy them into this project, not into the home."),
+) -> None:
+    """Copy the agents of another program, and report what of them has no meaning here. Nothing is overwritten."""
+    from soong.shared.agents.definition import builtin_definitions
+    from soong.shared.agents.definition_files import FOLDER, definition_file, skipped
+    from soong.shared.agents.project_definitions import PROJECT_FOLDER
+
+    if not folder.is_dir():
+        raise UsageError(f"{str(folder)!r} is not a folder; name the one with the agents' files")
+    target = load_settings().home / FOLDER if project is None else project / PROJECT_FOLDER
+    target.mkdir(parents=True, exist_ok=True)
+    copied, problems = 0, 0
+    for path in sorted(folder.rglob("*.md")):
+        file = skipped(path) or definition_file(path)
+        name = "" if file.definition is None else file.definition.id
+        for problem in file.problems:
+            complain(str(problem))
+        if name in builtin_definitions().ids or (name and (target / f"{name}.md").exists()):
+            complain(f"{path}: there is an agent {name!r} already; give it another `name`")
+            problems += 1
+        elif name:
+            (target / f"{name}.md").write_bytes(path.read_bytes())
+            copied += 1
+        problems += len(file.problems)
+        _say_notes(file)
+    output(f"{_files(copied)} copied into {target}")
+    if problems:
+        raise typer.Exit(2)
+
+
 @app.command()
 def validate(
     files: list[Path] = typer.Argument(None, metavar="[FILE]...", help="Files [all of this home and of the project]."),
@@ -113,8 +149,7 @@ def validate(
 ) -> None:
     """Check the files of definitions and list every problem with its line."""
     from soong.orchestrator.schemas.agent import AgentFileSchema
-    from soong.shared.agents.definition_files import definition_file
-    from soong.shared.agents.project_definitions import claude_file
+    from soong.shared.agents.definition_files import claude_file, definition_file
 
     readers = {True: claude_file, False: definition_file}
     found = [readers[".claude" in path.resolve().parts](path) for path in files or ()] or _all_files(project)

@@ -245,7 +245,10 @@ async def check_agent_files(settings: Settings) -> Finding:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         return Finding("agents", Level.WARN, f"{problems[0].place}: {problems[0].problem}{more}", problems[0].hint)
-    return Finding("agents", Level.OK, f"{len(files)} defined in {settings.home / FOLDER}")
+    notes = [f"; {file.path.name}: {note}" for file in files for note in file.notes]
+    more = f" (and {len(notes) - 1} more: soong agents list)" if len(notes) > 1 else ""
+    count = sum(file.definition is not None for file in files)
+    return Finding("agents", Level.OK, f"{count} defined in {settings.home / FOLDER}{''.join(notes[:1])}{more}")
 
 
 async def check_modules(settings: Settings) -> Finding:

@@ -109,7 +109,7 @@ GROUPS: Final[Mapping[str, Mapping[str, CommandEntry]]] = {
         "agents": CommandEntry(
             "agents",
             "List, show, write and check agent definitions.",
-            ("soong agents list", "soong agents new release-notes", "soong agents validate"),
+            ("soong agents list", "soong agents new release-notes", "soong agents import ~/.claude/agents"),
         ),
         "tools": CommandEntry(
             "tools",

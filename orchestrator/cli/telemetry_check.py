@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from soong.orchestrator.cli.finding import Finding, Level
-from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.installation import install_line
 from soong.shared.core.settings import Settings
 from soong.shared.core.telemetry import load_telemetry
 
@@ -21,7 +21,7 @@ async def check_telemetry(_settings: Settings) -> Finding:
     if not wanted.traces:
         return Finding(_CHECK, Level.OK, "off: no OTEL_* variable asks for traces")
     if not _is_installed():
-        hint = f"pip install '{DISTRIBUTION}[otel]'"
+        hint = install_line("otel")
         return Finding(_CHECK, Level.WARN, "off: OpenTelemetry is not installed", hint)
     try:
         parts = urlsplit(wanted.endpoint)

@@ -8,7 +8,7 @@ from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.telemetry.metrics_consumer import MetricsConsumer
 from soong.orchestrator.telemetry.span_consumer import SpanConsumer
 from soong.shared.core.clock import Clock
-from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.installation import install_line
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.telemetry import TelemetrySettings
@@ -21,7 +21,7 @@ FINISH_S: Final = 3.0
 LONGEST_INTERVALS: Final = 6
 """How long spans wait for a free core, in intervals of their sending."""
 METRICS_INTERVAL_S: Final = 5.0
-NOT_INSTALLED: Final = f"OpenTelemetry is not installed; pip install '{DISTRIBUTION}[otel]'"
+NOT_INSTALLED: Final = f"OpenTelemetry is not installed; {install_line('otel')}"
 
 
 @dataclass(frozen=True, slots=True)

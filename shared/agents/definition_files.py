@@ -39,7 +39,7 @@ def definition_files(home: Path | None) -> list[DefinitionFile]:
     taken = dict.fromkeys(builtin_definitions().ids, "it is built in")
     found = []
     for path in paths[:MAX_FILES]:
-        file = definition_file(path)
+        file = skipped(path) or definition_file(path)
         definition_id = "" if file.definition is None else file.definition.id
         if definition_id in taken:
             words = f"the id {definition_id!r} is taken ({taken[definition_id]})"
@@ -101,19 +101,39 @@ def _written(entry: "os.DirEntry[str]") -> tuple[str, int, int, int]:
     return entry.name, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def definition_file(path: Path, read: Callable[[str, Path], AgentDefinition] | None = None) -> DefinitionFile:
-    """Read one file; ``read`` knows its form, by default that of our own definitions."""
-    if read is None:
-        from soong.shared.agents.definition_document import read_definition
-
-        read = read_definition
+def skipped(path: Path) -> DefinitionFile | None:
+    """Return a file of a folder that is not an agent, such as a README: it has no front matter; else None."""
     try:
-        return DefinitionFile(path, read(_text_of(path), path))
+        if _text_of(path).lstrip("\ufeff").startswith("---"):
+            return None
+    except (OSError, UnicodeDecodeError, PathRefusedError):
+        return None  # whoever reads it says what is wrong with it
+    return DefinitionFile(path, None, notes=("it has no front matter and is not read as an agent",))
+
+
+def definition_file(
+    path: Path, read: Callable[[str, Path, list[str]], AgentDefinition] | None = None
+) -> DefinitionFile:
+    """Read one file; ``read`` knows its form, by default that of our own definitions."""
+    notes: list[str] = []
+    if read is None:
+        from soong.shared.agents.claude_definitions import read_agent
+
+        read = read_agent
+    try:
+        return DefinitionFile(path, read(_text_of(path), path, notes), notes=tuple(notes))
     except InvalidPlanError as error:
         return DefinitionFile(path, None, tuple(error.problems))
     except (OSError, UnicodeDecodeError, PathRefusedError) as error:
         words = f"it is not UTF-8 text (byte {error.start})" if isinstance(error, UnicodeDecodeError) else str(error)
         return DefinitionFile(path, None, (Problem(str(path), words, "make it a readable text file"),))
+
+
+def claude_file(path: Path) -> DefinitionFile:
+    """Read a file of Claude Code, whatever fields it has."""
+    from soong.shared.agents.claude_definitions import claude_definition
+
+    return definition_file(path, claude_definition)
 
 
 def _text_of(path: Path) -> str:

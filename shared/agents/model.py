@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.agents.client_bodies import leave_long_parts
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.installation import install_line
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.engine.tasks.scripted import resolve_script
 
@@ -98,7 +98,7 @@ def _provider_model(name: str) -> "Model[Any]":
         model = infer_model(name)
     except ImportError as error:
         extra = _EXTRAS.get(provider)
-        hint = f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"install what it names: {error}"
+        hint = install_line(extra) if extra else f"install what it names: {error}"
         raise InvalidConfigError(f"the model {name!r} needs a package that is not installed; {hint}") from error
     except UserError as error:
         raise InvalidConfigError(_unusable(name, str(error))) from error

@@ -6,20 +6,16 @@ is sent to: a model is taken only where the user's configuration lists it, and l
 """
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from soong.shared.agents.definition import ID, AgentDefinition, AgentDefinitionRegistry, AgentLimits
-from soong.shared.agents.definition_document import read_definition
-from soong.shared.agents.definition_files import DefinitionFile, definition_file
+from soong.shared.agents.definition import AgentDefinitionRegistry, AgentLimits
+from soong.shared.agents.definition_files import DefinitionFile, claude_file, definition_file
 from soong.shared.core.config import AgentsConfig
-from soong.shared.core.errors import InvalidPlanError, Problem
-from soong.shared.core.front_matter import split
-from soong.shared.core.jsontext import Json
+from soong.shared.core.errors import Problem
 from soong.shared.sandbox.paths import is_below
 
 PROJECT_FOLDER: Final = Path(".soong", "agents")
@@ -28,20 +24,6 @@ PREFIXES: Final = ("project.", "claude.")
 MAX_FILES: Final = 100
 """Of each folder that are read, in the order of their names."""
 
-_CLAUDE_TOOLS: Final[Mapping[str, str]] = {
-    "Read": "code.read_file",
-    "Grep": "code.search",
-    "Glob": "code.list_dir",
-    "LS": "code.list_dir",
-    "Edit": "code.edit_file",
-    "MultiEdit": "code.edit_file",
-    "Write": "code.write_file",
-    "Bash": "code.run_command",
-    "Skill": "internal.load_skill",
-}
-"""Tools of Claude Code by their names here."""
-
-_FIELD = re.compile(r"([A-Za-z_-]+):[ \t]*(.*)")
 _LIMITING: Final = frozenset({"tokens", "cost_usd"})
 """Limits that are none unless somebody sets them: setting one only takes away."""
 
@@ -121,79 +103,3 @@ def _restricted(file: DefinitionFile, prefix: str, config: AgentsConfig) -> Defi
 
 def _may_choose(model: str, config: AgentsConfig) -> bool:
     return any(fnmatchcase(model, pattern) for pattern in config.project_models)
-
-
-# -- files of Claude Code
-def claude_file(path: Path) -> DefinitionFile:
-    """Read a file as Claude Code writes it: name, description, tools and model; other fields are its own business."""
-    notes: list[str] = []
-
-    def read(text: str, place: Path) -> AgentDefinition:
-        return _claude_definition(text, place, notes)
-
-    found = definition_file(path, read)
-    return replace(found, notes=tuple(notes) if found.definition else ())
-
-
-def _claude_definition(text: str, path: Path, notes: list[str]) -> AgentDefinition:
-    """Raises: InvalidPlanError."""
-    parts = split(text)
-    if parts is None:
-        return read_definition(text, path)  # which says what is missing
-    fields = _claude_fields(parts.fields, path)
-    wanted, unknown = _claude_tools(fields.get("tools"))
-    if unknown:
-        notes.append(f"tools that are not known here are left out: {', '.join(unknown)}")
-    if fields.get("model") not in (None, "", "inherit"):
-        notes.append(f"its model {str(fields['model'])[:80]!r} is a name of Claude Code; the task's model is used")
-    name = str(fields.get("name") or path.stem).lower()
-    head = {"name": name, "description": " ".join(str(fields.get("description") or "").split())[:500]}
-    if not re.fullmatch(ID, name) or not head["description"]:
-        problem = Problem(str(path), "it has no usable `name` and `description`", "write both in its front matter")
-        raise InvalidPlanError((problem,))
-    return AgentDefinition(
-        id=name,
-        name=name,
-        description=head["description"],
-        instructions=_body(parts.body, path),
-        suggested_tools=wanted,
-        source=str(path),
-    )
-
-
-def _body(body: str, path: Path) -> str:
-    if not body:
-        raise InvalidPlanError((Problem(str(path), "there is no text after the front matter", "write it there"),))
-    return body
-
-
-def _claude_fields(text: str, path: Path) -> Mapping[str, Any]:
-    """Return the fields. Descriptions there are often no YAML: then each line that begins with a name is a field."""
-    from soong.shared.engine.tasks.plan.yaml_document import read_document
-
-    try:
-        value: Json = read_document(f"\n{text}", str(path)).value
-        if isinstance(value, dict):
-            return value
-    except InvalidPlanError:
-        pass
-    found: dict[str, list[str]] = {}
-    last = ""
-    for line in text.splitlines():
-        field = _FIELD.match(line)
-        if field is not None:
-            last = field[1]
-            found[last] = [field[2]]
-        elif last:
-            found[last].append(line)
-    return {name: "\n".join(lines) for name, lines in found.items()}
-
-
-def _claude_tools(wanted: object) -> tuple[tuple[str, ...] | None, list[str]]:
-    """Return the tools by their names here, and those that have none; None for the role's own."""
-    if wanted is None or wanted in ("", "*"):
-        return None, []
-    words = wanted if isinstance(wanted, list) else re.split(r"[,\n]", str(wanted))
-    names = [re.sub(r"\(.*", "", str(word).strip(" -\t")) for word in words]
-    known = dict.fromkeys(_CLAUDE_TOOLS[name] for name in names if name in _CLAUDE_TOOLS)
-    return tuple(known), [name for name in names if name and name not in _CLAUDE_TOOLS]

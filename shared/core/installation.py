@@ -23,3 +23,10 @@ MODULE_FOLDERS: Final = tuple(
     dict.fromkeys((PACKAGE, *((PACKAGE / part).resolve() for part in ("orchestrator", "shared", "worker"))))
 )
 """In a checkout the three parts are links that lead out of the package."""
+
+
+def install_line(extra: str) -> str:
+    """Return the command that adds an extra to this installation: of a checkout, or of the installed package."""
+    is_checkout = (INSTALL_ROOT / "pyproject.toml").is_file()
+    what = f"-e '{INSTALL_ROOT}[{extra}]'" if is_checkout else f"'{DISTRIBUTION}[{extra}]'"
+    return f"{'pip' if find_spec('pip') else 'uv pip'} install {what}"

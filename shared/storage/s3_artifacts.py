@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from soong.shared.core.errors import ForgedError, InvalidConfigError, NotFoundError, UnavailableError, UsageError
-from soong.shared.core.installation import DISTRIBUTION
+from soong.shared.core.installation import install_line
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.retention import StoredArtifact
 from soong.shared.storage.artifacts import MAX_ARTIFACT_BYTES
@@ -277,5 +277,5 @@ def require_client() -> None:
         import botocore.session  # noqa: F401  # looked for
     except ImportError as error:
         raise InvalidConfigError(
-            f"SOONG_ARTIFACTS_URL names a bucket, and botocore is not installed; pip install '{DISTRIBUTION}[s3]'"
+            f"SOONG_ARTIFACTS_URL names a bucket, and botocore is not installed; {install_line('s3')}"
         ) from error

@@ -29,6 +29,7 @@ _ENVIRONMENT_READERS = {
     "worker/app.py": "takes the inherited pipe whose end says that the starter is gone",
     "orchestrator/embedded/environment.py": "makes the environment of the processes that a service starts",
     "orchestrator/embedded/preforked_workers.py": "gives a forked worker the environment of a child",
+    "orchestrator/cli/main.py": "asks whether any setting is given, without importing the settings",
     "orchestrator/cli/service_run.py": "asks for the home and for what changes a run, without importing the settings",
     "orchestrator/cli/plan_intake.py": "compares a command's environment with that of its service",
     "orchestrator/cli/web_console.py": "asks whether a browser may have a window: DISPLAY, WAYLAND_DISPLAY",

@@ -141,7 +141,7 @@ def test_a_home_without_the_folder_has_the_built_in_ones(tmp_path: Path) -> None
 
 
 def test_a_broken_file_keeps_no_other_from_being_used(tmp_path: Path) -> None:
-    write(tmp_path, "broken.md", "no front matter")
+    write(tmp_path, "broken.md", "---\nno end")
     write(tmp_path, "good.md", SHORT)
     write(tmp_path, "README.txt", "not a definition")
 

@@ -86,6 +86,7 @@ def test_a_file_of_claude_code_is_read_as_it_is(tmp_path: Path) -> None:
     assert found.description.startswith("Use this agent when code was written. Examples: <example>Context: a change.")
     assert found.suggested_tools == ("code.read_file", "code.search", "code.run_command")
     assert notes == (
+        "fields that have no meaning here are ignored: color",
         "tools that are not known here are left out: WebSearch, mcp__github__get",
         "its model 'opus' is a name of Claude Code; the task's model is used",
     )

@@ -77,3 +77,48 @@ def test_the_tool_set_of_a_users_definition_is_explained(tmp_path: Path) -> None
     )
 
     assert found["tools"] == ["code.search"]
+
+
+def test_files_of_another_program_are_imported_and_what_has_no_meaning_is_reported(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs" / "nested"
+    theirs.mkdir(parents=True)
+    (theirs / "a.md").write_text("---\nname: a\ndescription: b\ntools: Read, Grep, Foo\ncolor: red\n---\nx")
+    (theirs / "b.md").write_text("---\nname: B-x\ndescription: A: b\n---\nx")
+    (theirs / "README.md").write_text("# Agents")
+
+    done = soong("agents", "import", str(tmp_path / "theirs"), home=tmp_path)
+    again = soong("agents", "import", str(tmp_path / "theirs"), home=tmp_path)
+    shown = {one: json.loads(soong("agents", "show", one, "--json", home=tmp_path).stdout) for one in ("a", "b-x")}
+    listed = soong("agents", "list", home=tmp_path)
+    checked = soong("doctor", "--json", home=tmp_path).stdout
+
+    assert (done.returncode, done.stdout) == (0, f"2 files copied into {tmp_path / 'soong' / 'agents'}\n")
+    assert "README.md: it has no front matter and is not read as an agent" in done.stderr
+    assert (again.returncode, "there is an agent 'a' already" in again.stderr) == (2, True)
+    assert shown["a"]["suggested_tools"] == ["code.read_file", "code.search"]
+    assert shown["b-x"]["description"] == "A: b"
+    assert listed.stderr.count("fields that have no meaning here are ignored: color") == 1
+    assert "tools that are not known here are left out: Foo" in listed.stderr
+    assert "2 defined in" in checked
+    assert "a.md: fields that have no meaning" in checked
+
+
+def test_agents_are_imported_into_a_project_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.md").write_text("---\nname: a\ndescription: b\ntools: Read\n---\nx")
+    (tmp_path / "project").mkdir()
+
+    done = soong("agents", "import", str(tmp_path / "in"), "--project", str(tmp_path / "project"), home=tmp_path)
+    listed = json.loads(soong("agents", "list", "--project", str(tmp_path / "project"), "--json", home=tmp_path).stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert "project.a" in [one["id"] for one in listed]
+
+
+def test_a_file_without_front_matter_is_skipped_with_a_word(tmp_path: Path) -> None:
+    write(tmp_path, "README.md", "# Our agents")
+
+    listed = soong("agents", "list", home=tmp_path)
+
+    assert "README.md: it has no front matter and is not read as an agent" in listed.stderr
+    assert "cannot be used" not in listed.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from soong.orchestrator.cli.commands import COMMANDS
+from soong.shared.core.installation import install_line
 from tests.unit.cli.calling import soong, started_soong
 
 PLAN = "title: One\nsteps:\n  - id: a\n    kind: python\n    call: builtin.echo\n"
@@ -201,7 +202,7 @@ AGENT = "title: T\nsteps:\n- {id: a, instructions: go%s}\n"
     [
         ("gpt-4o", "the model 'gpt-4o' is not known"),
         ("scirpt", "did you mean 'script'?"),
-        ("mistral:large", "pip install 'soong-agents[mistral]'"),
+        ("mistral:large", install_line("mistral")),
     ],
 )
 def test_a_model_that_cannot_be_used_here_starts_and_writes_nothing(tmp_path: Path, model: str, said: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from soong.orchestrator.cli.finding import Finding, Level
 from soong.orchestrator.cli.telemetry_check import check_telemetry
+from soong.shared.core.installation import install_line
 from soong.shared.core.settings import load_settings
 from tests.otlp_receiver import otlp_receiver
 from tests.servers import free_port
@@ -61,4 +62,4 @@ async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.Mon
 
     finding = await checked(monkeypatch, "http://127.0.0.1:4318")
 
-    assert (finding.level, finding.hint) == (Level.WARN, "pip install 'soong-agents[otel]'")
+    assert (finding.level, finding.hint) == (Level.WARN, install_line("otel"))

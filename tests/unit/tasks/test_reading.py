@@ -444,3 +444,8 @@ def test_a_word_of_a_closed_set_lists_the_set_once() -> None:
 def test_a_limit_is_written_out() -> None:
     with pytest.raises(InvalidPlanError, match="at most 2592000"):
         parse_plan("title: T\nsteps:\n- {id: a, instructions: go, timeout_s: 9999999}\n", "plan")
+
+
+def test_the_text_of_a_plan_in_place_of_a_path_is_recognised() -> None:
+    with pytest.raises(InvalidPlanError, match="it is the text of a plan, and a path is expected"):
+        load_plan("title: x\nsteps: []")

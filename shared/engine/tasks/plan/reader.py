@@ -68,6 +68,9 @@ def load_plan(path: FilePath | str, known: PlanNames | None = None) -> Plan:
     Raises:
         InvalidPlanError: the file cannot be read, or what it says is not a plan.
     """
+    if "\n" in str(path):
+        hint = "name a file, or give the plan as a mapping: yaml.safe_load(text)"
+        raise InvalidPlanError([Problem("plan", "it is the text of a plan, and a path is expected", hint)])
     file = FilePath(path)
     try:
         with file.open(encoding="utf-8-sig") as opened:

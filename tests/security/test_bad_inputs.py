@@ -216,7 +216,7 @@ ROWS = [
         for tool, more in TOOLS.items()
         for length, path in LONG.items()
     ),
-    Row("row-15-root-read", "read_file", {"path": "/"}, "not_regular_file"),
+    Row("row-15-root-read", "read_file", {"path": "/"}, "asked"),
     Row("row-15-root-search", "search", {"query": "x", "path": "/"}, "asked"),
     Row("row-15-root-write", "write_file", {"path": "/", "content": ""}, "invalid_input"),
     Row("row-15-dot-write", "write_file", {"path": ".", "content": ""}, "not_regular_file"),

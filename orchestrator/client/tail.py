@@ -18,7 +18,8 @@ Listen: TypeAlias = Callable[[str], Coroutine[Any, Any, Subscription]]
 """Opens the subscription of a run."""
 
 POLL_EVERY_S: Final = 1.0
-PAGE: Final = 1000
+PAGE: Final = 100
+"""Events that each reader holds while it does not read on: an API has hundreds of readers, an event has kilobytes."""
 
 
 async def no_subscription(_run_id: str) -> Subscription:

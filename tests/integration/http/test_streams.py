@@ -2,7 +2,11 @@
 
 import asyncio
 import itertools
+import resource
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -280,3 +284,31 @@ async def test_pieces_of_answers_come_between_the_events_without_an_id(scene: Ht
     assert (delta.id, delta.data) == ("", piece.as_json())
     run = await scene.bench.store.runs.run(claim.identity.run_id)
     check_gapless([sent for sent in seen if sent.event != "delta"], 1, run.last_seq)
+
+
+async def test_readers_that_do_not_read_hold_little_of_a_long_log(open_http: OpenScene) -> None:
+    """Eighty of them held 9 MB each: a server with 512 MiB ended."""
+    async with open_http() as scene:
+        claim = await scene.run_with(1)
+        for start in range(0, 2_000, 500):
+            events = [NewEvent("tool_progress", {"x": "y" * 8_000, "n": start + n}) for n in range(500)]
+            await scene.bench.store.runs.append(claim.identity.run_id, claim.fence, events=events, now_us=1)
+        before = _resident_mb()
+        head = (
+            f"GET {stream_of(claim)} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {await scene.token()}\r\n\r\n"
+        )
+        with ExitStack() as open_:
+            for _ in range(80):
+                reader = open_.enter_context(socket.create_connection(("127.0.0.1", scene.port)))
+                reader.sendall(head.encode())
+            await until(lambda: scene.api.streams.held.total() == 80)
+            for _ in range(20):
+                assert (await scene.caller.get("/v1/tasks")).status_code == 200
+            held = _resident_mb() - before
+
+    assert held < 300
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20

@@ -364,7 +364,7 @@ export interface paths {
         put?: never;
         /**
          * Abort Run
-         * @description End a run with its tool calls, as `aborted_tools`; with `continue` one call alone, whose result the agent reads.
+         * @description End a run with its tool calls, as `aborted_tools`; with `continue` one call alone, whose end the agent reads.
          */
         post: operations["abort_run"];
         delete?: never;
@@ -643,7 +643,7 @@ export interface paths {
         };
         /**
          * Show Task
-         * @description Show a task: its inputs, every step with its output or error, what waits for an answer.
+         * @description Show a task: its inputs, its steps page by page with output or error, what waits for an answer.
          */
         get: operations["show_task"];
         put?: never;
@@ -706,7 +706,7 @@ export interface paths {
         };
         /**
          * Task Graph
-         * @description Draw a task in its current state.
+         * @description Draw a task in its current state; of one with more than 1,000 steps the first, and how many are left out.
          */
         get: operations["task_graph"];
         put?: never;
@@ -920,7 +920,7 @@ export interface components {
             call: string;
             /**
              * Continue
-             * @description End this call alone: its agent goes on.
+             * @description End this call alone: its agent continues.
              * @default false
              */
             continue: boolean;
@@ -2834,6 +2834,11 @@ export interface components {
             step: string;
             /** Title */
             title: string;
+            /**
+             * Unended
+             * @description Why it is to end, and what of it still runs; empty when it is not to end.
+             */
+            unended: string;
         };
         /** Workers */
         Workers: {

@@ -17,7 +17,6 @@ from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import place_of
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
-from soong.shared.core.startup import expect_runs
 from soong.shared.core.step_work import StepWork, holding
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.claims import ClaimStore
@@ -117,7 +116,6 @@ class Slots:
 
     def _count_open(self, change: int) -> None:
         self._open += change
-        expect_runs(self._open)
 
     def _closed(self, task: asyncio.Task[int]) -> None:
         self._grown.discard(task)

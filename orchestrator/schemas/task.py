@@ -10,7 +10,6 @@ from soong.orchestrator.client.outcome import Denial, ExitCode, StepReport, Task
 from soong.orchestrator.client.task_limits import TaskLimit
 from soong.orchestrator.schemas.base import AnyJson, AnyObject, Instant, Schema, instant, step_id_of
 from soong.shared.core.clock import rfc3339
-from soong.shared.core.gc_pause import gc_pause
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -216,10 +215,9 @@ class TaskResult(TaskSchema):
     @classmethod
     def of_outcome(cls, outcome: TaskOutcome) -> "TaskResult":
         view = outcome.view
-        with gc_pause(len(view.steps)):
-            steps = [
-                StepDetail.detailed(step, outcome.report_of(step), view.lacks.get(step.key, "")) for step in view.steps
-            ]
+        steps = [
+            StepDetail.detailed(step, outcome.report_of(step), view.lacks.get(step.key, "")) for step in view.steps
+        ]
         return cls(
             **cls.fields_of(view.task, view.counts),
             exit_code=outcome.exit_code,

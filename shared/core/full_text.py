@@ -4,6 +4,7 @@ Owns how text becomes words. Words of several parts (``readFile``, ``read_file``
 Chinese, Japanese and Korean by each pair of neighbouring characters, English ones by their stem.
 """
 
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -11,15 +12,14 @@ from dataclasses import field
 from typing import Final
 
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.core.lazy_pattern import lazy_pattern
 
 MAX_QUERY_WORDS: Final = 64
 
-_WORD: Final = lazy_pattern(r"[^\W_]+")
-_PARTS: Final = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_WORD: Final = re.compile(r"[^\W_]+")
+_PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _UNSPACED: Final = "\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufad9"
-_WITHOUT_SPACES: Final = lazy_pattern(f"[{_UNSPACED}]+")
-_RUNS: Final = lazy_pattern(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
+_WITHOUT_SPACES: Final = re.compile(f"[{_UNSPACED}]+")
+_RUNS: Final = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 
 
 def words_of(text: str) -> list[str]:

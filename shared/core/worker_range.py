@@ -1,12 +1,12 @@
 """How many worker processes an embedded service has: a number, or from one number to another as work asks for it."""
 
+import re
 from typing import Final
 
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.core.lazy_pattern import lazy_pattern
 
 MOST: Final = 64
-_FORM: Final = lazy_pattern(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
+_FORM: Final = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
 @dataclass(frozen=True, slots=True)

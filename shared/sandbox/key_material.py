@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from soong.shared.core.lazy_pattern import lazy_pattern
-
 HEAD_BYTES: Final = 8192
 MAX_BLOCK_BYTES: Final = 64 * 1024
 """A block without an end is taken to end here: the longest keys have a quarter of it."""
@@ -24,7 +22,7 @@ MARKERS: Final = (
 )
 """What a file with a key may hold, as an expression for ripgrep; more files hold it than have a key."""
 
-_KEY: Final = lazy_pattern(
+_KEY: Final = re.compile(
     # A line of its own begins a block; so does a marker that the key's own letters follow, as inside JSON.
     rb"^[ \t]*-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[ \t]*\r?$"
     rb"|-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:\\+[rn]|\s)+[A-Za-z0-9+/=]{16}"
@@ -33,7 +31,7 @@ _KEY: Final = lazy_pattern(
     rb"|^AGE-SECRET-KEY-(?:PQ-)?1[0-9A-Z]{20}",
     re.MULTILINE,
 )
-_LOGIN: Final = lazy_pattern(
+_LOGIN: Final = re.compile(
     # A member of JSON, wherever it is; a line of YAML, INI or an environment file. The value is one opaque word with a
     # digit, which no name, call or sentence of a program is.
     rb"""["'](?:[A-Za-z0-9]{0,40}[_.-])?(?:%(names)s)["'][ \t]{0,40}:\s{0,40}["'](?=[^"'\s]{0,200}[0-9])%(value)s["']"""
@@ -42,7 +40,7 @@ _LOGIN: Final = lazy_pattern(
     % {b"names": _LOGIN_NAMES.encode(), b"value": rb"[A-Za-z0-9+/=_.~|:-]{16,4096}"},
     re.MULTILINE | re.IGNORECASE,
 )
-_EDGE: Final = lazy_pattern(
+_EDGE: Final = re.compile(
     rb"(?P<begin>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 [A-Z ]{0,40}PRIVATE KEY ----)"
     rb"|-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- END SSH2 [A-Z ]{0,40}PRIVATE KEY ----"
 )

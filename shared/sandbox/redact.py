@@ -14,7 +14,6 @@ from urllib.parse import quote, quote_plus
 
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.core.lazy_pattern import lazy_pattern
 from soong.shared.core.patterns import LinearPattern
 
 MARK = "[redacted]"
@@ -50,7 +49,7 @@ _TOKENS: tuple[tuple[str, str], ...] = (
 )
 _COMPILED: tuple[tuple[str, re.Pattern[str] | LinearPattern], ...] = tuple(
     # A text of nothing but beginnings of a web token would be searched to its end from each of them.
-    (marker, LinearPattern(pattern) if marker == "eyJ" else lazy_pattern(pattern))
+    (marker, LinearPattern(pattern) if marker == "eyJ" else re.compile(pattern))
     for marker, pattern in _TOKENS
 )
 _MARKERS = tuple(marker for marker, _ in _TOKENS)

@@ -4,10 +4,10 @@ A terminal obeys what it is shown: it overwrites lines, retitles windows, fills 
 look like another (OSC 8), turns the reading direction around. Neither a person nor a model is shown any of that.
 """
 
+import re
 from typing import Final
 
 from soong.shared.core.inert import inert, is_told_apart
-from soong.shared.core.lazy_pattern import lazy_pattern
 
 # An introducer ends the string before it, as on a terminal: looking past it, a text of introducers would be searched to
 # its end from each of them.
@@ -15,9 +15,9 @@ _CONTROL_STRING: Final = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x90
 _SEQUENCE: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
 _SHORT: Final = r"\x1b[ -/]*[0-~]"
 # A control string that never ends loses only its introducer: nothing behind it may disappear.
-_ESCAPES: Final = lazy_pattern(f"{_CONTROL_STRING}|{_SEQUENCE}|{_SHORT}")
+_ESCAPES: Final = re.compile(f"{_CONTROL_STRING}|{_SEQUENCE}|{_SHORT}")
 
-_LONE: Final = lazy_pattern("[\ud800-\udfff]")
+_LONE: Final = re.compile("[\ud800-\udfff]")
 
 
 def inert_text(text: str) -> str:

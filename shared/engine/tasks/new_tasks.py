@@ -8,7 +8,6 @@ from dataclasses import field, replace
 from typing import TypeAlias
 
 from soong.shared.core.errors import TemplateError
-from soong.shared.core.gc_pause import gc_pause
 from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
 from soong.shared.core.ids import new_id, step_key
 from soong.shared.core.jsontext import JsonObject
@@ -73,8 +72,7 @@ def new_task(
     lineage = Lineage(session.id, task_id, root.run_id, root.agent_id, project, root.origin, is_limited)
     titles = Titles(scope_of(inputs, {}), ExpansionBudget("the titles of the steps"))
     surfaces = Surfaces(surface_of)
-    with gc_pause(len(plan.steps)):
-        steps = tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in plan.steps)
+    steps = tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in plan.steps)
     return NewTask(
         id=task_id,
         session_id=session.id,

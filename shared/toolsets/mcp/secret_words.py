@@ -5,7 +5,6 @@ import unicodedata
 from typing import Final
 
 from soong.shared.core.inert import is_ignorable
-from soong.shared.core.lazy_pattern import lazy_pattern
 from soong.shared.sandbox.key_material import is_key
 from soong.shared.sandbox.redact import MARK, redactor
 
@@ -15,7 +14,7 @@ _LOOK_ALIKES: Final = str.maketrans(
     "abcdefhijklmonpqrstvwxyfabenikvopctuxywonuhgqwabcdefghijklmnoprstuvwyzgilodhtoieasasi",
 )
 _BORDER: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_")
-_WORDS: Final = lazy_pattern(
+_WORDS: Final = re.compile(
     r"pass[\W_]?(?:word|phrase|code)|passwd|\bpwd\b|secret|credential|\b(?:pin|otp|mfa|2fa|cvv|cvc|ssn|bsn|pesel)\b"
     r"|(?:api|private|access|ssh|gpg|pgp|signing|encryption|master|recovery|account|licen[sc]e|anthropic|openai|gemini"
     r"|aws|azure|google|stripe|github|model|provider)[\W_]?(?:\w{1,20}[\W_])?key|\bkey\W{0,3}(?:sk|ghp|akia)\b"

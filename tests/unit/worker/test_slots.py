@@ -1,7 +1,6 @@
 """A slot never keeps a lease that nobody works on."""
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +12,6 @@ from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.startup import OBJECTS_OF_A_RUN, SETTLED, settle_gc
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, NewTask, Step, StepEnd, StepError
@@ -101,25 +99,6 @@ async def test_one_dispatch_fills_all_spare_slots() -> None:
 
     assert most == 4
     assert {step.status for step in steps} == {StepStatus.COMPLETED}
-
-
-async def test_the_collector_makes_room_for_each_open_slot_until_its_step_has_ended() -> None:
-    thresholds = gc.get_threshold()
-    room = []
-
-    async def work(claim: Claim) -> StepEnd:
-        await asyncio.sleep(0)  # the others have begun
-        room.append(gc.get_threshold()[0])
-        return done(claim)
-
-    settle_gc()
-    try:
-        await SlotsHarness(work, capacity=4).hold(*"abcd")
-
-        assert room[0] == SETTLED[0] + 4 * OBJECTS_OF_A_RUN
-        assert gc.get_threshold() == SETTLED
-    finally:
-        gc.set_threshold(*thresholds)
 
 
 class SlowStore(MemoryStore):

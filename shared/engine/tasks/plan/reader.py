@@ -16,7 +16,6 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from soong.shared.core.errors import InvalidPlanError, Problem
-from soong.shared.core.gc_pause import gc_pause
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.texts import EXPECTED, MOST_FAULTS, faults
 from soong.shared.engine.runs.budgets import MICRO, NO_BUDGET, Budget
@@ -117,8 +116,7 @@ def _read(document: Document, known: PlanNames) -> Plan:
         raise problems.error()
     plan = _read_plan(document, report)
     if plan is not None:
-        with gc_pause(len(plan.steps)):
-            check_plan(plan, known, report)
+        check_plan(plan, known, report)
     if problems.count or plan is None:
         raise problems.error()
     return replace(plan, steps=tuple(map(known.with_model, plan.steps))) if known.definition_models else plan
@@ -133,8 +131,7 @@ def _read_plan(document: Document, report: Report) -> Plan | None:
     if head is None:
         return None
     inputs = _read_inputs(head.inputs, report)
-    with gc_pause(len(head.steps)):
-        steps = [read_step(step, ("steps", index), report) for index, step in enumerate(head.steps)]
+    steps = [read_step(step, ("steps", index), report) for index, step in enumerate(head.steps)]
     limits = NO_BUDGET if head.limits is None else planned_limits(head.limits)
     return Plan(head.title, inputs, tuple(steps), value, document.source, limits, head.modules)
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 from sqlalchemy import func, select
 
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
-from soong.shared.core.gc_pause import gc_pause
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
@@ -247,17 +246,16 @@ def _task_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
     root = task.root_run.identity.run_id
     documents = (plain(task.title), pack(task.plan), pack(task.inputs))
     row = (task.id, task.session_id, task.kind.value, *documents, root, task.created_us, task.trace_parent)
-    with gc_pause(len(task.steps)):
-        run_log = RunLogBuffer(task.created_us)
-        run_log.create(task.root_run, RunStatus.RUNNING)
-        run_log.note(root, EventType.TASK_CREATED, task=task.id)
-        note_steps(run_log, task.steps, root)
-        return (
-            ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
-            *_limit_rows(task, is_postgres=is_postgres),
-            ready_steps(task.steps, is_postgres=is_postgres),
-            *run_log.ready(is_postgres=is_postgres),
-        )
+    run_log = RunLogBuffer(task.created_us)
+    run_log.create(task.root_run, RunStatus.RUNNING)
+    run_log.note(root, EventType.TASK_CREATED, task=task.id)
+    note_steps(run_log, task.steps, root)
+    return (
+        ReadyRows.of(INSERT_TASKS, [row], is_postgres=is_postgres),
+        *_limit_rows(task, is_postgres=is_postgres),
+        ready_steps(task.steps, is_postgres=is_postgres),
+        *run_log.ready(is_postgres=is_postgres),
+    )
 
 
 def _limit_rows(task: NewTask, *, is_postgres: bool) -> Sequence[ReadyRows]:
@@ -367,5 +365,4 @@ def read_steps(tx: Transaction, wanted: TableRead, **parameters: Any) -> list[St
 
 
 def steps_of_rows(rows: Sequence[Any]) -> list[Step]:
-    with gc_pause(len(rows)):
-        return [step_of(row) for row in rows]
+    return [step_of(row) for row in rows]

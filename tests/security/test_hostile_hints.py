@@ -101,11 +101,9 @@ async def test_an_owner_hears_of_no_session_whose_id_no_database_takes(
 async def test_a_question_that_took_the_last_id_of_the_stream_leaves_room_for_others(
     clients: RedisClients, notifier: RedisNotifier, subscriber: RedisSubscriber, listens_first: bool
 ) -> None:
-    if listens_first:
-        subscription = await subscriber.subscribe_permissions()
+    early = await subscriber.subscribe_permissions() if listens_first else None
     await clients.commands.xadd(REQUESTS, {"request": "req_bad"}, id=LAST_ID)
-    if not listens_first:
-        subscription = await subscriber.subscribe_permissions()
+    subscription = early or await subscriber.subscribe_permissions()
 
     await notifier.permission_raised("req_1", "sess_1")
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from soong.orchestrator.notifications.foreign_text import one_line
-from soong.shared.agents.project_definitions import claude_file
+from soong.shared.agents.definition_files import claude_file
 from soong.shared.core import front_matter
 from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert

@@ -77,10 +77,11 @@ class FunctionStepRunner:
 
 
 async def _result(call: "asyncio.Future[Any]", interruption: StopSignal) -> Any:
-    """Await a function's end. Its run being paused, a plain function's result is waited for; nothing else is.
+    """Await a function's end. A pause lets a plain function end, and a coroutine that ignores its cancellation.
 
     Raises: asyncio.CancelledError; what the function raised.
     """
+    interruption.lets_end = not isinstance(call, asyncio.Task)
     while True:
         try:
             return await asyncio.shield(call)
@@ -89,11 +90,12 @@ async def _result(call: "asyncio.Future[Any]", interruption: StopSignal) -> Any:
                 return call.result()
             if isinstance(call, asyncio.Task):
                 await cancelled_soon(call, ENDS_SOON_S)
-            if interruption.stop != "release" or call.cancelled():
+            if interruption.stop != "release" or interruption.lets_end or call.cancelled():
                 raise
+            interruption.lets_end = True
             task = asyncio.current_task()
             assert task is not None
-            task.uncancel()  # a pause lets the function end
+            task.uncancel()
 
 
 def _files_in(folder: Path) -> int:

@@ -338,8 +338,10 @@ class WorkerProcess:
     async def _poll(self, worker_id: str) -> None:
         try:
             if self.slots.busy:
-                for interrupt in await self._store.claims.interrupts(worker_id):
+                interrupts = await self._store.claims.interrupts(worker_id)
+                for interrupt in interrupts:
                     await self._carry_out(interrupt)
+                self.slots.resume_all_but({one.run_id for one in interrupts})
             await self.claim_loop.return_unheard()
             await self._incarnation.count_workers()
         except UnavailableError as error:

@@ -7,7 +7,7 @@ when all that it has started has ended: until then it keeps its slot and its lea
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from typing import Protocol, assert_never
 
@@ -21,6 +21,7 @@ from soong.shared.core.step_work import StepWork, holding
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.failure_report import with_report
+from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, RunFence, StepEnd
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop, retry_s
@@ -144,8 +145,17 @@ class Slots:
             is_paused = held.interruption.stop == "release" and stop in ("cancel", "drop")
             if lease[0] == run_id and (held.interruption.stop is None or is_paused):
                 held.interruption.stop, held.interruption.reason = stop, reason
-                cancel_until_done(held.task, reason)
+                cancel_until_done(held.task, reason, held.interruption)
                 self.unended.watch(held)
+
+    def resume_all_but(self, interrupted: Collection[str]) -> None:
+        """Let go on the functions that were paused and are not any more: each is one whose end was waited for."""
+        for held in self._held.values():
+            is_resumed = held.interruption.is_pausing and not held.is_leaving
+            if is_resumed and held.claim.identity.run_id not in interrupted and not held.task.done():
+                held.interruption.stop, held.interruption.reason = None, ""
+                self.unended.ended(held)
+                held.is_stuck = False
 
     def abort_call(self, run_id: str, tool_call_id: str, reason: str) -> None:
         """End one call of a held run, which continues; nothing when the call is not under way here."""
@@ -184,7 +194,11 @@ class Slots:
     async def hand_over(self) -> None:
         """Write how the runs end that end with this process; called last of all. Raises: UnavailableError."""
         worker_id = self.claim_loop.capacity().worker_id
-        ends = [(held, held.end_now()) for held in self._held.values() if held.worker_id == worker_id]
+        ends = [
+            (held, held.end_now())
+            for held in self._held.values()
+            if held.worker_id == worker_id and not held.is_settled
+        ]
         told = [end for _, end in ends if end is not None]
         freed = [lease for held, end in ends for lease in self._leases_of(held, with_own=end is None)]
         if told:
@@ -247,12 +261,20 @@ class Slots:
                 del self._held[lease]
                 self.note_idle()
                 self.watcher.ended(claim, end)
-        return end
+        return None if held.is_settled else end
 
     async def _ended(self, held: HeldRun) -> StepEnd:
-        """Return what the runner reports, once all that the run has started has ended."""
+        """Return what the runner reports, once all that the run has started has ended.
+
+        A completed end is written at once: no second run of its step can begin, and only the slot waits.
+        """
         try:
-            return await held.task
+            end = await held.task
+            if held.work and end.status is StepStatus.COMPLETED:
+                additional = self.additional.ends_with(held.claim, end)
+                await self.claim_loop.next_step(end, held.claim, additional, wants_step=False)
+                held.is_settled = True
+            return end
         finally:
             if held.work and not held.is_abandoned:
                 self.unended.watch(held)

@@ -43,6 +43,8 @@ class HeldRun:
     slot: "asyncio.Task[Any] | None" = None
     is_abandoned: bool = False
     """Its slot is given up; its end is written last of all."""
+    is_settled: bool = False
+    """It has completed and its end is written; what it left behind keeps the slot."""
 
     @property
     def is_left(self) -> bool:
@@ -80,9 +82,10 @@ class UnendedRuns:
     _watched: "dict[RunFence, asyncio.Task[None]]" = field(default_factory=dict)
 
     def watch(self, held: HeldRun) -> None:
-        """Watch a run from now on, unless it is watched already."""
-        if held.claim.run_fence not in self._watched:
-            self._watched[held.claim.run_fence] = asyncio.get_running_loop().create_task(self._watch(held))
+        """Watch a run from now on, for what it is asked to end for now."""
+        self.ended(held)
+        held.is_stuck = False
+        self._watched[held.claim.run_fence] = asyncio.get_running_loop().create_task(self._watch(held))
 
     def ended(self, held: HeldRun) -> None:
         """Watch it no more."""
@@ -102,7 +105,8 @@ class UnendedRuns:
         words = f"{names} has not ended within {self.stuck_s:g} s of its {_cause(held)}; it is at {place or '?'}"
         log.error("function_stuck", step=held.claim.step_key, function=names, at=place, stack=held.work.stacks())
         final = None if error is None else StepError(UNKNOWN, f"{error.message}; {words}; what it did is unknown")
-        await self._report(held, words, final)
+        if not held.is_settled:
+            await self._report(held, words, final)
         self.on_stuck()
 
     async def _report(self, held: HeldRun, words: str, error: StepError | None) -> None:
@@ -120,4 +124,6 @@ def _cause(held: HeldRun) -> str:
     if held.interruption.stop == "release":
         return "pause"
     end = held.end
-    return "time limit" if end is not None and end.status is StepStatus.FAILED else "cancellation"
+    if end is None or end.status is StepStatus.CANCELLED:
+        return "cancellation"
+    return "time limit" if end.status is StepStatus.FAILED else "run"

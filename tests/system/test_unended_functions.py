@@ -30,6 +30,11 @@ class Ledger:
         inputs = {"ledger": str(self.folder / "ledger"), "until": str(self.folder / until) if until else ""}
         return {"id": step_id, "kind": "python", "call": call, "inputs": inputs, **more}
 
+    def agent(self, step_id: str, script: str, **more: object) -> dict[str, object]:
+        """Return a step whose scripted agent, or a tool of its, ends when it is let to."""
+        inputs = {"ledger": str(self.folder / "ledger"), "until": str(self.folder / "until")}
+        return {"id": step_id, "script": script, "inputs": inputs, "allowed_tools": ["test.*"], **more}
+
     def quick(self, step_id: str) -> dict[str, object]:
         return self.step(step_id, until="")
 
@@ -86,7 +91,11 @@ class Scene:
 
 @pytest.fixture(scope="module", params=[{}], ids=["8 slots"])
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    given = {"SOONG_FUNCTIONS": "tests.system.functions", "PYTHONPATH": str(ROOT), "SOONG_WORKERS": "1"}
+    modules = {
+        "SOONG_FUNCTIONS": "tests.system.functions,tests.system.hanging_tools",
+        "SOONG_TOOLS": "tests.system.hanging_tools",
+    }
+    given = {**modules, "PYTHONPATH": str(ROOT), "SOONG_WORKERS": "1", "SOONG_BEAT_S": "0.5"}
     with http_service(
         **{**given, "SOONG_SLOTS": "10", "SOONG_STUCK_S": "2", "SOONG_DRAIN_S": "1", **request.param}
     ) as one:
@@ -128,6 +137,64 @@ def test_a_paused_function_is_not_run_twice_and_its_result_counts(scene: Scene) 
 
     assert scene.until_status(task, "completed")["steps"]["one"]["status"] == "completed"
     assert [line[0] for line in scene.ledger.lines()] == ["begin", "end"]
+
+
+def test_a_function_that_was_paused_and_resumed_fails_at_its_time_limit(scene: Scene) -> None:
+    task = scene.submit(scene.ledger.step("slow", timeout_s=4))
+    scene.until_count("begin", 1)
+    scene.act(task, "pause")
+    scene.until_status(task, "paused", 2)
+    scene.act(task, "resume")
+
+    failed = scene.until_status(task, "failed", 8)
+
+    assert "took longer than 4.0 s" in failed["reason"]
+    assert "of its pause" not in _log_of_worker(scene)
+    scene.ledger.let_end()
+    until(lambda: scene.read(task)["steps"]["slow"]["status"] == "failed", "slow has ended")
+
+
+def test_a_function_reaches_its_time_limit_during_a_pause(scene: Scene) -> None:
+    task = scene.submit(scene.ledger.step("slow", timeout_s=1.5))
+    scene.until_count("begin", 1)
+    scene.act(task, "pause")
+    progress = "took longer than 1.5 s; test.note still runs"
+    until(lambda: progress in str(scene.read(task)["steps"]["slow"]["progress"]), "its time is over")
+    assert scene.read(task)["status"] == "paused"
+
+    scene.act(task, "resume")
+
+    scene.until_status(task, "failed", 8)
+
+
+def test_an_agent_that_has_completed_does_not_wait_for_the_thread_of_its_tool(scene: Scene) -> None:
+    task = scene.submit(
+        scene.ledger.agent("agent", "tests.hang_in_tool"),
+        {"id": "after", "kind": "python", "call": "builtin.echo", "depends_on": ["agent"]},
+    )
+
+    completed = scene.until_status(task, "completed", 8)
+
+    assert completed["steps"]["agent"]["output"] == {"type": "timeout"}
+    stuck = '"function": "test.hang"'
+    until(lambda: stuck in _log_of_worker(scene), "its thread counts as stuck", scene.service.cli.logs)
+
+
+def test_the_thread_of_a_scripted_agent_keeps_its_step_after_a_cancellation(scene: Scene) -> None:
+    task = scene.submit(scene.ledger.agent("agent", "tests.hang_itself"))
+    until(lambda: scene.read(task)["steps"]["agent"]["status"] == "running", "it runs")
+    scene.act(task, "cancel")
+
+    scene.until_status(task, "cancelled", 3)
+
+    until(lambda: "tests.hang_itself" in scene.cli("status"), "status names it", scene.service.cli.logs)
+    assert scene.read(task)["steps"]["agent"]["status"] == "running"
+    scene.ledger.let_end()
+    until(lambda: scene.read(task)["steps"]["agent"]["status"] == "cancelled", "agent has ended")
+
+
+def _log_of_worker(scene: Scene) -> str:
+    return "".join(log.read_text() for log in (scene.service.cli.home / "logs").glob("*.log"))
 
 
 def test_a_limit_counts_functions_that_were_cancelled_and_still_run(scene: Scene) -> None:

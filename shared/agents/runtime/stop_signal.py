@@ -34,6 +34,13 @@ class StopSignal:
     """What the run tells of itself meanwhile: it stays when the run cannot say it at its end any more."""
 
     calls: RunningCalls = field(default_factory=RunningCalls)
+    lets_end: bool = False
+    """The run is a function that a pause lets end."""
+
+    @property
+    def is_pausing(self) -> bool:
+        """Say whether the run is waited for, and only its result counts: it is not cancelled."""
+        return self.lets_end and self.stop == "release"
 
     @property
     def is_set(self) -> bool:
@@ -44,12 +51,13 @@ class StopSignal:
         return self.stop in ("release", "drop", "park")
 
 
-def cancel_until_done(task: "asyncio.Task[Any]", reason: str = "") -> None:
-    """Cancel a run's task, and again every ``CANCEL_AGAIN_S`` until it is done; its calls get the reason.
+def cancel_until_done(task: "asyncio.Task[Any]", reason: str = "", interruption: StopSignal | None = None) -> None:
+    """Cancel a run's task, and again every ``CANCEL_AGAIN_S`` until it is done or may end; its calls get the reason.
 
     Code that a run calls can lose a cancellation, as ``asyncio.wait_for`` does before Python 3.12
     (python/cpython#86296).
     """
-    if not task.done():
+    is_waited_for = interruption is not None and (interruption.is_pausing or not interruption.is_set)
+    if not task.done() and not is_waited_for:
         task.cancel(reason) if reason else task.cancel()
-        asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, cancel_until_done, task, reason)
+        asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, cancel_until_done, task, reason, interruption)

@@ -1,0 +1,38 @@
+"""Tools of the tests' own, imported by workers through SOONG_TOOLS, and a scripted agent that calls them."""
+
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from soong import AgentHandle, Permission, ToolCallError, Toolset, scripted_agent
+
+tools = Toolset()
+
+
+@tools.tool("test.hang", permission=Permission.READONLY, timeout=timedelta(seconds=1))
+def hang(until: str) -> str:
+    """Block the thread until a file is there."""
+    while not Path(until).exists():
+        time.sleep(0.02)
+    return "ended"
+
+
+@scripted_agent("tests.hang_in_tool")
+async def hang_in_tool(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    """Call a tool that takes no notice of its time limit, and say what came of it."""
+    try:
+        return await agent.call("test.hang", until=inputs["until"])
+    except ToolCallError as error:
+        return {"type": error.type}
+
+
+@scripted_agent("tests.hang_itself")
+async def hang_itself(inputs: dict[str, Any], _agent: AgentHandle) -> Any:
+    """Block the thread of the agent itself."""
+    while not Path(inputs["until"]).exists():  # noqa: ASYNC240  # what it is to show
+        time.sleep(0.02)  # noqa: ASYNC251  # likewise
+    with suppress(OSError):
+        Path(inputs["ledger"]).write_text("end agent\n")  # noqa: ASYNC240  # likewise
+    return {}

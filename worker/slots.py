@@ -149,7 +149,7 @@ class Slots:
                 self.unended.watch(held)
 
     def resume_all_but(self, interrupted: Collection[str]) -> None:
-        """Let go on the functions that were paused and are not any more: each is one whose end was waited for."""
+        """Resume the functions that were paused and are not any more; nothing had cancelled them."""
         for held in self._held.values():
             is_resumed = held.interruption.is_pausing and not held.is_leaving
             if is_resumed and held.claim.identity.run_id not in interrupted and not held.task.done():

@@ -132,7 +132,14 @@ class Catalogue:
             definitions=self.definitions.ids,
             load_module=load_module,
             definition_models=self.definitions.models,
+            choosable_models=self._choosable_models(),
         )
+
+    def _choosable_models(self) -> frozenset[str]:
+        """Return what definitions and the configuration name; a glob that sets limits chooses no model."""
+        named = {name for name in self.config.models if not set(name) & set("*?[")}
+        named.update(name for one in self.config.models.values() for name in one.fallback)
+        return self.definitions.named_models | named | set(self.config.agents.project_models)
 
     def planner(self, default_model: str, max_children: int = 0) -> Planner:
         """Return what makes rows of plans in this process."""

@@ -200,6 +200,12 @@ class AgentDefinitionRegistry:
         return {one.id: one.model for one in self if one.model}
 
     @property
+    def named_models(self) -> frozenset[str]:
+        """Return every model that a definition names, for itself or as a fallback."""
+        fallbacks = (name for one in self for name in one.fallback_models or ())
+        return frozenset((*self.models.values(), *fallbacks))
+
+    @property
     def ids(self) -> frozenset[str]:
         return frozenset(self._definitions)
 

@@ -241,7 +241,7 @@ class AgentsConfig(ConfigSection):
     project_models: tuple[Text, ...] = Field(
         default=(),
         strict=False,
-        description="Globs of models that such a definition may choose; else the task's holds.",
+        description="Globs of models that such a definition and agents may choose; else the task's holds.",
     )
 
 

@@ -195,11 +195,19 @@ ROWS = [
             ("start_line", 2**63),
             ("max_lines", 0),
             ("max_lines", 1001),
-            ("max_lines", "10"),
+            ("max_lines", "10 lines"),
+            ("max_lines", "010"),
+            ("max_lines", "NaN"),
+            ("max_lines", "true"),
             ("max_lines", True),
             ("start_line", 1.5),
-            ("start_line", None),
+            ("start_line", "1.5"),
+            ("start_line", ""),
         )
+    ),
+    *(
+        Row(f"row-12-{name}={value!r}-is-repaired", "read_file", {"path": "x", name: value}, "ok", content("x", "1\n"))
+        for name, value in (("max_lines", "10"), ("start_line", None))
     ),
     Row("row-12-1.0-is-whole", "read_file", {"path": "x", "start_line": 1.0}, "ok", content("x", "1\n")),
     Row("row-13-nul", "read_file", {"path": "x"}, "binary_file", content("x", b"a\0b")),
@@ -307,6 +315,7 @@ async def test_a_bad_input_ends_as_its_row_says(scene: SecurityHarness, row: Row
 
     ended = scene.bench.ended
     assert outcome == row.expected, ended
+    assert not row.id.endswith("is-repaired") or scene.bench.log.records[-1].facts["is_repaired"] is True
     assert row.says in f"{text_of(ended)}"
     assert isinstance(ended.data, dict) or not row.data
     assert {name: ended.data[name] for name in row.data} == row.data  # type: ignore[index,call-overload]

@@ -83,7 +83,6 @@ EDITS = [
     Row("row-32-both", {"edits": ONE_EDIT, "unified_diff": NAMES + HUNK}, "invalid_input"),
     Row("row-32-neither", {}, "invalid_input"),
     Row("row-32-empty-diff", {"unified_diff": ""}, "invalid_input"),
-    Row("row-32-null", {"edits": ONE_EDIT, "unified_diff": None}, "invalid_input"),
     Row("row-32-replace-all-of-a-diff", {"unified_diff": NAMES + HUNK, "replace_all": True}, "invalid_input"),
 ]
 
@@ -204,6 +203,17 @@ async def test_a_bad_edit_is_refused_and_changes_nothing(scene: SecurityHarness,
     assert (scene.root / "y").read_text() == TEXT
     assert scene.gate.asked == []
     scene.check_unharmed(result)
+
+
+async def test_null_for_the_form_of_an_edit_that_is_not_used_is_left_out_and_recorded(scene: SecurityHarness) -> None:
+    path = scene.file("x", TEXT)
+    scene.remember()
+
+    result = await scene.call("edit_file", path="x", edits=ONE_EDIT, unified_diff=None)
+
+    assert result.error is None
+    assert path.read_text() != TEXT
+    assert scene.bench.log.records[-1].facts["is_repaired"] is True
 
 
 @pytest.mark.spec("FS-05", "FS-07", "FS-09.a")

@@ -22,6 +22,13 @@ def cli() -> Iterator[CliHarness]:
         yield one
 
 
+def permit(cli: CliHarness, *models: str) -> None:
+    """List models that agents may choose in the configuration."""
+    cli.home.mkdir(parents=True, exist_ok=True)
+    with (cli.home / "config.toml").open("a") as file:
+        file.write(f"[agents]\nproject_models = {json.dumps(models)}\n")
+
+
 def refuse_forks(cli: CliHarness) -> None:
     """Have a hook of the configuration deny each call of agent.fork_agent."""
     cli.home.mkdir(parents=True, exist_ok=True)
@@ -35,6 +42,7 @@ def refuse_forks(cli: CliHarness) -> None:
 @pytest.mark.spec("CARD-1.c", "EXE-03.b", "EXE-04.d", "EXE-04.f", "EXE-08.e", "REG-07.c")
 def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told(cli: CliHarness) -> None:
     refuse_forks(cli)
+    permit(cli, SLOW, BROKEN)
     # Agents take longer than any tool may: their own limits end them.
     cli.environment |= {"SOONG_TOOL_TIMEOUT_MS": "500", "SOONG_TOOL_MAX_TIMEOUT_MS": "500"}
     with LLMockServer() as server:
@@ -78,6 +86,7 @@ def test_one_that_fails_and_one_that_is_denied_leave_the_others_and_all_are_told
 
 @pytest.mark.spec("DIS-06", "DAG-03.f")
 def test_a_planner_hears_of_a_failed_step_while_others_run_and_can_wait_for_these(cli: CliHarness) -> None:
+    permit(cli, SLOW, BROKEN)
     steps = [
         {"id": "hopeless", "instructions": "Do what cannot be done.", "model": BROKEN},
         {"id": "slow", "instructions": "Take your time.", "model": SLOW},
@@ -100,7 +109,7 @@ def test_a_planner_hears_of_a_failed_step_while_others_run_and_can_wait_for_thes
 
         asked = [one for one in wires.requests if one.body["model"] == "gpt-5"]
         told = [one["content"] for one in asked[-1].body["messages"] if one["role"] == "tool"]
-        failed, rest = (json.loads(json.loads(one)["error"])["content"][0] for one in told[1:3])
+        failed, rest = (json.loads(json.loads(one)["error"].splitlines()[-1]) for one in told[1:3])
         assert [(one["id"], one["status"]) for one in failed["steps"]] == [("hopeless", "failed"), ("slow", "running")]
         assert "nobody can do this" in told[1]
         assert [(one["id"], one["status"]) for one in rest["steps"]] == [("hopeless", "failed"), ("slow", "completed")]
@@ -116,6 +125,7 @@ def _says(model: str, call: ToolCall) -> Reply:
 @pytest.mark.spec("DIS-02.b")
 def test_a_child_has_the_model_of_its_call_of_its_definition_or_of_its_parent(cli: CliHarness) -> None:
     (cli.home / "agents").mkdir(parents=True)
+    permit(cli, BROKEN)
     (cli.home / "agents/thinker.md").write_text(f"---\ndescription: Thinks.\nmodel: {SLOW}\n---\nYou think.")
     with LLMockServer() as server:
         wires = Wires(server)
@@ -148,3 +158,39 @@ def test_a_child_has_the_model_of_its_call_of_its_definition_or_of_its_parent(cl
             "of its definition": SLOW,
             "of its parent": PLANNER,
         }
+
+
+def test_a_model_that_nobody_but_the_agent_chose_gets_neither_a_child_nor_the_conversation(cli: CliHarness) -> None:
+    other, strange = "openai-responses:gpt-5", "anthropic:claude-sonnet-4-5"
+    permit(cli, other)
+    step = {"id": "s", "instructions": "A", "model": strange}
+    each = {"id": "m", "kind": "map", "over": [1], "as": "n", "step": {"instructions": "A", "model": strange}}
+    with LLMockServer() as server:
+        wires = Wires(server)
+        cli.environment |= wires.environment
+        calls = (
+            ToolCall("agent__create_sub_agent", {"instructions": "A", "model": strange}),
+            ToolCall("agent__dispatch_worker", {"instructions": "A", "model": strange}),
+            ToolCall("agent__fork_agent", {"instructions": "A", "model": other}),
+            ToolCall("agent__task_create", {"title": "t", "steps": [step]}),
+            ToolCall("agent__task_create", {"title": "t", "steps": [each]}),
+            ToolCall(
+                "agent__task_create", {"title": "t", "model": strange, "steps": [{"id": "s", "instructions": "A"}]}
+            ),
+            ToolCall("agent__fork_agent", {"instructions": "A", "model": PLANNER}),
+        )
+        wires.will(
+            Reply(tool_calls=calls, match=Match(model="gpt-5"), times=1),
+            Reply(text="of a fork", match=Match(model="gpt-5"), times=1),
+            Reply(text="Nothing left.", match=Match(model="gpt-5"), times=1),
+        )
+
+        ended = cli.json("ask", "Ask others.", "--model", PLANNER)
+
+        told = [one["content"] for one in wires.requests[-1].body["messages"] if one["role"] == "tool"]
+        refused = f"agents may not choose the model '{strange}'"
+        assert [refused in one for one in told] == [True, True, False, True, True, True, False]
+        assert f"{PLANNER}, {other}" in told[0]
+        assert "a fork takes your conversation along" in told[2]
+        assert "of a fork" in told[6]
+        assert [run["model"] for run in cli.json("runs", "list", "--task", ended["id"])] == [PLANNER, PLANNER]

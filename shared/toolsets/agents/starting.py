@@ -32,7 +32,13 @@ from soong.shared.toolsets.tasks.showing import (
     task_facts,
     task_named,
 )
-from soong.shared.toolsets.tasks.speaking import as_principal, command_id, digest_of_call, refused_as_error
+from soong.shared.toolsets.tasks.speaking import (
+    as_principal,
+    check_models,
+    command_id,
+    digest_of_call,
+    refused_as_error,
+)
 
 if TYPE_CHECKING:
     from soong.shared.engine.tasks.service import TaskService
@@ -200,7 +206,7 @@ class StartingTools:
         step |= {
             "id": step_id,
             "agent": agent,
-            "model": await self._model_of(context, call_input, agent),
+            "model": await self._model_of(context, call_input, agent, role),
             "inputs": _literal(call_input.get("inputs", {})),
             "instructions": _literal(call_input["instructions"]),
             "title": _literal(call_input.get("title") or _first_line(str(call_input["instructions"]))),
@@ -212,10 +218,13 @@ class StartingTools:
         await refused_as_error(spawning)
         return await self._outcome_of(context, step_key(ask.id, step_id), hint=START_ANOTHER)
 
-    async def _model_of(self, context: ToolContext, call_input: JsonObject, agent: str) -> str:
+    async def _model_of(self, context: ToolContext, call_input: JsonObject, agent: str, role: Role = Role.SUB) -> str:
         """Return the model of a child: the call's, that of its definition as it is now, or that of the calling run."""
-        if named := call_input.get("model"):
-            return str(named)
+        if named := str(call_input.get("model", "")):
+            await check_models(self.service, context, [named], is_fork=role is Role.FORK)
+            return named
+        if role is Role.FORK:
+            return context.identity.model
         planner = await self.service.planner.at(str(context.run_dirs.project))
         return planner.known.definition_models.get(agent) or context.identity.model
 
@@ -228,6 +237,7 @@ class StartingTools:
             problem = f"task {task.id} has no step {call_input['step_id']!r}"
             raise ToolError(ErrorType.INVALID_INPUT, problem, hint="agent.task_get shows its steps")
         changes = {name: call_input[name] for name in _OF_STEP if name in call_input}
+        await check_models(self.service, context, [str(changes.get("model", ""))], steps)
         if step.status is StepStatus.FAILED or changes:
             attempt: dict[str, Json] = {"step": step.step_id, **changes}
             service = as_principal(self.service, context)
@@ -252,7 +262,9 @@ class StartingTools:
     # -- tasks
     async def _pull(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         task = await self._task(context, call_input)
-        tools = call_input.get("allowed_tools")
+        tools, model = call_input.get("allowed_tools"), str(call_input.get("model", ""))
+        if model:
+            await check_models(self.service, context, [model], await self.service.store.tasks.steps(task.id))
         dispatching = as_principal(self.service, context).dispatch_worker(
             task,
             count=int(str(call_input.get("count", 1))),

@@ -17,7 +17,14 @@ from soong.shared.engine.tasks.step import Task
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.tasks.showing import TAGS, TASK_ID, changes_state, task_facts, task_named
-from soong.shared.toolsets.tasks.speaking import as_principal, command_id, named, refused_as_error
+from soong.shared.toolsets.tasks.speaking import (
+    as_principal,
+    check_models,
+    command_id,
+    models_of,
+    named,
+    refused_as_error,
+)
 
 if TYPE_CHECKING:
     from soong.shared.engine.tasks.service import TaskService
@@ -133,6 +140,9 @@ class PlanningTools:
             **({"limits": call_input["limits"]} if call_input.get("limits") else {}),
         }
 
+        models = (str(call_input.get("model") or ""), *models_of(call_input["steps"]))
+        await check_models(self.service, context, models)
+
         async def create() -> Task:
             planner = await self.service.planner.at(str(context.run_dirs.project))
             plan = plan_from_json(document, "task", planner.known)
@@ -157,6 +167,9 @@ class PlanningTools:
     async def _update(self, context: ToolContext, call_input: JsonObject) -> HandlerOutput:
         change = {name: value for name, value in call_input.items() if name != "task_id"}
         task = await self._task(context, call_input)
+        models = (*models_of(change.get("add_steps")), *models_of(change.get("retry_steps")))
+        if models:
+            await check_models(self.service, context, models, await self.service.store.tasks.steps(task.id))
         return await self._done(
             task, as_principal(self.service, context).update(task, change, command_id=command_id(context))
         )

@@ -1,11 +1,15 @@
 """How agents ask the task service for something: as whom, under which name, and what a refusal becomes."""
 
 import hashlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
+from soong.shared.agents.model import SCRIPT
 from soong.shared.core.errors import ConflictError, LimitExceededError, UnavailableError, UsageError
+from soong.shared.core.jsontext import Json
+from soong.shared.engine.tasks.step import Step
 from soong.shared.tools.definition import ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
 
@@ -19,6 +23,44 @@ def as_principal(service: "TaskService", context: ToolContext) -> "TaskService":
     """Return the service as the principal that the run acts for: the result is theirs, and as foreign."""
     principal = context.identity.origin.principal
     return replace(service, principal=principal, may_approve=False) if principal else service
+
+
+async def check_models(
+    service: "TaskService",
+    context: ToolContext,
+    models: Iterable[str],
+    more: Iterable[Step] = (),
+    *,
+    is_fork: bool = False,
+) -> None:
+    """Refuse models that nobody but the agent has chosen: what it works on would be sent to them.
+
+    Permitted are those of definitions, of the configuration, and of its own task and ``more`` steps. A fork takes the
+    conversation along: it remains with the provider of its run.
+    """
+    own = context.identity.model
+    wanted = {model for model in models if model not in ("", SCRIPT, own)}
+    if not wanted:
+        return
+    planner = await service.planner.at(str(context.run_dirs.project))
+    steps = [*more, *await service.store.tasks.steps(context.identity.task_id)]
+    known = {own, planner.default_model, *planner.known.choosable_models, *(step.model for step in steps)} - {""}
+    for model in sorted(wanted):
+        if not any(fnmatchcase(model, pattern) for pattern in known):
+            hint = f"name one of: {', '.join(sorted(known))}"
+            raise ToolError(ErrorType.INVALID_INPUT, f"agents may not choose the model {model!r}", hint=hint[:2000])
+        if is_fork and model.partition(":")[0] != own.partition(":")[0]:
+            problem = f"a fork takes your conversation along, and {model!r} is of another provider than {own!r}"
+            raise ToolError(ErrorType.INVALID_INPUT, problem, hint="leave `model` out, or create a sub-agent")
+
+
+def models_of(steps: Json) -> Iterator[str]:
+    """Yield the models that steps and attempts name, those of the step of a map too."""
+    for step in steps if isinstance(steps, list) else ():
+        if isinstance(step, Mapping):
+            yield from (
+                str(one["model"]) for one in (step, step.get("step")) if isinstance(one, Mapping) and one.get("model")
+            )
 
 
 def named(kind: str, context: ToolContext) -> str:

@@ -59,5 +59,5 @@ async def test_a_child_has_the_model_of_its_definition_as_it_is_now(tmp_path: Pa
     write_definition(tmp_path / "home" / "agents", "mine", "model: test:mine\n")
 
     assert await starting._model_of(context, {}, "mine") == "test:mine"
-    assert await starting._model_of(context, {"model": "test:asked"}, "mine") == "test:asked"
+    assert await starting._model_of(context, {"model": "test:mine"}, "explorer") == "test:mine"
     assert await starting._model_of(context, {}, "explorer") == "test:parent"

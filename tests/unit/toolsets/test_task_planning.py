@@ -55,7 +55,8 @@ class Planning:
 
     def __post_init__(self) -> None:
         most = self.service.settings.max_children_per_run
-        planner = Planner(PlanNames(functions=frozenset(known_functions())), max_children=most)
+        names = PlanNames(functions=frozenset(known_functions()), choosable_models=frozenset({"some:*"}))
+        planner = Planner(names, max_children=most)
         tasks = TaskService(self.service.store, self.service.board, self.service.board, SystemClock(), planner)
         known = builtin_definitions()
         registry = owner_registry(ToolEnvironment(), tasks, SystemClock(), lambda _project: known)

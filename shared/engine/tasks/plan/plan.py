@@ -158,6 +158,9 @@ class PlanNames:
     definition_models: Mapping[str, str] = field(default_factory=dict)
     """The models of those agent definitions that name one; a step's own goes first, the task's comes last."""
 
+    choosable_models: frozenset[str] = frozenset()
+    """Names and globs of the models that agents may choose, beside those of their own task."""
+
     def with_model(self, step: PlanStep) -> PlanStep:
         """Return a step with the model of its agent definition, where it names none itself."""
         if step.step is not None:

@@ -159,7 +159,7 @@ class PlanNames:
     """The models of those agent definitions that name one; a step's own goes first, the task's comes last."""
 
     choosable_models: frozenset[str] = frozenset()
-    """Names and globs of the models that agents may choose, beside those of their own task."""
+    """Names and globs of the models that agents may choose, in addition to those of their own task."""
 
     def with_model(self, step: PlanStep) -> PlanStep:
         """Return a step with the model of its agent definition, where it names none itself."""

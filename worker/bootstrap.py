@@ -32,6 +32,7 @@ from soong.worker.app import ParentPipe, make_worker_celery, run_celery
 from soong.worker.flower import FlowerEvents, NoFlower
 from soong.worker.function_step import FunctionStepRunner
 from soong.worker.incarnation import Incarnation
+from soong.worker.isolated_call import IsolatedCalls
 from soong.worker.process import LoopThread, WorkerProcess
 from soong.worker.pulse import Pulse
 from soong.worker.recycling import RecycleLimits, restart_in_place
@@ -117,7 +118,10 @@ async def _build(
     incarnation = Incarnation(store.sessions, clock, node_name, settings.slots, settings.pools, settings.labels)
     inbox = DecisionInbox(store.consent, subscriber, "")
     agents = _agents(settings, config, store, notifier, inbox, incarnation, watcher, RedisPacer(clients.commands))
-    runner = StepRunner(FunctionStepRunner(settings.runs), agents, clean, TaskLimits(store.budgets, clock))
+    isolated = IsolatedCalls(
+        tuple(settings.functions), tuple(settings.import_folders), config.commands.env, config.secret_env
+    )
+    runner = StepRunner(FunctionStepRunner(settings.runs, isolated), agents, clean, TaskLimits(store.budgets, clock))
     return WorkerProcess(
         store=store,
         notifier=notifier,

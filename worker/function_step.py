@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 from collections.abc import Awaitable
+from dataclasses import field
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final, cast
@@ -16,17 +17,15 @@ from typing import Any, Final, cast
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.errors import InvalidJsonError, UsageError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
-from soong.shared.core.jsontext import Json, JsonObject, dump
+from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.step_work import begin_task, begin_thread, cancelled_soon
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.tasks.functions import StepContext, StepFunction, resolve
-from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd
+from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd, StepError
 from soong.shared.engine.wire.capabilities import BUILTIN
 from soong.shared.tools.value_limits import plain
-
-MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
-"""As JSON: every step that depends on this one gets all of it."""
+from soong.worker.isolated_call import MAX_OUTPUT_BYTES, IsolatedCalls, encoded
 
 ENDS_SOON_S: Final = 0.25
 """How long a cancelled coroutine may take to end before its step is reported as one that still runs."""
@@ -34,46 +33,62 @@ ENDS_SOON_S: Final = 0.25
 
 @dataclass(slots=True)
 class FunctionStepRunner:
-    """Calls functions: cheap ones inline, other sync ones on a thread, async ones in a task on the loop."""
+    """Calls functions: cheap ones inline, other sync ones on a thread, async ones in a task on the loop.
+
+    A function that must be killable is called in a process of its own.
+    """
 
     runs: Path = Path("/nonexistent")
     """Where the folders of runs are."""
+    isolated: IsolatedCalls = field(default_factory=IsolatedCalls)
 
     async def run(self, claim: Claim, inputs: JsonObject, interruption: StopSignal) -> StepEnd:
         try:
             function = resolve(claim.spec.call)
         except UsageError as error:
             return claim.failed("invalid_input", str(error))
-        try:
-            output = await self._call(function, claim, inputs, interruption)
-        except UsageError as error:
-            return claim.failed("invalid_input", str(error))
-        except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
-            return crashed(claim, error, _place_of(function, error))
-        try:
-            size = len(dump(output).encode("utf-8", "surrogatepass"))
-            output = plain(output)
-        except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
-            return claim.failed("execution_failed", words_of(error))
-        if size > MAX_OUTPUT_BYTES:
-            words = f"the output has {size} bytes; a step gives at most {MAX_OUTPUT_BYTES}; write a file instead"
-            return claim.failed("execution_failed", words)
-        return claim.completed(output, usage=Usage(files=_files_in(self._run_dir(claim))))
-
-    async def _call(self, function: StepFunction, claim: Claim, inputs: JsonObject, interruption: StopSignal) -> Json:
-        context = StepContext(claim.identity, claim.attempt, claim.step_key, self._run_dir(claim))
-        if function.is_cheap or function.is_async:
-            result = call_foreign(function.body, inputs, context)
+        run_dir = self.runs / claim.identity.run_id
+        context = StepContext(claim.identity, claim.attempt, claim.step_key, run_dir)
+        if (claim.spec.isolation or function.isolation) == "process":
+            output, failure = await self.isolated.call(function.name, inputs, context)
         else:
-            call = functools.partial(call_foreign, function.body, inputs, context)
-            result = await _result(begin_thread(function.name, call), interruption)
-        if isinstance(result, Awaitable):
-            awaited = result
-            result = await _result(begin_task(function.name, await_foreign(lambda: awaited)), interruption)
-        return cast("Json", result)
+            output, failure = await outcome_of(function, inputs, context, interruption)
+        if failure is not None:
+            return claim.failed(failure.type, failure.message, retryable=failure.retryable)
+        return claim.completed(output, usage=Usage(files=_files_in(run_dir)))
 
-    def _run_dir(self, claim: Claim) -> Path:
-        return self.runs / claim.identity.run_id
+
+async def outcome_of(
+    function: StepFunction, inputs: JsonObject, context: StepContext, interruption: StopSignal
+) -> tuple[Json, StepError | None]:
+    """Call a function in this process; return its output, or why there is none."""
+    try:
+        output = await _call(function, inputs, context, interruption)
+    except UsageError as error:
+        return None, StepError("invalid_input", str(error))
+    except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
+        return None, _crash(error, _place_of(function, error))
+    try:
+        size = len(encoded(output))
+        output = plain(output)
+    except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
+        return None, StepError("execution_failed", words_of(error))
+    if size > MAX_OUTPUT_BYTES:
+        words = f"the output has {size} bytes; a step gives at most {MAX_OUTPUT_BYTES}; write a file instead"
+        return None, StepError("execution_failed", words)
+    return output, None
+
+
+async def _call(function: StepFunction, inputs: JsonObject, context: StepContext, interruption: StopSignal) -> Json:
+    if function.is_cheap or function.is_async:
+        result = call_foreign(function.body, inputs, context)
+    else:
+        call = functools.partial(call_foreign, function.body, inputs, context)
+        result = await _result(begin_thread(function.name, call), interruption)
+    if isinstance(result, Awaitable):
+        awaited = result
+        result = await _result(begin_task(function.name, await_foreign(lambda: awaited)), interruption)
+    return cast("Json", result)
 
 
 async def _result(call: "asyncio.Future[Any]", interruption: StopSignal) -> Any:
@@ -105,8 +120,13 @@ def _files_in(folder: Path) -> int:
 
 def crashed(claim: Claim, error: BaseException, place: str) -> StepEnd:
     """Return the end of a step whose work raised: the exception's type, its text and where it was raised."""
+    crash = _crash(error, place)
+    return claim.failed(crash.type, crash.message, retryable=True)
+
+
+def _crash(error: BaseException, place: str) -> StepError:
     words = words_of(error)
-    return claim.failed("execution_failed", f"{words} (at {place})" if place else words, retryable=True)
+    return StepError("execution_failed", f"{words} (at {place})" if place else words, retryable=True)
 
 
 def malformed(claim: Claim) -> StepEnd:

@@ -4,10 +4,13 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from soong.shared.core.errors import NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
 
@@ -64,6 +67,54 @@ async def note_deaf(inputs: JsonObject, context: StepContext) -> Json:
             await asyncio.sleep(0.02)
     _write(ledger, "end", context)
     return context.attempt
+
+
+@step_function("test.sleep_with_child")
+def sleep_with_child(inputs: JsonObject, context: StepContext) -> Json:
+    """Sleep for an hour beside a child in a session of its own; write the ids of both."""
+    child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    Path(str(inputs["ledger"])).write_text(f"begin {os.getpid()} {child.pid}\n")
+    time.sleep(3600)
+    return None
+
+
+@step_function("test.answer")
+def answer(inputs: JsonObject, context: StepContext) -> Json:
+    """Return or raise what is asked for."""
+    match inputs["how"]:
+        case "raise":
+            raise ValueError("no such \ud800 thing")
+        case "exit":
+            sys.exit(3)
+        case "unjsonable":
+            return float("nan")
+        case "large":
+            return "x" * (17 * 1024 * 1024)
+        case "unknown":
+            raise NotFoundError("thing", "blue")
+        case "print":
+            sys.stdout.write("printed\n")
+    identity = context.identity.as_json()
+    return {"inputs": inputs, "half": "\ud800", "task": identity["task_id"], "dir": context.run_dir.is_absolute()}
+
+
+@step_function("test.answer_later")
+async def answer_later(inputs: JsonObject, context: StepContext) -> Json:
+    await asyncio.sleep(0)
+    return answer(inputs, context)
+
+
+@step_function("test.isolated", isolation="process")
+def isolated(inputs: JsonObject, context: StepContext) -> Json:
+    """Say whether this is a process of its own."""
+    return "SOONG_REDIS_URL" not in os.environ
+
+
+@step_function("test.die")
+def die(inputs: JsonObject, context: StepContext) -> Json:
+    os.write(2, b"out of memory, perhaps\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return None
 
 
 def _write(ledger: Path, what: str, context: StepContext) -> None:

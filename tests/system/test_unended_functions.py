@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.system.cli_scene import until
@@ -243,6 +244,67 @@ def test_a_task_whose_function_ignores_its_time_limit_fails_at_the_limit(scene: 
     assert "still run" in str(refused[1])
     scene.ledger.let_end()
     until(lambda: scene.read(task)["steps"]["late"]["status"] == "failed", "late has ended")
+
+
+@pytest.mark.parametrize("how", ["time limit", "cancel", "pause"])
+def test_an_isolated_function_ends_at_once_with_all_that_it_has_started(scene: Scene, how: str) -> None:
+    limit: dict[str, Any] = {"timeout_s": 3.0} if how == "time limit" else {}
+    task = scene.submit(scene.ledger.step("one", "test.sleep_with_child", isolation="process", **limit))
+    scene.until_count("begin", 1)
+    pids = [int(word) for word in scene.ledger.lines()[0][1:]]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+
+    if how == "pause":
+        scene.act(task, "pause")
+        until(lambda: scene.read(task)["steps"]["one"]["status"] == "ready", "it is handed back", limit_s=5)
+    elif how == "cancel":
+        scene.act(task, "cancel")
+        until(lambda: scene.read(task)["steps"]["one"]["status"] == "cancelled", "it is cancelled", limit_s=5)
+    else:
+        failed = scene.until_status(task, "failed", 6)
+        assert failed["steps"]["one"]["status"] == "failed"
+        assert "took longer than 3.0 s" in failed["steps"]["one"]["error"]["message"]
+
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    scene.act(task, "cancel")
+
+
+@pytest.mark.parametrize("call", ["test.answer", "test.answer_later"])
+def test_results_and_errors_of_isolated_functions_are_those_of_others(scene: Scene, call: str) -> None:
+    hows = ("result", "raise", "exit", "unjsonable", "large", "unknown", "print")
+    ends = {}
+    for isolation in ("thread", "process"):
+        steps = (
+            {"id": how, "kind": "python", "call": call, "isolation": isolation, "inputs": {"how": how}} for how in hows
+        )
+        task = scene.submit(*steps)
+        until(lambda task=task: scene.read(task)["status"] in ("failed", "completed"), "it has ended")  # type: ignore[misc]
+        found = scene.read(task)["steps"]
+        ends[isolation] = {how: (found[how]["status"], _without_task(found[how]), found[how]["error"]) for how in hows}
+
+    assert ends["process"] == ends["thread"]
+    assert ends["process"]["result"][0] == "completed"
+    assert "ValueError: no such" in ends["process"]["raise"][2]["message"]
+    assert "tests/system/functions.py:" in ends["process"]["raise"][2]["message"]
+
+
+def _without_task(step: dict[str, Any]) -> object:
+    output = step["output"]
+    return {**output, "task": output["task"][:5]} if isinstance(output, dict) else output
+
+
+def test_an_isolated_function_that_kills_itself_fails_alone_with_its_last_words(scene: Scene) -> None:
+    task = scene.submit(scene.ledger.step("one", "test.die", isolation="process"))
+
+    error = scene.until_status(task, "failed")["steps"]["one"]["error"]
+
+    assert error["message"] == "its process ended before its result: SIGKILL; out of memory, perhaps"
+
+
+def test_a_function_says_itself_that_it_is_isolated(scene: Scene) -> None:
+    task = scene.submit(scene.ledger.step("one", "test.isolated"))
+
+    assert scene.until_status(task, "completed")["steps"]["one"]["output"] is True
 
 
 @pytest.mark.parametrize("service", [{"SOONG_SLOTS": "2", "SOONG_STUCK_S": "1"}], indirect=True, ids=["2 slots"])

@@ -2,14 +2,15 @@
 
 A function takes the step's inputs and a :class:`StepContext` and returns JSON. Workers import the modules named by
 ``SOONG_FUNCTIONS``; importing registers. A plain function runs on a thread of the worker, a coroutine function
-on its loop; a *cheap* one (no I/O, microseconds) is called on the loop itself, without a thread hop.
+on its loop; a *cheap* one (no I/O, microseconds) is called on the loop itself, without a thread hop. An
+isolated one is called in a process of its own.
 """
 
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import RunIdentity
@@ -33,6 +34,7 @@ class StepContext:
 
 
 StepFunctionBody: TypeAlias = Callable[[JsonObject, StepContext], Json | Awaitable[Json]]
+Isolation = Literal["thread", "process"]
 _Body = TypeVar("_Body", bound=StepFunctionBody)
 
 
@@ -44,16 +46,19 @@ class StepFunction:
     body: StepFunctionBody
     is_async: bool
     is_cheap: bool = False
+    isolation: Isolation = "thread"
 
 
 _FUNCTIONS: dict[str, StepFunction] = {}
 
 
-def step_function(name: str, *, cheap: bool = False) -> Callable[[_Body], _Body]:
+def step_function(name: str, *, cheap: bool = False, isolation: Isolation = "thread") -> Callable[[_Body], _Body]:
     """Register the decorated function under ``name``.
 
+    With ``isolation="process"`` each call has a process of its own, which ends with the step; a step can say otherwise.
+
     Raises:
-        InvalidConfigError: the name is taken by another function, or a coroutine function is called cheap.
+        InvalidConfigError: the name is taken by another function, or one that is not cheap is called so.
     """
 
     def register(body: _Body) -> _Body:
@@ -66,7 +71,9 @@ def step_function(name: str, *, cheap: bool = False) -> Callable[[_Body], _Body]
             raise InvalidConfigError(
                 f"the step function {name!r} is a coroutine function; only plain ones can be cheap"
             )
-        _FUNCTIONS[name] = StepFunction(name, body, is_async, cheap)
+        if cheap and isolation == "process":
+            raise InvalidConfigError(f"the step function {name!r} has a process for each call, so it is not cheap")
+        _FUNCTIONS[name] = StepFunction(name, body, is_async, cheap, isolation)
         return body
 
     return register

@@ -134,6 +134,7 @@ def planned(step: Step) -> PlanStep:
         pool=step.pool,
         needs=step.needs,
         call=spec.call,
+        isolation=spec.isolation,
         script=spec.script,
         over=spec.over,
         claim=step.claim_mode,

@@ -69,6 +69,8 @@ class StepSpec:
     output: JsonObject | None = None
     """The schema of the step's output."""
     call: str = ""
+    isolation: str | None = None
+    """``thread`` or ``process``; None: as its function was registered."""
     script: str = ""
     settings: JsonObject = field(default_factory=dict)
     """How its model is asked, where it says so itself."""
@@ -147,6 +149,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "inputs": _object,
     "output": _object,
     "call": str,
+    "isolation": str,
     "script": str,
     "settings": _object,
     "allowed_tools": _texts,

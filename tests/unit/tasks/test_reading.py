@@ -228,6 +228,27 @@ def test_a_map_step_holds_the_shape_of_its_children() -> None:
             id="field-of-another-kind",
         ),
         pytest.param(
+            "- {id: a, instructions: x, isolation: process}",
+            "p.yaml:3 steps[0].isolation",
+            "does not belong here",
+            "kind: python",
+            id="isolation-of-an-agent",
+        ),
+        pytest.param(
+            "- {id: m, kind: map, over: [1], isolation: process, step: {kind: python, call: builtin.echo}}",
+            "p.yaml:3 steps[0].isolation",
+            "does not belong here",
+            "kind: python",
+            id="isolation-of-a-map",
+        ),
+        pytest.param(
+            "- {id: a, kind: python, call: builtin.echo, isolation: container}",
+            "p.yaml:3 steps[0].isolation",
+            "'container' is not one of thread, process",
+            "write one of them",
+            id="isolation-of-no-kind",
+        ),
+        pytest.param(
             "- {id: a, instructions: 'use ${b.output}'}\n- {id: b, instructions: x}",
             "p.yaml:3 steps[0].instructions",
             "'b' is not a dependency",

@@ -49,6 +49,7 @@ PYTHON: dict[str, Json] = {
     "id": "p",
     "kind": "python",
     "call": "builtin.echo",
+    "isolation": "process",
     "depends_on": ["a"],
     "on_failure": "keep",
 }

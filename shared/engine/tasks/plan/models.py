@@ -190,6 +190,11 @@ class PythonWork(WorkDocument):
 
     kind: Literal["python"] = Field(description="A registered Python function does it.")
     call: Title = Field(description="Name of a registered function.")
+    isolation: Literal["thread", "process"] | None = Field(
+        default=None,
+        description="`process`: each call has a process of its own, which ends at the time limit or when it is "
+        "cancelled. Left out: as the function was registered.",
+    )
 
 
 class NodeDocument(PlanModel):

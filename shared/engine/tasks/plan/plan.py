@@ -65,7 +65,7 @@ class PlanStep:
     (:mod:`soong.shared.engine.tasks.scripted`). ``settings`` are those of its model's requests that it
     sets itself; ``allowed_tools`` None takes the definition's. ``permissions`` says what the step will ask people for.
     ``output`` is the schema of the result. ``over``, ``item_name``, ``item_key``, ``step``, ``max_items`` and
-    ``on_item_failure`` belong to a map step; ``call`` to a python step.
+    ``on_item_failure`` belong to a map step; ``call`` and ``isolation`` to a python step.
     ``claim``: PULL leaves an agent step to a run that asks for it, whose agent, model and tools then do it.
     A failure policy of None is the default (:class:`OnFailure`).
     """
@@ -90,6 +90,7 @@ class PlanStep:
     needs: tuple[str, ...] = ()
     on_failure: FailurePolicy | None = None
     call: str = ""
+    isolation: str | None = None
     script: str = ""
     over: Json = None
     item_name: str = "item"
@@ -198,6 +199,7 @@ def spec_of(step: PlanStep) -> StepSpec:
         inputs=step.inputs,
         output=step.output,
         call=step.call,
+        isolation=step.isolation,
         script=step.script,
         settings=step.settings,
         allowed_tools=step.allowed_tools,

@@ -48,9 +48,16 @@ class Swaps:
 
 @contextmanager
 def swapping(scene: SecurityHarness) -> Iterator[Swaps]:
-    """Swap ``project/d`` and a link to a folder of keys until the block ends; then the number of swaps is known."""
+    """Swap ``project/d`` and a link to a folder of keys."""
     (scene.root / "swap").symlink_to(keys(scene))
-    argv = [sys.executable, "-c", SWAPPER, str(scene.root / "swap"), str(scene.root / "d")]
+    with exchanging(scene.root / "swap", scene.root / "d") as swaps:
+        yield swaps
+
+
+@contextmanager
+def exchanging(first: Path, second: Path) -> Iterator[Swaps]:
+    """Swap two entries until the block ends; then the number of swaps is known."""
+    argv = [sys.executable, "-c", SWAPPER, str(first), str(second)]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     swaps = Swaps()
     try:
@@ -80,8 +87,12 @@ def contents(scene: SecurityHarness) -> dict[str, bytes]:
 
 
 async def race(scene: SecurityHarness, call: str, seconds: float) -> list[ToolResult]:
+    return await race_of(scene, CALLS[call], seconds)
+
+
+async def race_of(scene: SecurityHarness, call: tuple[str, dict[str, Json]], seconds: float) -> list[ToolResult]:
     """Call again and again until the time is over."""
-    tool, arguments = CALLS[call]
+    tool, arguments = call
     results: list[ToolResult] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:

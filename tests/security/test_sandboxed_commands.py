@@ -208,6 +208,98 @@ async def test_all_that_a_command_starts_ends_with_it(inside: Scene) -> None:
     assert not [pid for pid in _holders(mark) if is_alive(pid)]
 
 
+OUTCOME = """
+import errno, os, sys
+try:
+    {attempt}
+    print("done")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+
+
+async def outcome_of(commands: Commands, attempt: str) -> str:
+    return text_of(await commands.python(OUTCOME.format(attempt=attempt))).strip()
+
+
+@pytest.mark.spec("CMD-07.c", "CMD-07.f")
+async def test_no_setting_of_the_kernel_is_opened_for_writing(inside: Scene) -> None:
+    """``core_pattern`` names a program that the kernel starts as root outside; root inside is the same root."""
+    said = await outcome_of(inside.commands, "os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)")
+
+    assert said in {"EROFS", "EACCES"}
+
+
+@pytest.mark.spec("CMD-07.b", "FS-09")
+@pytest.mark.parametrize("folder", ["pkg", "pkg/deep"])
+async def test_a_control_is_not_exchanged_with_a_folder_above_it(tmp_path: Path, folder: str) -> None:
+    bubblewrap()
+    commands = make_commands(tmp_path, runner=runner_of(tmp_path, controls=(tmp_path / "project/pkg/deep/steps.py",)))
+    commands.program("pkg/deep/steps.py", "kept")
+
+    said = await outcome_of(commands, f"os.rename({folder!r}, {folder + '-old'!r})")
+
+    assert said == "EBUSY"
+    assert (commands.root / "pkg/deep/steps.py").read_text() == "kept"
+    assert await outcome_of(commands, "open('pkg/deep/new', 'w')") == "done"
+
+
+@pytest.mark.spec("CMD-07.b", "FS-09")
+@pytest.mark.parametrize(
+    ("attempt", "expected"), [("open('.git', 'w')", "EROFS"), ("os.rename('.git', 'git')", "EBUSY")]
+)
+async def test_the_git_file_of_a_linked_worktree_is_read_only(inside: Scene, attempt: str, expected: str) -> None:
+    shutil.rmtree(inside.commands.root / ".git")
+    (inside.commands.root / ".git").write_text("gitdir: ../elsewhere\n")
+
+    assert await outcome_of(inside.commands, attempt) == expected
+    assert (inside.commands.root / ".git").read_text() == "gitdir: ../elsewhere\n"
+
+
+@pytest.mark.spec("CMD-07.b", "FS-09")
+@pytest.mark.parametrize(
+    "control", ["modules/lib/config", "modules/libs/lib/hooks/post-checkout", "worktrees/w/commondir"]
+)
+async def test_controls_of_submodules_and_linked_worktrees_are_read_only(inside: Scene, control: str) -> None:
+    path = inside.commands.program(f".git/{control}", "kept")
+
+    assert await outcome_of(inside.commands, f"open({str(path)!r}, 'w')") == "EROFS"
+    assert path.read_text() == "kept"
+
+
+@pytest.mark.spec("CMD-07.b", "FS-09")
+async def test_hooks_of_a_repository_without_a_folder_for_them_end_with_the_command(inside: Scene) -> None:
+    shutil.rmtree(inside.commands.root / ".git/hooks")
+
+    assert await outcome_of(inside.commands, "os.rename('.git/hooks', '.git/old')") == "EBUSY"
+    await outcome_of(inside.commands, "open('.git/hooks/pre-commit', 'w')")
+
+    assert not list((inside.commands.root / ".git/hooks").glob("*"))
+
+
+@pytest.mark.spec("CMD-07.b", "FS-09")
+@pytest.mark.parametrize(
+    ("attempt", "expected"),
+    [
+        ("open('{way}/.mcp.json', 'w')", "EROFS"),
+        ("open('{way}/soong/signing.key')", "ENOENT"),
+        ("open('{way}/free', 'w')", "done"),
+    ],
+)
+async def test_a_place_that_is_configured_through_a_link_shows_no_more_than_the_place(
+    tmp_path: Path, attempt: str, expected: str
+) -> None:
+    bubblewrap()
+    real, way = tmp_path / "real", tmp_path / "way"
+    (real / "soong").mkdir(parents=True)
+    for name in (".mcp.json", "soong/signing.key"):
+        (real / name).write_text("kept")
+    way.symlink_to(real)
+    runner = runner_of(tmp_path, writable=(way,), own=(real / "soong",))
+
+    assert await outcome_of(make_commands(tmp_path, runner=runner), attempt.format(way=way)) == expected
+
+
 def is_there(path: Path) -> bool:
     return path.exists()
 

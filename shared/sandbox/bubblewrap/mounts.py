@@ -14,11 +14,11 @@ from typing import Final, Literal, TypeAlias
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import CommandAccess
-from soong.shared.sandbox.names import CONTROL_FILES, CONTROL_FOLDERS, SENSITIVE
+from soong.shared.sandbox.names import CONTROL_FILES, CONTROL_FOLDERS, GIT_CONTROLS, SENSITIVE
 from soong.shared.sandbox.paths import is_below
 
-MountKind: TypeAlias = Literal["read", "write", "private", "empty"]
-"""The place itself, read-only or writable; an own empty folder in memory; a file that cannot be read."""
+MountKind: TypeAlias = Literal["read", "write", "private", "empty", "link"]
+"""The place itself, read-only or writable; an own empty folder in memory; a file that cannot be read; a link."""
 
 SYSTEM: Final = tuple(map(Path, ("/usr", "/etc", "/opt", "/nix/store", "/gnu/store", "/snap")))
 _LINKED: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -26,16 +26,17 @@ _LINKED: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 TEMPORARY: Final = tuple(map(Path, ("/tmp", "/var/tmp")))  # noqa: S108  # they are replaced, not written to
 _PROGRAM_FOLDERS: Final = frozenset({"bin", "sbin", "shims"})
 _OF_AN_INSTALLATION: Final = ("lib", "libexec", "versions", "installs", "pyvenv.cfg")
-_GIT_CONTROLS: Final = ("hooks", "config", "config.worktree")
+_GIT_PLACES: Final = ("worktrees/*", "modules/*", "modules/*/*")
+"""Where a git folder keeps those of its linked worktrees and of its submodules, whose names may have a slash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One place inside. ``source`` is what is mounted there; None: the same path, which has no link in it."""
+    """One place inside, at the same path as outside, without a link in it. ``target`` is where a link leads."""
 
     path: Path
     kind: MountKind
-    source: Path | None = None
+    target: Path = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,10 @@ class SandboxView:
         if first in self.links:
             path = Path(os.path.normpath(Path("/", self.links[first], *path.parts[2:])))
         above = [mount for mount in self.mounts if is_below(path, mount.path)]
-        return max(above, key=lambda mount: len(mount.path.parts)).kind if above else None
+        deepest = max(above, key=lambda mount: len(mount.path.parts), default=None)
+        if deepest is not None and deepest.kind == "link":
+            return self.kind_at(deepest.target / path.relative_to(deepest.path))
+        return deepest.kind if deepest else None
 
     @property
     def writable(self) -> tuple[Path, ...]:
@@ -95,12 +99,12 @@ def view_of(host: HostLayout, access: CommandAccess, program: Path, environment:
 
 
 def _resolved(paths: Iterable[Path], kind: MountKind) -> Iterator[Mount]:
-    """Yield mounts of what paths lead to now, and under their own names; no run can write a link into these."""
+    """Yield mounts of what paths lead to now, and links by their own names: only one path shows a place."""
     for path in paths:
         real = Path(os.path.realpath(path))
         yield Mount(real, kind)
         if real != path:
-            yield Mount(path, kind, real)
+            yield Mount(path, "link", real)
 
 
 def _system() -> tuple[dict[str, str], list[Mount]]:
@@ -203,13 +207,20 @@ def _withheld(host: HostLayout, access: CommandAccess, shown: Iterable[Mount]) -
 def _protected(host: HostLayout, shown: Iterable[Mount]) -> Iterator[Mount]:
     """Yield the controls inside writable places: read-only, as far as they exist (FS-09).
 
-    ``.git`` itself is mounted on itself, so that it cannot be moved away and replaced by another one.
+    ``.git`` itself is mounted on itself, so that it cannot be moved away and replaced by another one. Hooks of a
+    repository without a folder for them end with the program.
     """
     for root in [mount.path for mount in shown if mount.kind == "write" and mount.path.is_dir()]:
         git = root / ".git"
         if git.is_dir() and not git.is_symlink():
             yield Mount(git, "write")
-            yield from (Mount(git / name, "read") for name in _GIT_CONTROLS if _is_there(git / name))
+            places = (git, *(place for pattern in _GIT_PLACES for place in git.glob(pattern)))
+            controls = (place / name for place in places for name in GIT_CONTROLS)
+            yield from (Mount(control, "read") for control in controls if _is_there(control))
+            if not os.path.lexists(git / "hooks"):
+                yield Mount(git / "hooks", "private")
+        elif _is_there(git):
+            yield Mount(git, "read")  # the file of a linked worktree or a submodule, which names its repository
         for path in (root / name for name in (*CONTROL_FILES, *CONTROL_FOLDERS) if _is_there(root / name)):
             yield Mount(path, "read")
             written = (path / name for name in CONTROL_FOLDERS.get(path.name, ()))
@@ -223,13 +234,21 @@ def _is_there(path: Path) -> bool:
 
 
 def _in_order(mounts: Iterable[Mount]) -> Iterator[Mount]:
-    """Yield one mount a path, the last that was decided on, parents before what lies in them."""
+    """Yield one mount a path, the last that was decided on, parents before what lies in them.
+
+    Each writable folder above a place that is not writable is a mount too: nothing else keeps it from being moved away
+    with that place, and replaced by another one.
+    """
     chosen = {mount.path: mount for mount in mounts}
+    view, kept = SandboxView(tuple(chosen.values())), [path for path, mount in chosen.items() if mount.kind != "write"]
+    folders = {folder for path in kept for folder in path.parents if view.kind_at(folder) == "write"}
+    pinned = set(filter(_is_there, folders))
+    chosen = {folder: Mount(folder, "write") for folder in pinned} | chosen
     order = sorted(chosen.values(), key=lambda mount: len(mount.path.parts))
     for place, mount in enumerate(order):
         above = [each for each in order[:place] if is_below(mount.path, each.path)]
         is_same = bool(above) and above[-1].kind == mount.kind and mount.kind != "private"
         # Where the tree above has the name, it has the link, too; nothing can be mounted on one.
-        is_alias = mount.source is not None and bool(above) and above[-1].kind in ("read", "write")
-        if not is_alias and (not is_same or mount.path.name == ".git"):
+        is_alias = mount.kind == "link" and bool(above) and above[-1].kind in ("read", "write", "link")
+        if not is_alias and (not is_same or mount.path in pinned or mount.path.name == ".git"):
             yield mount

@@ -16,9 +16,12 @@ PROGRAM: Final = "bwrap"
 INSTALL: Final = "install bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
 ISOLATION: Final = (
     *("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
-    *("--proc", "/proc", "--dev", "/dev"),
+    *("--proc", "/proc", "--ro-bind-try", "/proc/sys", "/proc/sys", "--dev", "/dev"),
 )
-"""No namespace of the host, no capability, its own processes and devices; the sandbox dies with its parent."""
+"""No namespace of the host, no capability, its own processes and devices; the sandbox dies with its parent.
+
+Files of /proc/sys belong to root, and a worker that is root is the same root inside; Bubblewrap leaves them writable.
+"""
 _TRY_S: Final = 15.0
 
 

@@ -108,9 +108,10 @@ class _Mounted:
             case "empty":
                 return ("--ro-bind", os.devnull, path)
             case "read" | "write":
-                option, source = "--ro-bind" if mount.kind == "read" else "--bind", mount.source or mount.path
-                descriptor = self._opened(source)
-                return (f"{option}-fd", str(descriptor), path) if self._by_descriptor else (option, str(source), path)
+                option, descriptor = "--ro-bind" if mount.kind == "read" else "--bind", self._opened(mount.path)
+                return (f"{option}-fd", str(descriptor), path) if self._by_descriptor else (option, path, path)
+            case "link":
+                return ("--symlink", str(mount.target), path)
 
     def _opened(self, source: Path) -> int:
         """Open a place and hold it to its path: a link that was put there since leads elsewhere."""

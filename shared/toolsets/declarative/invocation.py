@@ -12,7 +12,7 @@ from typing import Final
 from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.sandbox.paths import is_below, valid_text
+from soong.shared.sandbox.paths import valid_text
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
 from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
@@ -66,9 +66,7 @@ def invocation(
         argv = (str(program), *render_arguments(tool.arguments, call_input))
         line = shlex.join(argv)
         _refuse_shell_string(tool, argv)
-    target = Path(os.path.realpath(program))
-    is_own = any(is_below(each, root) for each in (program, target) for root in own)
-    return Invocation(argv, cwd, environment, line, is_own or runs_what_is_in(argv, cwd, own))
+    return Invocation(argv, cwd, environment, line, runs_what_is_in(argv, cwd, own))
 
 
 def target_of(tool: DeclaredTool, made: Invocation, call_input: JsonObject, files: NamedFiles) -> Target:

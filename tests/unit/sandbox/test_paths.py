@@ -286,3 +286,12 @@ def test_the_way_to_a_new_file_is_looked_at_once(tmp_path: Path, monkeypatch: py
 
     new = str(tmp_path / "new.txt")
     assert (str(located.resolved), looked.count(new)) == (new, 1)
+
+
+@pytest.mark.spec("FS-06.a")
+def test_a_path_that_passes_through_a_sensitive_name_is_sensitive_wherever_it_leads(tmp_path: Path) -> None:
+    """Its folders need not exist, and whether they do is not revealed."""
+    located = POLICY.locate(make_run_dirs(tmp_path), ".ssh/../notes.txt")
+
+    assert located.resolved == tmp_path / "notes.txt"
+    assert located.is_sensitive

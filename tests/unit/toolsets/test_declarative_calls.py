@@ -336,6 +336,24 @@ async def test_a_program_that_the_run_itself_can_write_is_asked_for_even_when_it
 
 
 @pytest.mark.spec("PER-02")
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_a_program_that_a_link_has_in_the_project_is_asked_for(
+    declared: Declared, tmp_path: Path, is_here: bool
+) -> None:
+    places = declared.project / "lint", tmp_path / "bin" / "lint"
+    file, link = places if is_here else reversed(places)
+    _program(file)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(file)
+    declared.write(command=str(link), permission="readonly")
+
+    await declared.call()
+
+    assert declared.bench is not None
+    assert declared.bench.gate.asked[-1].hook_result == "ask"
+
+
+@pytest.mark.spec("PER-02")
 @pytest.mark.parametrize(
     ("command", "arguments", "expected"),
     [

@@ -198,6 +198,19 @@ async def test_what_the_run_itself_can_write_is_granted_with_its_very_words(comm
     assert "can write" in commands.target.preview
 
 
+@pytest.mark.spec("PER-08")
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_a_link_from_or_to_what_the_run_can_write_is_shown_as_such(commands: Commands, is_here: bool) -> None:
+    places = commands.root / "tool", commands.outside / "tool"
+    file, link = places if is_here else reversed(places)
+    shutil.copy("/bin/true", file)
+    link.symlink_to(file)
+
+    await commands.run(str(link))
+
+    assert "the program lies where this run can write" in commands.target.preview
+
+
 async def test_a_command_too_long_to_be_read_is_not_granted_for_a_session(commands: Commands) -> None:
     await commands.run(sys.executable, "-c", "#" * 5000)
 

@@ -10,6 +10,7 @@ from soong.shared.core.inert import inert
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step
+from soong.shared.engine.tasks.still_running import still_running
 
 ROWS_SHOWN = 60
 DENIALS_SHOWN = 10
@@ -19,6 +20,8 @@ def text_of(outcome: TaskOutcome) -> str:
     """Return the summary of a task."""
     task = outcome.view.task
     head = f"{inert(task.title)}: {task.status}"
+    if (task.status.is_terminal or task.status is TaskStatus.PAUSED) and (left := still_running(outcome.view.steps)):
+        head += f", {left}"
     if task.ended_us is not None:
         head += f" in {time_text((task.ended_us - task.created_us) / 1_000_000)}"
     if task.reason:

@@ -120,13 +120,15 @@ def graph(
 @app.command()
 def cancel(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Cancel a task: nothing of it starts any more, what runs is stopped."""
-    asyncio.run(asked_of_task(task, lambda tasks, found: tasks.cancel(found, reason=reason), "is cancelled"))
+    asyncio.run(
+        asked_of_task(task, lambda tasks, found: tasks.cancel(found, reason=reason), "is cancelled", stops=True)
+    )
 
 
 @app.command()
 def pause(task: str = _TASK, *, reason: str = _REASON) -> None:
     """Pause a task: no step starts, running steps are released; `soong resume` continues it."""
-    asyncio.run(asked_of_task(task, lambda tasks, found: tasks.pause(found, reason=reason), "is paused"))
+    asyncio.run(asked_of_task(task, lambda tasks, found: tasks.pause(found, reason=reason), "is paused", stops=True))
 
 
 @app.command("add-workers")

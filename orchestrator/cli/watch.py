@@ -9,6 +9,7 @@ from soong.orchestrator.cli.console import emit, output, say, visible
 from soong.orchestrator.cli.display import Display, make_display
 from soong.orchestrator.cli.losses import LostLeases
 from soong.orchestrator.cli.narration import narrate
+from soong.orchestrator.cli.steering import still_running_in
 from soong.orchestrator.cli.summary import text_of
 from soong.orchestrator.cli.voices import StepVoices
 from soong.orchestrator.client.client import Client, TaskSnapshot
@@ -211,7 +212,8 @@ class Watch:
                         await is_paused.wait()
             self.attachment.kill()
         elif not await pausing:
-            say(f"not everything stopped within {PAUSE_LIMIT_S:g} s; what is left is handed back when its worker ends")
+            left = await still_running_in(self.client.store, task_id) or "not everything stopped"
+            say(f"{left} after {PAUSE_LIMIT_S:g} s; what is left is handed back when its worker ends")
         for waiting in (pausing, second):
             waiting.cancel()
         await asyncio.gather(pausing, second, return_exceptions=True)

@@ -198,6 +198,17 @@ def _log_of_worker(scene: Scene) -> str:
     return "".join(log.read_text() for log in (scene.service.cli.home / "logs").glob("*.log"))
 
 
+@pytest.mark.parametrize(("command", "status"), [("cancel", "cancelled"), ("pause", "paused")])
+def test_commands_name_the_functions_that_still_run(scene: Scene, command: str, status: str) -> None:
+    task = scene.submit(scene.ledger.step("one"), scene.ledger.step("two"))
+    scene.until_count("begin", 2)
+
+    said = scene.cli("tasks", command, task.rpartition("/")[2])
+
+    assert f"is {status}, 2 functions still running" in said
+    assert f"{status}, 2 functions still running" in scene.cli("tasks", "show", task.rpartition("/")[2])
+
+
 def test_a_limit_counts_functions_that_were_cancelled_and_still_run(scene: Scene) -> None:
     scene.cli("limits", "set", "pool:default", "3")
     try:

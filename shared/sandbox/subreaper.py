@@ -397,7 +397,7 @@ def freeze(root: int) -> list[int]:
 
 def children(pid: int) -> list[int]:
     """Return the children of a process, of all its threads; none for one that is gone."""
-    if not _lists_children():
+    if not os.access(f"/proc/self/task/{os.getpid()}/children", os.R_OK):
         return children_by_scan(pid)
     found: list[int] = []
     for thread in _entries(f"/proc/{pid}/task"):
@@ -422,10 +422,6 @@ def _state_of(place: str) -> bytes:
 def _stat(place: str) -> list[bytes]:
     """Return state, parent and what follows; the name in parentheses before them may hold anything."""
     return _content(f"/proc/{place}/stat").rpartition(b")")[2].split()
-
-
-def _lists_children() -> bool:
-    return os.access(f"/proc/self/task/{os.getpid()}/children", os.R_OK)
 
 
 def _entries(folder: str) -> list[str]:

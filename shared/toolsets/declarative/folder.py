@@ -86,7 +86,7 @@ def _document(path: Path) -> Json:
         _refuse_foreign(descriptor, path)
         with opened_directory(resolved.parent) as around:
             _refuse_foreign(around, resolved.parent)
-        raw = _read_bytes(descriptor)
+        raw = b"".join(_chunks(descriptor))
     if len(raw) > MAX_FILE_BYTES:
         raise UsageError(f"it has more than {MAX_FILE_BYTES} bytes; that is not a tool definition")
     try:
@@ -95,10 +95,6 @@ def _document(path: Path) -> Json:
         raise InvalidJsonError(f"byte {error.start} is not UTF-8") from error
     canonical(value)  # a number beyond every float, or half a character, has no digest in the catalogue
     return value
-
-
-def _read_bytes(descriptor: int) -> bytes:
-    return b"".join(_chunks(descriptor))
 
 
 def _chunks(descriptor: int) -> Iterator[bytes]:

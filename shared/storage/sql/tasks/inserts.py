@@ -130,7 +130,7 @@ def note_steps(
     for step in steps:
         if step.run is not None:
             run_log.create(step.run, RunStatus.QUEUED)
-        run_id, text = _log_of(step, root_run_id), step_text(step.key)
+        run_id, text = (step.run.identity.run_id if step.run is not None else root_run_id), step_text(step.key)
         run_log.note_text(run_id, EventType.STEP_CREATED, text)
         if done.issuperset(step.depends_on):
             opened_ones.append((run_id, opening(step.kind), text))
@@ -156,10 +156,6 @@ def _dependents(steps: Sequence[NewStep]) -> dict[str, list[str]]:
         for parent in dict.fromkeys(step.depends_on):
             found.setdefault(parent, []).append(step.step_id)
     return found
-
-
-def _log_of(step: NewStep, root_run_id: str) -> str:
-    return step.run.identity.run_id if step.run is not None else root_run_id
 
 
 def _step_row(

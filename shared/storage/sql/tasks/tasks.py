@@ -226,7 +226,7 @@ class SqlTasks:
         return await self._database.read(read)
 
     async def status(self, task_id: str) -> TaskStatus:
-        return await self._database.read(lambda tx: _status_of(tx, task_id))
+        return await self._database.read(lambda tx: _status_in(tx.rows(TASK_STATUS, task_id=task_id), task_id))
 
     async def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
         if not self._database.is_postgres:
@@ -309,10 +309,6 @@ def _is_new(tx: Transaction, task: NewTask, held: Reply, written: Reply, left: R
 def _put_all(tx: Transaction, rows: Sequence[ReadyRows]) -> None:
     for ready in rows:
         tx.put(ready)
-
-
-def _status_of(tx: Transaction, task_id: str) -> TaskStatus:
-    return _status_in(tx.rows(TASK_STATUS, task_id=task_id), task_id)
 
 
 def _status_in(found: Sequence[Sequence[Any]], task_id: str) -> TaskStatus:

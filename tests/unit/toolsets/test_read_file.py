@@ -55,7 +55,7 @@ async def test_a_page_says_where_to_go_on(project: Project) -> None:
         {"start_line": 2**63},
         {"max_lines": 0},
         {"max_lines": 1001},
-        {"max_lines": "10"},
+        {"max_lines": "ten"},
         {"max_lines": True},
         {"start_line": 1.5},
         {"path": ""},

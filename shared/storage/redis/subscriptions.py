@@ -6,6 +6,7 @@ channel meanwhile is lost.
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeGuard, cast
@@ -34,6 +35,7 @@ SILENCE_S = 15.0
 BLOCK_MS = 5_000
 BATCH = 500
 MAX_ID_CHARS = 64
+_ID = f"[!-~]{{1,{MAX_ID_CHARS}}}"
 MAX_PAYLOAD_CHARS = 2 * 1024 * 1024
 """Of a hint: ten thousand sessions with their marks."""
 MAX_ENTRY_MS = 10**15
@@ -317,7 +319,7 @@ def _listed(value: object) -> Sequence[object]:
 
 def _is_id(value: object) -> TypeGuard[str]:
     """Say whether a text can be the id of a row: no database takes half a character."""
-    return isinstance(value, str) and len(value) <= MAX_ID_CHARS and value.isascii() and value.isprintable()
+    return isinstance(value, str) and re.fullmatch(_ID, value) is not None
 
 
 def called(payload: str, worker_id: str) -> Sequence[str]:

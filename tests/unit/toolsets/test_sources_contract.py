@@ -172,7 +172,7 @@ SOURCES: Mapping[str, Source] = {
 }
 BAD_INPUTS: list[Any] = [
     None, 7, "text", [], {}, {"text": None}, {"text": 7}, {"text": []}, {"text": "x", "more": 1},
-    {"text": "x", "count": "2"}, {"text": "x", "count": None}, {"text": "x", "count": 1.5}, {"TEXT": "x"},
+    {"text": "x", "count": "two"}, {"text": "x", "count": [2]}, {"text": "x", "count": 1.5}, {"TEXT": "x"},
     {"text": {"text": "x"}}, "{", '{"text": "x"', '{"text": "x", "text": "y"}', "NaN", {"text": "x", "": 1},
 ]  # fmt: skip
 

@@ -2,17 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import typer
 
-from soong.orchestrator.cli.console import emit, output, table
+from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.client.usage import usage_totals
 from soong.orchestrator.retention.amounts import read_age
 from soong.orchestrator.schemas.usage import UsageSum
 from soong.shared.core.settings import load_settings
-from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
+from soong.shared.engine.runs.budgets import usd_text
+from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
 
 
 def command(
@@ -24,7 +25,9 @@ def command(
 ) -> None:
     """Show what the runs of agents that have ended have used."""
     since_us = time.time_ns() // 1000 - read_age(since, "--since") * 1_000_000 if since else 0
-    totals = asyncio.run(_totals(by, since_us, session))
+    totals, unsummed = asyncio.run(_totals(by, since_us, session))
+    for line in _left_out(unsummed):
+        say(line)
     if is_json:
         emit([UsageSum.of(total).model_dump() for total in totals])
         return
@@ -35,9 +38,18 @@ def command(
     output(table(heads, [_row(total) for total in totals]))
 
 
-async def _totals(by: UsageBy, since_us: int, session: str) -> Sequence[UsageTotal]:
+async def _totals(by: UsageBy, since_us: int, session: str) -> tuple[Sequence[UsageTotal], UnsummedUsage]:
     async with opened_store(load_settings()) as store:
-        return await usage_totals(store.runs, by, since_us=since_us, session_id=session)
+        totals = await usage_totals(store.runs, by, since_us=since_us, session_id=session)
+        return totals, await store.runs.unsummed_usage(since_us=since_us, session_id=session)
+
+
+def _left_out(one: UnsummedUsage) -> Iterator[str]:
+    if one.open_runs:
+        yield f"not counted: {one.open_runs:,} runs under way or parked"
+    if one.lost_requests:
+        estimate = f"{one.lost_tokens:,} tokens, {usd_text(one.lost_microusd)} USD"
+        yield f"in addition, estimated: {one.lost_requests:,} requests whose process died or was cancelled: {estimate}"
 
 
 def _row(total: UsageTotal) -> tuple[str, ...]:

@@ -72,7 +72,8 @@ async def usage(
     client = api_of(request).client
     since_us = client.clock.now_us() - days * 86_400_000_000
     totals = await usage_totals(client.store.runs, by, since_us=since_us, session_id=session)
-    return respond(UsageSums.of(by, totals))
+    unsummed = await client.store.runs.unsummed_usage(since_us=since_us, session_id=session)
+    return respond(UsageSums.of(by, totals, unsummed))
 
 
 @router.get(

@@ -6,7 +6,8 @@ from typing import Final
 from pydantic import Field
 
 from soong.orchestrator.schemas.base import Schema
-from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
+from soong.shared.engine.runs.budgets import usd_text
+from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
 
 MOST_SUMS: Final = 200
 
@@ -45,8 +46,22 @@ class UsageSums(Schema):
     by: UsageBy
     items: list[UsageSum]
     left_out: int = Field(description=f"Sums after the first {MOST_SUMS}.")
+    open_runs: int = Field(description="Runs of agents under way or parked; they are in no sum.")
+    lost_requests: int = Field(
+        description="Requests whose process died or was cancelled, where a budget held; in no sum."
+    )
+    lost_tokens: int = Field(description="Their estimate in tokens.")
+    lost_cost_usd: str = Field(description="Their estimate in US dollars, a decimal number.")
 
     @classmethod
-    def of(cls, by: UsageBy, totals: Sequence[UsageTotal]) -> "UsageSums":
+    def of(cls, by: UsageBy, totals: Sequence[UsageTotal], unsummed: UnsummedUsage) -> "UsageSums":
         shown = [UsageSum.of(one) for one in totals[:MOST_SUMS]]
-        return cls(by=by, items=shown, left_out=len(totals) - len(shown))
+        return cls(
+            by=by,
+            items=shown,
+            left_out=len(totals) - len(shown),
+            open_runs=unsummed.open_runs,
+            lost_requests=unsummed.lost_requests,
+            lost_tokens=unsummed.lost_tokens,
+            lost_cost_usd=usd_text(unsummed.lost_microusd),
+        )

@@ -6,8 +6,9 @@ from decimal import Decimal
 import pytest
 
 from soong.orchestrator.client.usage import usage_totals
+from soong.shared.engine.runs.budgets import Budget, Charge, session_scope
 from soong.shared.engine.runs.record import Usage
-from soong.shared.engine.runs.usage_sums import UsageBy
+from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy
 from tests.contract.scene import ContractHarness, completed
 from tests.model.builders import make_step
 
@@ -71,3 +72,22 @@ async def test_runs_before_the_asked_time_and_of_other_sessions_are_left_out(sce
     assert counted.input_tokens == 1
     assert await usage_totals(scene.store.runs, UsageBy.MODEL, since_us=run.created_us + 1) == []
     assert await usage_totals(scene.store.runs, UsageBy.MODEL, session_id="sess_other") == []
+
+
+async def test_runs_under_way_and_requests_of_lost_processes_are_counted_apart(scene: ContractHarness) -> None:
+    claim = await scene.start(make_step("a", model="a", definition="b"))
+    await scene.store.budgets.set_budget(session_scope(claim.identity.session_id), Budget(100_000))
+    for number in (1, 2):
+        await scene.store.budgets.reserve(
+            claim.identity.run_id, claim.fence, number, Charge(1000, 20_000), day="2026-11-24"
+        )
+    await scene.store.budgets.settle(claim.identity.run_id, claim.fence, 2, Charge(10, 10))
+    runs = scene.store.runs
+    before = await runs.unsummed_usage()
+
+    await scene.lost_fence(claim)
+
+    assert before == UnsummedUsage(open_runs=1)
+    after = await runs.unsummed_usage(session_id=scene.own.session_id)
+    assert (after.lost_requests, after.lost_tokens, after.lost_microusd) == (1, 1000, 20_000)
+    assert await runs.unsummed_usage(session_id="sess_other") == UnsummedUsage()

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from pydantic_ai.messages import ModelResponse, NativeToolCallPart, NativeToolReturnPart, TextPart
 
-from soong.shared.agents.messages import answer_of, arguments_of, calls_of, text_of
+from soong.shared.agents.messages import answer_of, arguments_of, assistant_node, calls_of, messages_of, text_of
 from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.runs.events import EventType
+from soong.shared.engine.runs.events import EventType, NewNode
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.tools.ports import CallRecord, ToolCall
 from soong.shared.tools.result import ToolResult
@@ -155,6 +156,20 @@ def test_a_history_with_halves_that_was_stored_before_is_read_without_them() -> 
 
 # -- arguments
 @pytest.mark.spec("SCH-03.d")
+@pytest.mark.parametrize("content", [None, "", {"found": None}])
+def test_an_empty_result_of_a_providers_own_tool_is_read_back(content: Any) -> None:
+    call = NativeToolCallPart("web_search", {"query": "x"}, tool_call_id="c1", provider_name="google")
+    result = NativeToolReturnPart("web_search", content, tool_call_id="c1", provider_name="google")
+    answer = ModelResponse([call, result, TextPart("nothing found")])
+    node = assistant_node(answer)
+
+    (stored,) = messages_of([NewNode(node.kind, json.loads(json.dumps(node.payload)))])
+
+    assert [(one.part_kind, getattr(one, "content", "")) for one in stored.parts] == [
+        (one.part_kind, getattr(one, "content", "")) for one in answer.parts
+    ]
+
+
 async def test_what_a_call_clearly_means_is_done_and_recorded_as_repaired(foreign: Foreign) -> None:
     end = await foreign.run(called('{"path": "a", "depth": "2", "names": "[\\"b\\"]", "pattern": null}'), says("seen"))
 

@@ -2761,6 +2761,26 @@ export interface components {
              * @description Sums after the first 200.
              */
             left_out: number;
+            /**
+             * Lost Cost Usd
+             * @description Their estimate in US dollars, a decimal number.
+             */
+            lost_cost_usd: string;
+            /**
+             * Lost Requests
+             * @description Requests whose process died or was cancelled, where a budget held; in no sum.
+             */
+            lost_requests: number;
+            /**
+             * Lost Tokens
+             * @description Their estimate in tokens.
+             */
+            lost_tokens: number;
+            /**
+             * Open Runs
+             * @description Runs of agents under way or parked; they are in no sum.
+             */
+            open_runs: number;
         };
         /**
          * Worker

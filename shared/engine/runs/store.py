@@ -13,7 +13,7 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
-from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
+from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +199,10 @@ class RunStore(Protocol):
 
         A run whose usage is malformed counts for nothing. Of a run that fell back, each model has its own part.
         """
+        ...
+
+    async def unsummed_usage(self, *, since_us: int = 0, session_id: str = "") -> UnsummedUsage:
+        """Return what the sums over the runs that were made since then leave out."""
         ...
 
     async def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:

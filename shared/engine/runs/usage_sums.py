@@ -7,6 +7,19 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.record import Usage
 
 
+@dataclass(frozen=True, slots=True)
+class UnsummedUsage:
+    """What is in no sum: runs of agents that have not ended, and requests whose process died, at their estimate.
+
+    Such requests are known where a budget held.
+    """
+
+    open_runs: int = 0
+    lost_requests: int = 0
+    lost_tokens: int = 0
+    lost_microusd: int = 0
+
+
 class UsageBy(StrEnum):
     """What sums are made by. A day is one of UTC."""
 

@@ -12,7 +12,7 @@ from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode,
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
-from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
+from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.decision_text import notified_decision
@@ -101,6 +101,27 @@ class MemoryRuns:
                 for key, used in _parts(run, by):
                     totals.setdefault(key, UsageTotal(key)).add(used)
         return list(totals.values())
+
+    @transaction
+    def unsummed_usage(self, *, since_us: int = 0, session_id: str = "") -> UnsummedUsage:
+        made = {
+            run.id: run
+            for run in self.rows.runs.values()
+            if run.created_us >= since_us and session_id in {"", run.identity.session_id}
+        }
+        under_way = (RunStatus.RUNNING, RunStatus.PARKED)
+        lost = [
+            row.charge
+            for (run_id, fence, _), row in self.rows.charges.items()
+            if row.is_open and run_id in made
+            if (made[run_id].status, made[run_id].fence) != (RunStatus.RUNNING, fence)
+        ]
+        return UnsummedUsage(
+            sum(run.status in under_way and bool(run.identity.model) for run in made.values()),
+            len(lost),
+            sum(one.tokens for one in lost),
+            sum(one.microusd or 0 for one in lost),
+        )
 
     @transaction
     def node_page(self, run_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Node]:

@@ -4,9 +4,9 @@ from decimal import Decimal
 
 import pytest
 
-from soong.orchestrator.cli.usage import _cost
+from soong.orchestrator.cli.usage import _cost, _left_out
 from soong.orchestrator.schemas.usage import UsageSum
-from soong.shared.engine.runs.usage_sums import UsageTotal
+from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageTotal
 
 pytestmark = pytest.mark.spec("DIS-11")
 
@@ -17,3 +17,11 @@ def test_an_unknown_price_is_not_zero() -> None:
     assert _cost(total) == "$0.2500, 1 runs without a known price"
     assert _cost(UsageTotal("m", runs=1, unpriced=1)) == "1 runs without a known price"
     assert UsageSum.of(total).model_dump()["cost_usd"] == "0.25"
+
+
+def test_what_no_sum_has_is_named() -> None:
+    assert list(_left_out(UnsummedUsage())) == []
+    assert list(_left_out(UnsummedUsage(2, 3, 4200, 12_500))) == [
+        "not counted: 2 runs under way or parked",
+        "in addition, estimated: 3 requests whose process died or was cancelled: 4,200 tokens, 0.0125 USD",
+    ]

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Final
 
 from soong.shared.core.clock import utc_date
-from soong.shared.engine.runs.usage_sums import UsageBy, UsageTotal
+from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.statements import Statement
 
@@ -50,6 +50,21 @@ USED: Final = Statement(
 )
 
 
+UNSUMMED: Final = Statement(
+    "unsummed: runs of agents that have not ended, and open charges whose holder is gone",
+    """
+    WITH made AS (
+        SELECT id, status, fence, model FROM runs
+        WHERE created_us >= :since_us AND (:session_id = '' OR session_id = :session_id)
+    )
+    SELECT (SELECT count(*) FROM made WHERE status IN ('running', 'parked') AND model <> ''),
+        count(*), coalesce(sum(c.tokens), 0), coalesce(sum(c.microusd), 0)
+    FROM charges AS c JOIN made ON made.id = c.run_id
+    WHERE c.is_open = 1 AND NOT (made.status = 'running' AND made.fence = c.fence)
+    """,
+)
+
+
 class SqlUsageSums:
     """The part of the run store that adds up."""
 
@@ -59,6 +74,10 @@ class SqlUsageSums:
         wanted = {"by": by.value, "since_us": since_us, "session_id": session_id}
         rows = await self._database.read(lambda tx: tx.rows(USED, **wanted))
         return [_total(by, *row) for row in rows]
+
+    async def unsummed_usage(self, *, since_us: int = 0, session_id: str = "") -> UnsummedUsage:
+        (row,) = await self._database.read(lambda tx: tx.rows(UNSUMMED, since_us=since_us, session_id=session_id))
+        return UnsummedUsage(*map(int, row))
 
 
 def _total(by: UsageBy, key: str, *numbers: int) -> UsageTotal:

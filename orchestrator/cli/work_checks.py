@@ -54,7 +54,10 @@ async def check_steps(settings: Settings) -> Finding:
     except SoongError:
         return Finding("steps", Level.OK, "not looked at: the database does not answer")
     if unended:
-        hint = f"a thread cannot be ended; its slot is free when it ends, or after `{program()} down`"
+        hint = (
+            f"a thread cannot be ended; its slot is free when it ends, or after `{program()} down`; "
+            "give its step `isolation: process`"
+        )
         return Finding("steps", Level.WARN, _named([one.words for one in unended]), hint)
     if late:
         ids = sorted({step.holding.step_key.partition("/")[0] for step in late})

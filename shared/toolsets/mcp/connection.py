@@ -41,6 +41,8 @@ MAX_ENTRIES: Final = 10_000
 _STATELESS: Final = frozenset({"2026-07-28"})
 _CLOSE_S: Final = 20.0
 _LISTEN_AGAIN_S: Final = 5.0
+_LOOK_PAUSE_S: Final = 1.0
+"""The shortest pause between two looks at what is offered: a server may say at each that it has changed."""
 _ENDED: Final = "Connection closed"
 """The SDK's words for the end of the transport. Other words under the same code are about one answer over HTTP."""
 
@@ -183,6 +185,9 @@ class ServerConnection:
                 if self._stale.is_set() and not self._over.is_set():
                     self._stale.clear()
                     await self._look_again(client)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_LOOK_PAUSE_S):
+                            await self._over.wait()
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -195,7 +200,7 @@ class ServerConnection:
         try:
             async with asyncio.timeout(self.config.start_timeout_s):
                 await self._look(client)
-        except MCPError as error:
+        except (MCPError, TimeoutError) as error:
             if is_end(error):
                 raise
             log.info("mcp_tools_not_listed", server=self.server_id, error=words_of(error)[:300])

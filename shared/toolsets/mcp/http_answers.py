@@ -2,12 +2,16 @@
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import field
+from typing import Final
 
 import httpx2
 
 from soong.shared.core.jsontext import dump
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
+
+_MIN_RETRY_MS: Final = 500
+"""The shortest pause before a stream that has ended is opened again, whatever its server names."""
 
 
 @dataclass(slots=True)
@@ -18,12 +22,14 @@ class AnswerStream(httpx2.AsyncByteStream):
     intake: Intake
     is_events: bool
     _data: list[bytes] = field(default_factory=list)
+    _held: int = 0
+    """The bytes of the lines of data."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         content = bytearray()
         async for piece in self.stream:
             content += piece
-            if len(content) + sum(map(len, self._data)) > MAX_LINE_BYTES:
+            if len(content) + self._held > MAX_LINE_BYTES:
                 failed = self.intake.too_long(bytes(content[:END_BYTES]))
                 yield b"".join(_events(failed) if self.is_events else map(_written, failed))
                 return
@@ -45,12 +51,17 @@ class AnswerStream(httpx2.AsyncByteStream):
         for line in map(bytes.rstrip, lines):
             if line.startswith(b"data:"):
                 self._data.append(line.removeprefix(b"data:").removeprefix(b" "))
+                self._held += len(line)
+            elif line.startswith(b"retry:"):
+                digits = line.removeprefix(b"retry:").strip()[:9]
+                yield b"retry: %d\n" % max(_MIN_RETRY_MS, int(digits) if digits.isdigit() else 0)
             elif line:
                 yield line + b"\n"
             else:
                 text = b"\n".join(self._data)
                 yield from _events(self.intake.messages(text)) if text else [b"data:\n"] * len(self._data)
                 self._data.clear()
+                self._held = 0
                 yield b"\n"
 
 

@@ -36,12 +36,15 @@ _LISTS: Final = {
 }
 """The requests whose results are not read by the SDK, with the list that it demands of each."""
 _SHOWN_BYTES: Final = 300
+MAX_ASKED: Final = 1_000
+"""Requests of a server that wait for our answer; more are left out, as each holds memory until the server reads."""
 _HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _ID: Final = rb'"id"\s*:\s*(?:"([^"\\]{1,100})"|(\d{1,18}))\s*'
 _VERSION: Final = rb'"jsonrpc"\s*:\s*"2\.0"\s*'
 _ID_FIRST: Final = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb",\s*)?" + _ID + rb",")
 _ID_LAST: Final = re.compile(rb",\s*" + _ID + rb"(?:,\s*" + _VERSION + rb")?\}\s*$")
-_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?')
+"""Also a string without an end: each byte is read once."""
 
 Message = dict[str, Any]
 
@@ -66,13 +69,17 @@ class Intake:
 
     waiting: dict[str, tuple[Any, str]] = field(default_factory=dict)
     is_of_one_request: bool = False
+    asked: set[str] = field(default_factory=set)
+    """The server's own requests that have no answer yet; over HTTP those of all answers of the connection."""
     _printed: bytearray = field(default_factory=bytearray)
     _depth: int = 0
 
     def sent(self, message: Message) -> None:
         """Note what is sent to the server."""
         method, params = message.get("method"), message.get("params")
-        if method == "notifications/cancelled" and isinstance(params, Mapping):
+        if method is None:
+            self.asked.discard(str(message.get("id")))
+        elif method == "notifications/cancelled" and isinstance(params, Mapping):
             self.waiting.pop(str(params.get("requestId")), None)
         elif isinstance(method, str) and "id" in message:
             if method == "initialize":
@@ -91,8 +98,8 @@ class Intake:
                 return self.messages(line)
             self._depth = 0
         self._printed += line + b"\n"
-        brackets = (each[0] for each in _BRACKETS.finditer(line))
-        self._depth += sum(each in b"[{" or -(each in b"]}") for each in brackets)
+        bare = _STRING.sub(b"", line)
+        self._depth += bare.count(b"[") + bare.count(b"{") - bare.count(b"]") - bare.count(b"}")
         if self._depth > 0:
             return []
         text = bytes(self._printed)
@@ -128,6 +135,12 @@ class Intake:
             asked, params = one.get("id"), one.get("params")
             if not (is_marked or "/" in method) or not isinstance(asked, str | int | None):
                 return None
+            if method == "notifications/cancelled" and isinstance(params, dict):
+                self.asked.discard(str(params.get("requestId")))
+            if asked is not None:
+                if str(asked) in self.asked or len(self.asked) >= MAX_ASKED:
+                    return None
+                self.asked.add(str(asked))
             named = {} if asked is None else {"id": asked}
             return {"jsonrpc": "2.0", **named, "method": method, **({"params": params} if _is_object(params) else {})}
         has_reply = "result" in one or "error" in one

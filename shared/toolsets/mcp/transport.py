@@ -167,11 +167,13 @@ async def http_transport(
     from soong.shared.toolsets.mcp.bounded_stream import BoundedStream
     from soong.shared.toolsets.mcp.http_answers import AnswerStream
 
+    asked: set[str] = set()
+
     async def bound(response: httpx2.Response) -> None:
         told, most, problem = response.headers, MAX_LINE_BYTES, f"the answer has more than {MAX_LINE_BYTES} bytes"
         if not isinstance(response.stream, httpx2.AsyncByteStream):
             return
-        intake = _intake_of(response.request)
+        intake = _intake_of(response.request, asked)
         kind = told.get("content-type", "").lower()
         if told.get("content-encoding", "identity") != "identity":
             most, problem = 0, "the answer is packed, which was not asked for"
@@ -198,13 +200,13 @@ async def http_transport(
         yield streams
 
 
-def _intake_of(request: "httpx2.Request") -> Intake:
+def _intake_of(request: "httpx2.Request", asked: set[str]) -> Intake:
     """Return what reads the answer of a request; one that is not JSON-RPC waits for nothing."""
-    intake = Intake(is_of_one_request=True)
+    intake = Intake(is_of_one_request=True, asked=asked)
     try:
-        asked = json.loads(request.content)
+        message = json.loads(request.content)
     except (ValueError, RuntimeError):  # no body, a form, or one that is streamed
         return intake
-    if isinstance(asked, dict):
-        intake.sent(asked)
+    if isinstance(message, dict):
+        intake.sent(message)
     return intake

@@ -11,6 +11,7 @@ from soong.shared.engine.tasks.step import Step
 from soong.shared.permissions.request import Choice
 from tests.integration.acp_site import EDIT, acp_site, step
 
+READ = "acp.scripted.read"
 YES, NO = Choice.ALLOW_ONCE, Choice.DENY
 
 
@@ -118,3 +119,27 @@ async def test_a_project_names_no_program(tmp_path: Path) -> None:
         ended = await acp.ended(("say", "still the configured one"))
 
         assert ended.output == "still the configured one"
+
+
+@pytest.mark.spec("ACP-01.b")
+async def test_what_it_does_under_the_id_of_an_allowed_call_does_not_pass_for_that_call(tmp_path: Path) -> None:
+    async with acp_site(tmp_path) as acp:
+        ended = await acp.ended(("mislead",), ("report",), answers={READ: YES})
+
+        first, again = said(ended)[1:]
+        assert first == {"outcome": "selected", "option_id": "yes"}
+        assert again == {"outcome": "selected", "option_id": "no"}, "a call that is over is not allowed once more"
+        events = await acp.site.store.runs.events(ended.run_id)
+        told = [(one.data["title"], one.data["kind"], one.data["asked"]) for one in events if one.type == "agent_call"]
+        assert told == [("Look", "read", True)]
+
+
+@pytest.mark.spec("ACP-01.b")
+async def test_a_flood_of_plans_is_written_as_the_last_of_them(tmp_path: Path) -> None:
+    async with acp_site(tmp_path) as acp:
+        ended = await acp.ended(("plans", 3000), ("report",))
+
+        said(ended)
+        events = [one.data for one in await acp.site.store.runs.events(ended.run_id) if one.type == "agent_plan"]
+        assert len(events) < 100
+        assert "plan 2999" in str(events[-1])

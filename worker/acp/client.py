@@ -93,8 +93,9 @@ class AcpClient:
         with self._asked(session_id):
             said = self.narrative.progress(tool_call)
             once = option_once(options)
-            if said is None or once is None:
-                words = "the agent offers no option that allows this call alone" if said else "too many calls"
+            if said is None or said.is_over or once is None:
+                words = "the call is over, or one too many"
+                words = "the agent offers no option that allows this call alone" if once is None else words
                 self.narrative.note(EventType.SECURITY, {"what": "unofferable_choice", "problem": words})
                 return refused(options)
             if tool_call.kind == "switch_mode" or said.kind == "switch_mode":

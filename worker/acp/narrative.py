@@ -70,6 +70,10 @@ class AgentCall:
     _text: str | None = None
     """What it ended with; then nothing else of it is kept."""
 
+    @property
+    def is_over(self) -> bool:
+        return self.status in _STOPPED
+
     def close(self) -> None:
         """Keep of an ended call only what is still read: a run may make many."""
         self._text = self.text()
@@ -77,12 +81,14 @@ class AgentCall:
 
     def take(self, said: Progress) -> None:
         """Take what an update says; what it leaves out stays."""
-        self.title = (said.title or self.title)[:MAX_TITLE_CHARS]
-        self.kind, self.status = said.kind or self.kind, said.status or self.status
+        if not self.is_asked:  # what was shown to the gate is what was decided on
+            self.title = (said.title or self.title)[:MAX_TITLE_CHARS]
+            self.kind = said.kind or self.kind
+            if said.locations is not None:
+                self.paths = tuple(place.path for place in said.locations)
+            self.input = self.input if said.raw_input is None else said.raw_input
+        self.status = said.status or self.status
         self.content = self.content if said.content is None else said.content
-        if said.locations is not None:
-            self.paths = tuple(place.path for place in said.locations)
-        self.input = self.input if said.raw_input is None else said.raw_input
         self.output = self.output if said.raw_output is None else said.raw_output
 
     def arguments(self) -> dict[str, Json]:
@@ -172,6 +178,7 @@ class AgentNarrative:
             {"content": one.content[:MAX_TITLE_CHARS], "status": one.status, "priority": one.priority}
             for one in entries[:MAX_ENTRIES]
         ]
+        self._events = [one for one in self._events if one.type != EventType.AGENT_PLAN]  # the last plan is the plan
         self.note(EventType.AGENT_PLAN, {"entries": told})
 
     def progress(self, said: Progress) -> AgentCall | None:
@@ -182,14 +189,15 @@ class AgentNarrative:
                 return None
             self._speak()
             call = self.calls[said.tool_call_id] = AgentCall(said.tool_call_id)
-        was_over = call.status in _STOPPED
+        if call.is_over:
+            return call  # another call under the id of one that has ended would pass for it
         call.take(said)
-        if call.status in _STOPPED and not was_over:
+        if call.status in _STOPPED:
             self._ended(call)
         return call
 
     def _ended(self, call: AgentCall) -> None:
-        self._is_between = all(one.status in _STOPPED for one in self.calls.values())
+        self._is_between = all(one.is_over for one in self.calls.values())
         data: JsonObject = {
             "agent_call_id": call.id[:200],
             "title": call.title,

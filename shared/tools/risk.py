@@ -51,11 +51,15 @@ def risk_classifier(classify: _Classify) -> _Classify:
     Raises:
         InvalidConfigError: it is not a plain function.
     """
-    if not (callable(classify) and not inspect.iscoroutinefunction(classify)):
+    if not _is_plain(classify):
         problem = "is not a plain function; write `def classify(tool: ToolDefinition) -> Risk`"
         raise InvalidConfigError(f"the risk classifier {_origin(classify)} {problem}")
     _REGISTERED.append(classify)
     return classify
+
+
+def _is_plain(value: object) -> bool:
+    return callable(value) and not inspect.iscoroutinefunction(value)
 
 
 def has_classifier(values: Iterable[object]) -> bool:

@@ -64,19 +64,20 @@ async def test_a_lost_lease_taints_nothing(scene: ContractHarness) -> None:
 async def test_taint_passes_to_dependents_however_far_and_to_nobody_else(
     scene: ContractHarness, open_another: OpenStore
 ) -> None:
-    await scene.task(agent("a"), agent("b"), agent("after_a", "a"), agent("last", "after_a", "b"), agent("aside", "b"))
+    later = (agent("last", "after_a", "b"), agent("aside", "b"), agent("both", "a", "b"))
+    await scene.task(agent("a"), agent("b"), agent("after_a", "a"), *later)
     a, b = await scene.claim(2)
     await read(scene, a)
     await scene.complete(a, "what it read")
     (after_a,) = await scene.claim()
     await scene.complete(after_a, "in other words")
     await scene.complete(b, "clean")
-    last, aside = await scene.claim(2)
+    rest = await scene.claim(3)
 
     other = await open_another()
-    marked = {claim.step_key.rpartition("/")[2]: await tainted(other, claim) for claim in (a, b, after_a, last, aside)}
+    marked = {claim.step_key.rpartition("/")[2]: await tainted(other, claim) for claim in (a, b, after_a, *rest)}
 
-    assert marked == {"a": True, "b": False, "after_a": True, "last": True, "aside": False}
+    assert marked == {"a": True, "b": False, "after_a": True, "last": True, "aside": False, "both": True}
 
 
 @pytest.mark.spec("PER-21.b")

@@ -76,6 +76,7 @@ EXEMPT = {
     "retention.CLOSE_SESSIONS": "as above, of all sessions",
     "notification_outbox.NEWEST": "the newest of all are the first that a scan from the end meets",
     "usage_sums.USED": "when a person asks for the sums of a time, of all runs",
+    "usage_sums.UNSUMMED": "as above",
     "event_feed.GROWN": "sorts the runs of the tasks that are followed, which it reaches by them",
     "event_feed.NEXT_EVENTS": "sorts the events of one page of runs",
 }

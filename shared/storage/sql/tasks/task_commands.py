@@ -119,9 +119,8 @@ SESSION_WORK: Final = Statement(
            (SELECT min(not_before_us) FROM steps
             WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL AND open_deps = 0),
            EXISTS (SELECT 1 FROM permission_requests WHERE session_id = :session_id AND state = 'pending'),
-           EXISTS (SELECT 1 FROM tasks AS t JOIN steps AS s ON s.task_id = t.id
-                   WHERE t.session_id = :session_id AND t.status IN ('running', 'paused')
-                   AND s.status = 'running' AND s.error IS NOT NULL)
+           EXISTS (SELECT 1 FROM steps WHERE status IN ('claimed', 'running') AND session_id || '' = :session_id
+                   AND error IS NOT NULL)
     """,
 )
 LEFT: Final = Statement(

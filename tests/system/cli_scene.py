@@ -223,14 +223,22 @@ class CliHarness:
 
 
 @contextmanager
-def scene(*, home: str = "home", is_warm: bool = False) -> Iterator[CliHarness]:
-    """Make a scene below a short temporary folder, and leave nothing of it."""
+def scene(*, home: str = "home", is_warm: bool = False, models: str = "") -> Iterator[CliHarness]:
+    """Make a scene below a short temporary folder, and leave nothing of it. Its agents may choose these ``models``."""
     folder = Path(tempfile.mkdtemp(prefix="soong-cli-"))
     one = CliHarness(folder / home, folder, is_warm=is_warm)
+    if models:
+        one.home.mkdir(parents=True)
+        (one.home / "config.toml").write_text(permitting(models))
     try:
         yield one
     finally:
         one.close()
+
+
+def permitting(*models: str) -> str:
+    """Return the part of a configuration that has agents choose among models."""
+    return f"[agents]\nproject_models = {json.dumps(models)}\n"
 
 
 def until(condition: Callable[[], object], what: str, more: Callable[[], str] = str, limit_s: float = LIMIT_S) -> None:

@@ -62,7 +62,7 @@ class Editor:
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(models="openai-chat:gpt-*") as one:
         yield one
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
+    with scene(models="*:*") as one:
         (one.folder / "notes.txt").write_text(FOUND)
         yield one
 

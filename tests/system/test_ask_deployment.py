@@ -25,7 +25,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, Task
 from tests.integration.roles import RoleUrls, with_roles
 from tests.system.auditor import audit
-from tests.system.cli_scene import CliHarness
+from tests.system.cli_scene import CliHarness, permitting
 from tests.system.deployment import Deployment
 from tests.wires.wire import Wires
 
@@ -183,6 +183,8 @@ def scene_of(service: Deployment, wires: Wires, worker_url: str) -> Iterator[Ask
     project.mkdir()
     servers = {"SOONG_DATABASE_URL": service.database_url, "SOONG_REDIS_URL": service.redis_url}
     cli = CliHarness(service.settings.home, project, servers)
+    cli.home.mkdir(parents=True, exist_ok=True)
+    (cli.home / "config.toml").write_text(permitting("openai-chat:gpt-*"))
     try:
         yield AskScene(service, cli, wires, worker_url)
     finally:

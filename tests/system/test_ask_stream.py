@@ -19,7 +19,7 @@ ANSWER = "The folder holds nothing at all, as far as anybody can see from here."
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
+    with scene(is_warm=True, models="openai-chat:gpt-*") as one:
         yield one
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.spec("EXE-07.a")
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
+    with scene(is_warm=True, models="openai-chat:gpt-*") as one:
         yield one
 
 

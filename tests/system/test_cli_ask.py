@@ -15,7 +15,7 @@ import pytest
 from llmock.scenarios import Delay, Fail, Match, Reply, ToolCall
 from llmock.testing import LLMockServer
 
-from tests.system.cli_scene import CliHarness, scene, until
+from tests.system.cli_scene import CliHarness, permitting, scene, until
 from tests.wires.wire import Wires
 
 PLANNER = "openai-chat:gpt-5"
@@ -29,7 +29,7 @@ STEPS = [
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
+    with scene(is_warm=True, models="openai-chat:gpt-*") as one:
         yield one
 
 
@@ -452,7 +452,7 @@ def test_a_budget_ends_the_agents_of_an_ask_and_a_higher_one_lets_it_continue(cl
     dispatch = ToolCall("agent__dispatch_worker", {"instructions": "Look.", "model": WORKER})
     (cli.home).mkdir(parents=True, exist_ok=True)
     prices = '[prices."openai-chat:*"]\ninput = 100\noutput = 100000\n'
-    (cli.home / "config.toml").write_text(f'[budgets]\nday = "900usd"\n{prices}')
+    (cli.home / "config.toml").write_text(f'[budgets]\nday = "900usd"\n{prices}{permitting(WORKER)}')
     with LLMockServer() as server:
         wires = Wires(server)
         cli.environment |= wires.environment

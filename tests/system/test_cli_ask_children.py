@@ -7,7 +7,7 @@ import pytest
 from llmock.scenarios import Delay, Fail, Match, Reply, ToolCall
 from llmock.testing import LLMockServer
 
-from tests.system.cli_scene import CliHarness, scene
+from tests.system.cli_scene import CliHarness, permitting, scene
 from tests.wires.wire import Wires
 
 PLANNER = "openai-chat:gpt-5"
@@ -26,7 +26,7 @@ def permit(cli: CliHarness, *models: str) -> None:
     """List models that agents may choose in the configuration."""
     cli.home.mkdir(parents=True, exist_ok=True)
     with (cli.home / "config.toml").open("a") as file:
-        file.write(f"[agents]\nproject_models = {json.dumps(models)}\n")
+        file.write(permitting(*models))
 
 
 def refuse_forks(cli: CliHarness) -> None:

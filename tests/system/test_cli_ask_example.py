@@ -21,7 +21,7 @@ FINDING = "src/stats.py:2 divides by one too few; version.py:1 has the wrong yea
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene(is_warm=True) as one:
+    with scene(is_warm=True, models="openai-chat:gpt-*") as one:
         yield one
 
 

@@ -10,6 +10,7 @@ from llmock.testing import LLMockServer
 
 from soong import AnswerDelta, Choice, PermissionDecision, PermissionRequest, Soong, TaskStatus
 from soong.shared.core.errors import UsageError
+from tests.system.cli_scene import permitting
 from tests.system.test_cli_ask import PLANNER, WORKER, planner, worker
 from tests.wires.wire import Wires
 
@@ -30,6 +31,8 @@ async def test_the_question_of_a_dispatched_worker_reaches_the_programs_callback
         asked.append(request)
         return PermissionDecision(Choice.ALLOW_ONCE)
 
+    (folder / "home").mkdir()
+    (folder / "home" / "config.toml").write_text(permitting(WORKER))
     write = {"instructions": "Write it down.", "model": WORKER, "allowed_tools": ["code.write_file"]}
     with LLMockServer() as server:
         wires = Wires(server)

@@ -40,7 +40,7 @@ async def check_models(
     """
     own = context.identity.model
     wanted = {model for model in models if model not in ("", SCRIPT, own)}
-    if not wanted:
+    if not wanted or own == SCRIPT:  # a script is code of a person
         return
     planner = await service.planner.at(str(context.run_dirs.project))
     steps = [*more, *await service.store.tasks.steps(context.identity.task_id)]

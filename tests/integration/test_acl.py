@@ -60,9 +60,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AclServer]:
         probe.bind(("127.0.0.1", 0))
         server = AclServer(int(probe.getsockname()[1]), secrets)
     users = ("--aclfile", str(secrets / "redis_users"))
-    options = ("--bind", "127.0.0.1", "--port", str(server.port), "--save", "", *users)
+    place = ("--bind", "127.0.0.1", "--port", str(server.port), "--appendonly", "no", *users)
+    settings = folder / "deploy" / "redis.conf"
+    settings.write_text(settings.read_text().replace("dir /data", f"dir {folder}"))
     with (folder / "redis.log").open("wb") as log:
-        process = subprocess.Popen([program, *options], stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+        command = [program, str(settings), *place]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
     try:
         _await(server, folder / "redis.log")
         yield server
@@ -241,6 +244,24 @@ async def test_hints_that_a_bad_worker_forges_decide_nothing_and_hold_nobody_bac
     assert len(person.asked) == 2
     assert "Traceback" not in service.logs()
     await service.until(lambda: _is_cut(server))
+
+
+LARGE_ENTRIES = {
+    "in one field": ("x", "y" * 8_000_000),
+    "in many fields": tuple(word for number in range(60) for word in (f"x{number}", "y" * 2_000_000)),
+}
+
+
+@pytest.mark.spec("OPS-12.d")
+@pytest.mark.parametrize("fields", LARGE_ENTRIES.values(), ids=LARGE_ENTRIES)
+def test_a_worker_adds_no_large_entry_to_the_stream_of_questions(server: AclServer, fields: tuple[str, ...]) -> None:
+    with server.client("worker") as bad, server.client("orchestrator") as owner:
+        owner.delete("soong:perm:req")
+
+        with pytest.raises((redis.RedisError, OSError)):
+            bad.execute_command("XADD", "soong:perm:req", "*", *fields)
+
+        assert owner.xlen("soong:perm:req") == 0
 
 
 async def _is_cut(server: AclServer) -> bool:

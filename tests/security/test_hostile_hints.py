@@ -4,6 +4,7 @@ It may publish on every channel of wake-ups and add to the stream of questions, 
 """
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
@@ -140,4 +141,22 @@ async def test_a_few_large_entries_do_not_stay_in_the_memory_of_redis(
         return int(await clients.commands.xlen(REQUESTS)) == 0
 
     await until(is_empty)
+    await subscription.close()
+
+
+async def test_what_was_left_in_large_entries_is_removed_and_not_read(
+    clients: RedisClients, subscriber: RedisSubscriber
+) -> None:
+    for _ in range(3):
+        await clients.commands.xadd(REQUESTS, {"request": "req_bad", "x": "y" * 8 * MAX_PAYLOAD_CHARS})
+
+    tracemalloc.start()
+    try:
+        subscription = await subscriber.subscribe_permissions()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < MAX_PAYLOAD_CHARS
+    assert await clients.commands.xlen(REQUESTS) == 0
     await subscription.close()

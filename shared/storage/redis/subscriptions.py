@@ -38,6 +38,8 @@ MAX_ID_CHARS = 64
 _ID = f"[!-~]{{1,{MAX_ID_CHARS}}}"
 MAX_PAYLOAD_CHARS = 2 * 1024 * 1024
 """Of a hint: ten thousand sessions with their marks."""
+MAX_STREAM_BYTES = 4 * MAX_PAYLOAD_CHARS
+"""Of a stream before any of it is read: one as long as ours may be takes a fifth of that."""
 MAX_ENTRY_MS = 10**15
 """An entry whose time is later was added under an id of somebody's choice: beyond the last id nobody can add any."""
 MAX_NEWS_CHARS = 80
@@ -241,6 +243,8 @@ class StreamSource:
 
     async def open(self) -> None:
         async with asyncio.timeout(ANSWER_LIMIT_S):
+            if self._cut_to and await self._size() > MAX_STREAM_BYTES:
+                await self._cut(0)
             newest = cast("list[tuple[str, Any]]", await self._client.xrevrange(self._stream, count=1))
         end = newest[0][0] if newest else "0-0"
         if not self._position:
@@ -273,8 +277,16 @@ class StreamSource:
             await self._client.delete(self._stream)
             self._position = "0-0"
         elif is_full or is_large:
-            with suppress(ResponseError):  # some only read it
-                await self._client.xtrim(self._stream, maxlen=0 if is_large else self._cut_to, approximate=not is_large)
+            await self._cut(0 if is_large else self._cut_to)
+
+    async def _size(self) -> int:
+        with suppress(ResponseError):  # some may not ask
+            return int(await self._client.memory_usage(self._stream, samples=0) or 0)
+        return 0
+
+    async def _cut(self, length: int) -> None:
+        with suppress(ResponseError):  # some only read it
+            await self._client.xtrim(self._stream, maxlen=length, approximate=length > 0)
 
     async def _answer(self) -> Any:
         """Return what a read answers, None for nothing new."""

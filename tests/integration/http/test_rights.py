@@ -164,3 +164,33 @@ async def test_with_no_right_a_token_or_a_key_is_made_or_revoked(scene: HttpHarn
     assert set(answers) == {"not_found"}
     assert [path for path in description()["paths"] if "token" in path or "key" in path] == []
     assert await scene.bench.store.access.tokens() == before
+
+
+@pytest.mark.parametrize("more", [(), (Right.APPROVE,)], ids=["run", "run and approve"])
+async def test_no_operation_changes_what_is_of_another_principal(
+    scene: HttpHarness, tmp_path: Path, more: tuple[Right, ...]
+) -> None:
+    task, session = await submitted(scene.caller, tmp_path)
+    request = await scene.ask()
+    ids = {"task_id": task[10:], "session_id": session[13:], "run_id": request.identity.run_id}
+    bodies: dict[str, object] = {"answer": answer_to(request)[1], "asks": {"goal": "write"}}
+    changing = [
+        path
+        for path, methods in description()["paths"].items()
+        for method, described in methods.items()
+        if method != "get" and described["x-right"] is not None and "{" in path
+        # Whoever may approve answers every question of an inbox.
+        if not (more and described["x-right"] == Right.APPROVE)
+    ]
+    bob = await scene.someone(BOB, Right.RUN, *more)
+    before = [(await scene.caller.get(path)).json() for path in (task, session)]
+
+    answers = {
+        path: await bob.post(path.format(**ids, request_id=request.id), json=bodies.get(path.rpartition("/")[2], {}))
+        for path in changing
+    }
+
+    assert len(changing) >= 8
+    assert {path: answer.text for path, answer in answers.items() if answer.status_code not in (403, 404)} == {}
+    assert [(await scene.caller.get(path)).json() for path in (task, session)] == before
+    assert await scene.bench.store.consent.answer_of(request.id) is None

@@ -1,9 +1,10 @@
 """Runs: who ran what, with which tools, and every event of it, page by page or live."""
 
-from typing import Annotated, Final
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -56,19 +57,25 @@ async def show_run(request: Request, run_id: RunId) -> Response:
 async def list_nodes(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
     """Read a run's context tree: the input of the model, its output, and the results of tools."""
     store = api_of(request).client.store
-    await store.runs.run(run_id)
+    run = await store.runs.run(run_id)
     found = await store.runs.node_page(run_id, after=after, limit=limit)
-    return respond(page_of([NodeSchema.of(one) for one in found], limit, str(found[-1].number) if found else ""))
+    last = found[-1].number if found else run.last_node
+    return respond(_page([NodeSchema.of(one) for one in found], limit, last, run.last_node))
 
 
 @router.get("/v1/runs/{run_id}/events", response_model=Page[EventSchema], dependencies=[READER])
 async def list_events(request: Request, run_id: RunId, after: After = 0, limit: Limit = 50) -> Response:
     """Read a run's log as CloudEvents; `id` is the event's number, without gaps from 1 on."""
     store = api_of(request).client.store
-    await store.runs.run(run_id)
+    run = await store.runs.run(run_id)
     found = await store.runs.events(run_id, after_seq=after, limit=limit)
     events = [EventSchema.model_validate(event.envelope()) for event in found]
-    return respond(page_of(events, limit, str(found[-1].seq) if found else ""))
+    return respond(_page(events, limit, found[-1].seq if found else run.last_seq, run.last_seq))
+
+
+def _page(entries: Sequence[BaseModel], limit: int, last: int, last_of_run: int) -> dict[str, Any]:
+    """Return a page of a run's log, which is shorter where its entries are large."""
+    return page_of(entries, len(entries) if last < last_of_run else limit, str(last) if entries else "")
 
 
 @router.get("/v1/artifacts/{digest}", response_model=ArtifactPage, dependencies=[READER])

@@ -1,9 +1,11 @@
 """Budgets and charges: requests at once overspend by one estimate at most, and nothing leaks (DIS-11)."""
 
 import asyncio
+import time
 
 import pytest
 
+from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.budgets import DAY, Budget, BudgetSpentError, BudgetState, Charge, session_scope
 from soong.shared.engine.tasks.step import Claim
@@ -12,7 +14,8 @@ from tests.contract.scene import ContractHarness
 
 pytestmark = pytest.mark.spec("DIS-11")
 
-TODAY, TOMORROW = "2026-11-24", "2026-11-25"
+DAY_US = 86_400_000_000
+TODAY, TOMORROW = (utc_date(time.time_ns() // 1000 + days * DAY_US) for days in (0, 1))
 CENT = Charge(1000, 10_000)
 
 

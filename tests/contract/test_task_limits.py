@@ -1,10 +1,12 @@
 """Limits of a task in rows: what all its runs use together, its time, and how it is stopped (DIS-07)."""
 
+import time
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from soong.shared.core.clock import utc_date
 from soong.shared.engine.runs.budgets import (
     DAY,
     TASK_LIMIT,
@@ -24,7 +26,7 @@ from tests.model.builders import make_task
 
 pytestmark = pytest.mark.spec("DIS-07")
 
-TODAY = "2026-11-24"
+TODAY = utc_date(time.time_ns() // 1000)
 SECOND_US = 1_000_000
 TURN = Charge(100, 10_000, 1)
 

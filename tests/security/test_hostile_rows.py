@@ -106,7 +106,7 @@ INSERTS: Final[Mapping[str, Mapping[str, str]]] = {
         "fence": "(SELECT fence FROM runs WHERE id = %(own)s)",
         "number": NEXT.format("number", "charges"),
         "session_id": "%(session)s",
-        "day": "'2026-11-24'",
+        "day": "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
         "tokens": "1",
         "microusd": "1",
         "is_open": "1",

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.tasks.step import MALFORMED
+from soong.shared.storage.sql.engine.statements import PAGE_SIZE, SIZE
 from soong.shared.storage.sql.engine.strict import (
     MAX_SHOWN_CHARS,
     MalformedError,
@@ -48,6 +49,28 @@ OF_STEP: Final = frozenset(
     }
 )
 """Events whose ``step`` is that of their run, where they name none."""
+
+
+def sized_before(document: str, order: str) -> str:
+    """Return a column: the size of the rows of a log before a row, in this order."""
+    size = f"{SIZE.format(document)} + {SIZE.format('preceding')}"
+    return f"coalesce(sum({size}) OVER (ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)"
+
+
+def page_of_log(table: str, number: str, document: str, last: str) -> str:
+    """Return what follows ``FROM table``: rows of a run after one, at most so many, and only up to ``PAGE_SIZE``.
+
+    Entries beyond the count of their run are not part of its log.
+    """
+    return f"""
+    WHERE run_id = :run_id AND {number} > :after AND {number} <= (
+        SELECT max({number}) FROM (
+            SELECT {number}, {sized_before(document, number)} AS size FROM {table}
+            WHERE run_id = :run_id AND {number} > :after
+              AND {number} <= (SELECT {last} FROM runs WHERE id = :run_id) ORDER BY {number} LIMIT :limit
+        ) AS sized WHERE size < {PAGE_SIZE}
+    ) ORDER BY {number}
+    """  # noqa: S608  # our own words
 
 
 class EventRow(NamedTuple):

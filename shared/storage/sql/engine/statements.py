@@ -27,6 +27,10 @@ _POSTGRES_LIST: Final = r"= ANY(ARRAY(SELECT json_array_elements_text(:\1::json)
 
 _READ_LATER: Final = frozenset({"sqlite", "postgres", "writes", "returns", "packed"})
 
+SIZE: Final = "/*pg octet_*/length({0})"
+"""How long a text is, in bytes on PostgreSQL: to know it, a text that is stored apart is not loaded."""
+PAGE_SIZE: Final = 8 * 1024 * 1024
+"""What the rows of a page have before its last one, by ``SIZE``: one that is larger is a page of its own."""
 BATCH_ROWS: Final = 1_000
 BATCH_CHARS: Final = 256 * 1024
 """Of one statement that inserts or changes rows. A batch is encoded and sent in a few milliseconds of CPU time."""

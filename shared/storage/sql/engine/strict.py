@@ -24,9 +24,8 @@ MAX_CHARS: Final = 64 * 1024 * 1024
 MAX_TEXT_CHARS: Final = 1_000_000
 """Of an error, a report, a progress."""
 MAX_WORD_CHARS: Final = 10_000
-"""Of a name, an id, a digest."""
+"""Of a name, an id, a digest; of a worker's list of pools or capabilities."""
 MAX_USAGE_CHARS: Final = 10_000
-MAX_WORDS: Final = 10_000
 MAX_COST_USD: Final = Decimal(1_000_000_000)
 MAX_COST_DIGITS: Final = 60
 MAX_SHOWN_CHARS: Final = 200
@@ -100,11 +99,11 @@ def object_of(column: str, text: Any, most: int = MAX_CHARS) -> dict[str, Any]:
 
 def words_of(column: str, text: Any) -> tuple[str, ...]:
     """Return the value of a column that holds a JSON list of words. Raises: MalformedError."""
-    value = value_of(column, text, MAX_TEXT_CHARS)
-    if not isinstance(value, list) or len(value) > MAX_WORDS:
-        raise MalformedError(f"{column} is {_kind(value)}, not a list of at most {MAX_WORDS} words")
-    if not all(isinstance(word, str) and len(word) <= MAX_WORD_CHARS for word in value):
-        raise MalformedError(f"{column} holds what is not a word of at most {MAX_WORD_CHARS} characters")
+    value = value_of(column, text, MAX_WORD_CHARS)
+    if not isinstance(value, list):
+        raise MalformedError(f"{column} is {_kind(value)}, not a list of words")
+    if not all(isinstance(word, str) for word in value):
+        raise MalformedError(f"{column} holds what is not a word")
     return tuple(str(word) for word in value)
 
 

@@ -10,21 +10,28 @@ from typing import Any, Final
 
 from sqlalchemy import Table
 
-from soong.shared.storage.sql.engine.statements import Statement
+from soong.shared.storage.sql.engine.statements import SIZE, Statement
+from soong.shared.storage.sql.engine.strict import MAX_WORD_CHARS
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 
 class TableRead:
     """One named read of a table's columns. ``rest`` is what follows ``FROM table``, in the form of a statement.
 
-    ``without`` names columns that are not read.
+    ``without`` names columns that are not read, ``bounded`` those that are read as empty when they are longer than a
+    word: before they are loaded.
     """
 
     __slots__ = ("_row_of", "statement")
 
-    def __init__(self, name: str, table: Table, rest: str, *, without: Collection[str] = ()) -> None:
+    def __init__(
+        self, name: str, table: Table, rest: str, *, without: Collection[str] = (), bounded: Collection[str] = ()
+    ) -> None:
         columns = [column.name for column in table.columns if column.name not in without]
-        listed = ", ".join(f"{table.name}.{column}" for column in columns)
+        short = f"CASE WHEN {SIZE} <= {MAX_WORD_CHARS} THEN {{0}} ELSE '' END"
+        listed = ", ".join(
+            (short if column in bounded else "{0}").format(f"{table.name}.{column}") for column in columns
+        )
         self.statement: Final = Statement(name, f"SELECT {listed} FROM {table.name} {rest}")  # noqa: S608  # our words
         make: Any = namedtuple  # noqa: PYI024  # its fields are the table's, which no checker knows
         self._row_of: Callable[[Iterable[Any]], Any] = make("row", columns)._make

@@ -56,6 +56,9 @@ def _of_run(table: str, held: str) -> str:
 
 _RUNNING: Final = f"its.status = 'running' AND its.worker_id {OURS}"
 _CHARGED: Final = f"{_RUNNING} AND its.session_id = charges.session_id AND its.fence = charges.fence"
+_THE_DAY: Final = "to_char((now() AT TIME ZONE 'UTC') {} interval '1 day', 'YYYY-MM-DD')"
+_ABOUT_TODAY: Final = f"charges.day BETWEEN {_THE_DAY.format('-')} AND {_THE_DAY.format('+')}"
+"""A charge for a later day would use up the budget of a day that has not come."""
 _ASKING: Final = f"{_RUNNING} AND its.session_id = permission_requests.session_id"
 MOST_ADDED: Final = 1_000_000
 """How many entries one statement may add to a log."""
@@ -186,7 +189,7 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         reads=True,
         inserts=("run_id", "fence", "number", "session_id", "day", "tokens", "microusd", "is_open", "turns"),
         updates=("tokens", "microusd", "is_open", "turns"),
-        new=f"is_open = 1 AND {_of_run('charges', _CHARGED)}",
+        new=f"is_open = 1 AND {_ABOUT_TODAY} AND {_of_run('charges', _CHARGED)}",
         old=f"is_open = 1 AND {_of_run('charges', _CHARGED)}",
         changed=f"is_open = 0 AND {_of_run('charges', _CHARGED)}",
     ),

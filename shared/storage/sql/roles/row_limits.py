@@ -40,7 +40,7 @@ LIMITS: Final[Mapping[str, Mapping[str, str]]] = {
     "sessions": {"last_claimed": _NUMBER},
     "workers": {
         **dict.fromkeys(("id", "node_name", "host", "credential"), _WORD),
-        **dict.fromkeys(("pools", "capabilities"), _json("array", MAX_TEXT_CHARS)),
+        **dict.fromkeys(("pools", "capabilities"), _json("array", MAX_WORD_CHARS)),
         **dict.fromkeys(("pid", "slots", "started_us", "protocol", "beat"), _NUMBER),
         "state": _ONE_OF,
     },

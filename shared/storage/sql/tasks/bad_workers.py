@@ -7,8 +7,6 @@ being run by another. What malformed rows hold, nobody changes any more, so no b
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, literal_column, select
-
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.lost_lease import ABANDONED, lost_to
 from soong.shared.engine.tasks.step import BadWorker
@@ -19,13 +17,11 @@ from soong.shared.storage.sql.engine.rows import worker_of
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MAX_SHOWN_CHARS, MalformedError
-from soong.shared.storage.sql.engine.tables import workers
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import expire_leases
-from soong.shared.storage.sql.tasks.sessions import HELD_WORKER
+from soong.shared.storage.sql.tasks.sessions import HELD_WORKER, WORKERS
 
 AT_ONCE: Final = 100
-_GONE: Final[ColumnElement[str]] = literal_column("'gone'")
 
 LEASE_HOLDERS: Final = Statement(
     "lease holders: the ids of all workers that hold a step",
@@ -57,7 +53,7 @@ class SqlBadWorkers:
 
 def _found(tx: Transaction) -> list[tuple[str, str]]:
     """Return (id, problem) of workers that are to be ended; a bounded number, the longest there first."""
-    rows = tx.execute(select(workers).where(workers.c.state != _GONE).order_by(workers.c.ordinal)).all()
+    rows = WORKERS.read(tx)
     found = [(row.id, problem) for row in rows if (problem := _problem(row))]
     reckoned = {row.id for row in rows}
     left = [(worker_id, ABANDONED) for (worker_id,) in tx.rows(LEASE_HOLDERS) if worker_id not in reckoned]

@@ -9,9 +9,9 @@ from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun, 
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.json_encoding import encode_ascii
-from soong.shared.storage.sql.engine.log_rows import EventRow, events_of
+from soong.shared.storage.sql.engine.log_rows import EventRow, events_of, sized_before
 from soong.shared.storage.sql.engine.rows import identity_of, pack, unpack
-from soong.shared.storage.sql.engine.statements import Insert, Statement
+from soong.shared.storage.sql.engine.statements import PAGE_SIZE, Insert, Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 
 TAKE_OVER: Final = Statement(
@@ -59,15 +59,20 @@ GROWN: Final = Statement(
     WHERE r.task_id IN @tasks AND t.id IN @tasks AND r.last_seq > coalesce(c.seq, 0) ORDER BY +r.ordinal LIMIT :limit
     """,  # noqa: S608  # our own words
 )
+_EVENT_ROW: Final = ", ".join(("id", *EventRow._fields[1:]))
 NEXT_EVENTS: Final = Statement(
     "next events: of these runs, each after its place, run by run",
-    """
-    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us, r.attempt,
-           r.first_claim, r.started_us
-    FROM @places p(run_id text, seq bigint) JOIN runs AS r ON r.id = p.run_id
-    LEFT JOIN events AS e ON e.run_id = r.id AND e.seq > p.seq AND e.seq <= r.last_seq
-    WHERE r.last_seq > p.seq ORDER BY r.ordinal, e.seq LIMIT :limit
-    """,
+    f"""
+    SELECT {_EVENT_ROW} FROM (
+        SELECT {_EVENT_ROW}, ordinal, {sized_before("data", "ordinal, seq")} AS size FROM (
+            SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us,
+                   r.attempt, r.first_claim, r.started_us, r.ordinal
+            FROM @places p(run_id text, seq bigint) JOIN runs AS r ON r.id = p.run_id
+            LEFT JOIN events AS e ON e.run_id = r.id AND e.seq > p.seq AND e.seq <= r.last_seq
+            WHERE r.last_seq > p.seq ORDER BY r.ordinal, e.seq LIMIT :limit
+        ) AS next
+    ) AS sized WHERE size < {PAGE_SIZE} ORDER BY ordinal, seq
+    """,  # noqa: S608  # our own words
 )
 PUT_CURSORS: Final = Insert(
     "event_cursors",

@@ -14,7 +14,7 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.log_rows import MOST_OF_RUN, EventRow, events_of
+from soong.shared.storage.sql.engine.log_rows import MOST_OF_RUN, EventRow, events_of, page_of_log
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import call_of, run_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
@@ -70,7 +70,9 @@ _COUNTED_NODES: Final = """
     ORDER BY number
 """
 NODES: Final = TableRead("nodes: of a run, after one", nodes, _COUNTED_NODES)
-NODE_PAGE: Final = TableRead("node page: so many of them", nodes, f"{_COUNTED_NODES} LIMIT :limit")
+NODE_PAGE: Final = TableRead(
+    "node page: so many of them", nodes, page_of_log("nodes", "number", "payload", "last_node")
+)
 FIRST_PAGE: Final = Statement(
     "first page: of a run, what makes those of its first events that have no row",
     """
@@ -80,11 +82,10 @@ FIRST_PAGE: Final = Statement(
 )
 EVENT_PAGE: Final = Statement(
     "event page: of a run's log, after one",
-    """
+    f"""
     SELECT run_id, seq, type, time_us, data, preceding, (SELECT step_key FROM runs WHERE id = :run_id) FROM events
-    WHERE run_id = :run_id AND seq > :after AND seq <= (SELECT last_seq FROM runs WHERE id = :run_id)
-    ORDER BY seq LIMIT :limit
-    """,
+    {page_of_log("events", "seq", "data", "last_seq")}
+    """,  # noqa: S608  # our words
 )
 EVENTS_OF: Final = Statement(
     "events of: the logs of these runs, run by run",

@@ -64,8 +64,11 @@ FREE_SESSION: Final = Statement(
     "free session: whether there is one to adopt",
     "SELECT 1 FROM sessions WHERE owner_id = '' AND is_closed = 0 LIMIT 1",
 )
-ALL_WORKERS: Final = TableRead("all workers: also those that are gone", workers, "ORDER BY ordinal")
-WORKERS: Final = TableRead("workers: those that are not gone", workers, "WHERE state <> 'gone' ORDER BY ordinal")
+_LISTS: Final = ("pools", "capabilities")
+ALL_WORKERS: Final = TableRead("all workers: also those that are gone", workers, "ORDER BY ordinal", bounded=_LISTS)
+WORKERS: Final = TableRead(
+    "workers: those that are not gone", workers, "WHERE state <> 'gone' ORDER BY ordinal", bounded=_LISTS
+)
 BUSY_SLOTS: Final = Statement(
     "busy slots: of each worker; a step that a run holds in addition to its own takes none",
     """

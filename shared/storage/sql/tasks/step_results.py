@@ -46,7 +46,10 @@ def nodes_after(tx: Transaction, run_id: str, rows: Sequence[Any], after: int, l
     found = list(islice(nodes_of(rows, after), limit))
     if (limit is not None and len(found) >= limit) or (found and found[-1].kind is NodeKind.RESULT):
         return found
-    return [*found, *(_result(run_id, *row) for row in tx.rows(RESULT_OF_STEP, run_id=run_id, after=after))]
+    results = [_result(run_id, *row) for row in tx.rows(RESULT_OF_STEP, run_id=run_id, after=after)]
+    # A page that its size ends has others before the result.
+    is_cut = bool(results and found and limit is not None and results[0].parent != found[-1].number)
+    return found if is_cut else [*found, *results]
 
 
 def _result(run_id: str, number: int, output: str | None, ended_us: int) -> Node:

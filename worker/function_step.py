@@ -15,7 +15,7 @@ from types import CodeType
 from typing import Any, Final, cast
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.errors import InvalidJsonError, UsageError
+from soong.shared.core.errors import UsageError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.lazy_dataclass import dataclass
@@ -24,7 +24,7 @@ from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.tasks.functions import StepContext, StepFunction, resolve
 from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd, StepError
 from soong.shared.engine.wire.capabilities import BUILTIN
-from soong.shared.tools.value_limits import plain
+from soong.shared.tools.value_limits import UnfitError, plain
 from soong.worker.isolated_call import MAX_OUTPUT_BYTES, IsolatedCalls, encoded
 
 ENDS_SOON_S: Final = 0.25
@@ -69,10 +69,11 @@ async def outcome_of(
     except Exception as error:  # noqa: BLE001  # a user's function: whatever it raises is the step's failure
         return None, _crash(error, _place_of(function, error))
     try:
-        size = len(encoded(output))
-        output = plain(output)
-    except (InvalidJsonError, TypeError, ValueError, RecursionError) as error:
-        return None, StepError("execution_failed", words_of(error))
+        output = call_foreign(plain, output)  # a mapping of any class may come out
+    except Exception as error:  # noqa: BLE001  # a user's class: whatever it raises is the step's failure
+        words = str(error) if isinstance(error, UnfitError) else words_of(error)
+        return None, StepError("execution_failed", f"the output cannot be stored: {words}{_defined_at(function)}")
+    size = len(encoded(output))
     if size > MAX_OUTPUT_BYTES:
         words = f"the output has {size} bytes; a step gives at most {MAX_OUTPUT_BYTES}; write a file instead"
         return None, StepError("execution_failed", words)
@@ -137,5 +138,15 @@ def malformed(claim: Claim) -> StepEnd:
 def _place_of(function: StepFunction, error: BaseException) -> str:
     if function.name.startswith(BUILTIN):
         return ""  # its lines are ours and help nobody
+    code = _code_of(function)
+    return place_of(error, code.co_filename if code else "")
+
+
+def _defined_at(function: StepFunction) -> str:
+    code = None if function.name.startswith(BUILTIN) else _code_of(function)
+    return f" (from {code.co_filename}:{code.co_firstlineno})" if code else ""
+
+
+def _code_of(function: StepFunction) -> CodeType | None:
     code = getattr(inspect.unwrap(function.body), "__code__", None)
-    return place_of(error, code.co_filename if isinstance(code, CodeType) else "")
+    return code if isinstance(code, CodeType) else None

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from soong.orchestrator.cli.console import complain, emit, output, say, table
+from soong.orchestrator.approvals.provenance import check_person_now
+from soong.orchestrator.cli.console import complain, emit, number_of, output, say, table
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
@@ -63,7 +64,7 @@ def list_agents(project: Path = _PROJECT, *, is_json: bool = _JSON) -> None:
     for file in files:
         _say_notes(file)
     if broken := [file for file in files if file.problems]:
-        say(f"{_files(len(broken))} cannot be used; soong agents validate shows why")
+        say(f"{number_of(len(broken), 'file')} cannot be used; soong agents validate shows why")
 
 
 @app.command()
@@ -119,6 +120,7 @@ def import_agents(
 
     if not folder.is_dir():
         raise UsageError(f"{str(folder)!r} is not a folder; name the one with the agents' files")
+    check_person_now("import agents")
     target = load_settings().home / FOLDER if project is None else project / PROJECT_FOLDER
     target.mkdir(parents=True, exist_ok=True)
     copied, problems = 0, 0
@@ -135,7 +137,9 @@ def import_agents(
             copied += 1
         problems += len(file.problems)
         _say_notes(file)
-    output(f"{_files(copied)} copied into {target}")
+    output(f"{number_of(copied, 'file')} copied into {target}")
+    if copied and project is None:
+        say("they count as yours: no run is marked as tainted by their text, so read them as your own")
     if problems:
         raise typer.Exit(2)
 
@@ -163,7 +167,11 @@ def validate(
     if problems:
         raise typer.Exit(2)
     if not is_json:
-        output(f"{_files(len(found))}, no problem" if found else "there are no files; soong agents new ID writes one")
+        output(
+            f"{number_of(len(found), 'file')}, no problem"
+            if found
+            else "there are no files; soong agents new ID writes one"
+        )
 
 
 def _known(project: Path) -> "AgentDefinitionRegistry":
@@ -188,10 +196,6 @@ def _all_files(project: Path) -> "list[DefinitionFile]":
 def _say_notes(file: "DefinitionFile") -> None:
     for note in file.notes:
         say(f"{file.path}: {note}")
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
 
 
 def _source(definition: "AgentDefinition") -> str:

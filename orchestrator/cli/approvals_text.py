@@ -17,7 +17,7 @@ from soong.orchestrator.cli.question_text import (
     step_text,
 )
 from soong.orchestrator.client.program import program
-from soong.shared.core.clock import rfc3339
+from soong.shared.core.clock import to_the_second
 from soong.shared.core.identity import RunIdentity
 from soong.shared.permissions.request import Question
 
@@ -55,7 +55,7 @@ def _paragraph(question: Question, now_us: int) -> Iterator[str]:
 
 def _ended(question: Question, sentence: str) -> str:
     when = question.decision.decided_us if question.decision is not None else None
-    return f"{sentence} ({rfc3339(when)[:19]}Z)" if when is not None else sentence
+    return f"{sentence} ({to_the_second(when)})" if when is not None else sentence
 
 
 def show_text(approval: Approval, now_us: int, *, is_full: bool) -> str:

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TextIO, TypedDict
 
@@ -109,9 +109,9 @@ def cut(line: str, columns: int) -> str:
 
 
 def one_line(text: str, limit: int = 100) -> str:
-    """Return inert text on one line, cut to ``limit`` characters."""
+    """Return inert text on one line, cut to ``limit`` characters; 0: all of it, as a message ends with its remedy."""
     line = inert(" ".join(text.split()))
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return line if not limit or len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def is_terminal() -> bool:
@@ -119,9 +119,15 @@ def is_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows in columns, plain, for pipes and terminals alike."""
-    cells = [list(map(str, heads)), *([one_line(cell, 80) for cell in row] for row in rows)]
+def number_of(count: int, thing: str) -> str:
+    """Return how many there are of a thing, in words."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, uncut: Collection[str] = ()) -> str:
+    """Return rows in columns, plain, for pipes and terminals alike. Columns in ``uncut`` hold messages."""
+    limits = [0 if head in uncut else 80 for head in heads]
+    cells = [list(map(str, heads)), *([one_line(*cell) for cell in zip(row, limits, strict=True)] for row in rows)]
     widths = [max(_width(row[column]) for row in cells) for column in range(len(heads))]
     lines = ["  ".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join(lines)

@@ -76,7 +76,7 @@ class LineDisplay:
             if (key, words) not in self._lacking:
                 self._lacking.add((key, words))
                 step_id = one_line(key.partition("/")[2], 60)
-                self._write(f"  {SYMBOLS[StepStatus.READY]} {step_id} waits: {one_line(words, 200)}")
+                self._write(f"  {SYMBOLS[StepStatus.READY]} {step_id} waits: {one_line(words, 0)}")
         for question in view.questions:
             if question.id not in self._asked:
                 self._asked.add(question.id)
@@ -128,4 +128,4 @@ def _facts_of(step: Step) -> Iterator[str]:
     if step.attempt > 1:
         yield f", attempt {step.attempt}"
     if step.error is not None and step.status is StepStatus.FAILED:
-        yield f": {one_line(step.error.message, 160)}"
+        yield f": {one_line(step.error.message, 0)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from soong.orchestrator.cli.console import emit, one_line, output, say, table
+from soong.orchestrator.cli.console import emit, number_of, one_line, output, say, table
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.inert import inert
 from soong.shared.core.settings import Settings, load_settings
@@ -48,7 +48,7 @@ def list_servers(*, is_json: bool = _JSON) -> None:
         )
         for one in shown
     ]
-    output(table(("server", "state", "tools", "protocol", "login", "hints", "where"), rows))
+    output(table(("server", "state", "tools", "protocol", "login", "hints", "where"), rows, uncut=("where",)))
 
 
 def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
@@ -77,7 +77,7 @@ def show(name: str = _NAME, *, is_json: bool = _JSON) -> None:
         output("\n" + table(("tool", "permission", "the server declares", "scope of a grant or rule"), rows))
     left = [(one["tool"], one["reason"]) for one in shown["left_out"]]
     if left:
-        output("\n" + table(("left out", "because"), left))
+        output("\n" + table(("left out", "because"), left, uncut=("because",)))
 
 
 def refresh(
@@ -236,7 +236,7 @@ def _resources_line(one: dict[str, Any]) -> str:
 def _report(one: dict[str, Any]) -> str:
     if one["problem"]:
         return f"{one['name']}: {one['problem']}"
-    lines = [f"{one['name']}: {len(one['tools'])} tools, protocol {one['protocol']}"]
+    lines = [f"{one['name']}: {number_of(len(one['tools']), 'tool')}, protocol {one['protocol']}"]
     lines += [f"  left out {inert(each['tool'])}: {each['reason']}" for each in one["left_out"]]
     return "\n".join(lines)
 

@@ -77,10 +77,10 @@ def _line(event: Event) -> str:
         case EventType.TOOL_STARTED:
             return f"→ {tool} {_about(event.data.get('input'))}".rstrip()
         case EventType.TOOL_FAILED | EventType.TOOL_DENIED:
-            return f"✗ {tool}: {one_line(str(event.data.get('message', '')), 200)}"
+            return f"✗ {tool}: {one_line(str(event.data.get('message', '')), 0)}"
         case EventType.MODEL_FAILED:
             again = "; asking again" if event.data.get("is_retried") else ""
-            return f"✗ the model: {one_line(str(event.data.get('message', '')), 200)}{again}"
+            return f"✗ the model: {one_line(str(event.data.get('message', '')), 0)}{again}"
         case EventType.MODEL_FALLBACK:
             return f"→ the model {visible(str(event.data.get('to', '')))} continues"
         case _:

@@ -8,7 +8,7 @@ import typer
 
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import fits, opened_store
-from soong.shared.core.clock import SystemClock, rfc3339
+from soong.shared.core.clock import SystemClock, rfc3339, to_the_second
 from soong.shared.core.config import load_config
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
@@ -53,7 +53,7 @@ def list_command(
         )
         for notices in messages
     ]
-    output(table(("message", "channel", "state", "events", "attempts", "next or end", "error"), rows))
+    output(table(("message", "channel", "state", "events", "attempts", "next or end", "error"), rows, uncut=("error",)))
 
 
 @app.command("test")
@@ -129,7 +129,7 @@ def _id_of(notices: Sequence[Notice]) -> str:
 
 def _when(notice: Notice) -> str:
     at_us = notice.due_us if notice.state is NoticeState.WAITING else notice.ended_us
-    return rfc3339(at_us)[:19]
+    return to_the_second(at_us)
 
 
 def _as_json(notices: Sequence[Notice]) -> dict[str, Json]:

@@ -21,8 +21,10 @@ from soong.orchestrator.client.submission import Ids, Submission, submission
 from soong.orchestrator.embedded.early_service import import_also
 from soong.orchestrator.embedded.service_file import read_record
 from soong.orchestrator.embedded.starter import Attachment, attach
+from soong.shared.agents.acp_agents import acp_agent
 from soong.shared.agents.model import SCRIPT, libraries_of, resolve_model
 from soong.shared.core.clock import SystemClock
+from soong.shared.core.config import load_config
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.engine.sessions.session import ApprovalMode
@@ -96,13 +98,14 @@ def _consented(preview: Preview, steps: Sequence[str], *, is_shown: bool, is_jso
 
 
 def check_models(settings: Settings, names: frozenset[str]) -> None:
-    """Check packages and keys where the service that this command starts has this command's environment.
+    """Check programs, packages and keys where the service that this command starts has this command's environment.
 
     Raises: InvalidConfigError.
     """
     record = read_record(settings.home) if settings.is_embedded else None
     if settings.is_embedded and (record is None or not record.is_process_alive):
-        # Agents of others are looked for by their workers.
+        for name in filter(lambda one: one.startswith(ACP_PREFIX), names):
+            acp_agent(name, load_config(settings.home)).program()
         checked = {name for name in names - {SCRIPT} if not name.startswith(ACP_PREFIX)}
         import_also([module for name in checked for module in libraries_of(name)])
         for name in checked:

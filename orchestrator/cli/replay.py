@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from soong.orchestrator.cli.console import emit, output, say, visible
+from soong.orchestrator.cli.console import emit, number_of, output, say, visible
 from soong.orchestrator.cli.ids import find_task, opened_store
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.settings import load_settings
@@ -55,7 +55,7 @@ def _show(found: "TaskReplay", *, is_whole: bool) -> None:
     say(f"task {found.task_id}: {visible(found.title)}")
     if is_whole:
         symbol = _SYMBOLS["different" if found.dag else "same"]
-        output(f"  {symbol} the DAG: {found.steps} steps")
+        output(f"  {symbol} the DAG: {number_of(found.steps, 'step')}")
         for difference in found.dag:
             output(f"      {visible(str(difference))}")
     for run in found.runs:
@@ -66,17 +66,13 @@ def _show(found: "TaskReplay", *, is_whole: bool) -> None:
     played = sum(run.verdict != "given" for run in found.runs)
     if found.is_same:
         events = sum(run.events for run in found.runs)
-        output(f"the same: {_number(played, 'run')}, {_number(events, 'event')}")
+        output(f"the same: {number_of(played, 'run')}, {number_of(events, 'event')}")
     else:
-        output(f"different: {changed} of {_number(played, 'run')}" + (", and the DAG" if found.dag else ""))
+        output(f"different: {changed} of {number_of(played, 'run')}" + (", and the DAG" if found.dag else ""))
 
 
 def _facts(run: "RunVerdict") -> str:
     if run.note:
         return run.note
     lives = f", {run.lives} lives" if run.lives > 1 else ""
-    return f"{_number(run.turns, 'turn')}, {_number(run.calls, 'call')}{lives}"
-
-
-def _number(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{number_of(run.turns, 'turn')}, {number_of(run.calls, 'call')}{lives}"

@@ -126,7 +126,7 @@ async def _show(text: str, *, is_json: bool) -> None:
         else []
     )
     if rows:
-        output("\n" + table(("tool", "has it", "because"), rows))
+        output("\n" + table(("tool", "has it", "because"), rows, uncut=("because",)))
 
 
 async def _error(store: Store, run: Run) -> str:

@@ -12,7 +12,7 @@ from soong.orchestrator.cli.step_words import time_text
 from soong.orchestrator.embedded.control import ask_once
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.orchestrator.embedded.starter import living_service
-from soong.shared.core.clock import SystemClock, rfc3339
+from soong.shared.core.clock import SystemClock, to_the_second
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.lazy_dataclass import dataclass
@@ -141,7 +141,7 @@ def status_text(status: Status) -> str:
             f"workers    {workers['live']}, {workers['busy']} of {workers['slots']} slots in use",
             f"steps      {steps['running']} running, {steps['ready']} ready",
         ]
-    lines += [f"  {one_line(one.words, 300)}" for one in status.unended]
+    lines += [f"  {one_line(one.words, 0)}" for one in status.unended]
     if status.metrics is not None:
         lines.append(f"questions  {status.metrics.questions} waiting")
         lines.append(f"tasks      {status.metrics.open_tasks} open")
@@ -163,4 +163,4 @@ def _service_text(service: ServiceState) -> str:
 
 def _task_line(task: Task) -> str:
     age = time_text((SystemClock().now_us() - task.created_us) / 1_000_000)
-    return f"  {task.id}  {task.status}  {age}  {rfc3339(task.created_us)[:19]}  {one_line(task.title, 60)}"
+    return f"  {task.id}  {task.status}  {age}  {to_the_second(task.created_us)}  {one_line(task.title, 60)}"

@@ -1,6 +1,6 @@
 """The summary of a task for people: a table of its steps, what it wrote, what was denied, what to try next."""
 
-from soong.orchestrator.cli.console import compact, one_line, table, visible
+from soong.orchestrator.cli.console import compact, number_of, one_line, table, visible
 from soong.orchestrator.cli.display import status_text
 from soong.orchestrator.cli.step_words import SYMBOLS, pull_text, seconds_of, time_text
 from soong.orchestrator.client.client import TaskSnapshot
@@ -25,7 +25,7 @@ def text_of(outcome: TaskOutcome) -> str:
     if task.ended_us is not None:
         head += f" in {time_text((task.ended_us - task.created_us) / 1_000_000)}"
     if task.reason:
-        head += f" ({one_line(task.reason, 200)})"
+        head += f" ({one_line(task.reason, 0)})"
     parts = [
         head,
         *_limits(outcome),
@@ -61,10 +61,12 @@ def _answer(outcome: TaskOutcome) -> list[str]:
 def _steps(outcome: TaskOutcome) -> str:
     steps = outcome.view.steps
     text = table(
-        ("step", "status", "time", "attempt", "why"), [_row(step, outcome.view) for step in steps[:ROWS_SHOWN]]
+        ("step", "status", "time", "attempt", "why"),
+        [_row(step, outcome.view) for step in steps[:ROWS_SHOWN]],
+        uncut=("why",),
     )
     more = sum(outcome.view.counts.values()) - min(len(steps), ROWS_SHOWN)
-    return text + (f"\n… and {more} steps more" if more > 0 else "")
+    return text + (f"\n… and {number_of(more, 'step')} more" if more > 0 else "")
 
 
 def _waiting(outcome: TaskOutcome) -> list[str]:
@@ -102,7 +104,7 @@ def _denials(outcome: TaskOutcome) -> list[str]:
     if not outcome.denials:
         return []
     lines = [
-        f"  {visible(one.step_id)}: {visible(one.tool)}: {one_line(one.sentence, 300)} ({one.error})"
+        f"  {visible(one.step_id)}: {visible(one.tool)}: {one_line(one.sentence, 0)} ({one.error})"
         for one in outcome.denials[:DENIALS_SHOWN]
     ]
     if all(one.author == "person" for one in outcome.denials):
@@ -114,13 +116,13 @@ def _denials(outcome: TaskOutcome) -> list[str]:
 def _cut(outcome: TaskOutcome) -> list[str]:
     """Name the steps that a budget or a limit ended."""
     names = ", ".join(visible(step.step_id) for step in outcome.cut[:DENIALS_SHOWN])
-    return ["", f"cut by a budget or a limit: {len(outcome.cut)} steps ({names})"] if names else []
+    return ["", f"cut by a budget or a limit: {number_of(len(outcome.cut), 'step')} ({names})"] if names else []
 
 
 def _undone(outcome: TaskOutcome) -> list[str]:
     """Name what a person allowed and did not get: an approval is for what was shown, and that had changed."""
     lines = [
-        f"  {visible(one.step_id)}: {visible(one.tool)}: {one_line(one.sentence, 300)} ({one.error})"
+        f"  {visible(one.step_id)}: {visible(one.tool)}: {one_line(one.sentence, 0)} ({one.error})"
         for one in outcome.undone[:DENIALS_SHOWN]
     ]
     return ["", f"allowed and not done: {len(outcome.undone)}", *lines] if lines else []
@@ -129,7 +131,7 @@ def _undone(outcome: TaskOutcome) -> list[str]:
 def _unknown(outcome: TaskOutcome) -> list[str]:
     """Name what may or may not have happened when a worker died: nobody but a person can look (DAG-09)."""
     lines = [
-        f"  {inert(step_id)}: {inert(str(entry.get('tool')))}: {one_line(str(entry.get('message')), 200)}"
+        f"  {inert(step_id)}: {inert(str(entry.get('tool')))}: {one_line(str(entry.get('message')), 0)}"
         for step_id, report in outcome.reports.items()
         for entry in report.unknown_effects
     ]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.cli.console import emit, emit_text, output, say, table, visible
+from soong.orchestrator.cli.console import emit, emit_text, number_of, output, say, table, visible
 from soong.orchestrator.cli.ids import find_task, opened_store
 from soong.orchestrator.cli.steering import asked_of_task
-from soong.shared.core.clock import rfc3339
+from soong.shared.core.clock import to_the_second
 from soong.shared.core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def validate(
         )
     else:
         inputs = ", ".join(one.name + ("" if one.is_required else "?") for one in read.inputs) or "none"
-        say(f"{visible(str(plan))} is a plan: '{visible(read.title)}', {len(read.steps)} steps, inputs: {inputs}")
+        steps = number_of(len(read.steps), "step")
+        say(f"{visible(str(plan))} is a plan: '{visible(read.title)}', {steps}, inputs: {inputs}")
 
 
 def _names_of(plan: Path, project: Path, *, imports: bool = False) -> "PlanNames":
@@ -161,7 +162,7 @@ def add_workers(
             pool=pool,
         )
 
-    asyncio.run(asked_of_task(task, ask, f"has {count} more pull worker{'s' if count > 1 else ''}"))
+    asyncio.run(asked_of_task(task, ask, f"has {number_of(count, 'more pull worker')}"))
 
 
 @app.command()
@@ -210,7 +211,7 @@ async def _list(limit: int, *, is_json: bool) -> None:
         (
             task.id,
             str(task.status),
-            rfc3339(task.created_us)[:19],
+            to_the_second(task.created_us),
             ", ".join(f"{number} {counted(status)}" for status, number in count.by_status.items() if number),
             task.title,
         )

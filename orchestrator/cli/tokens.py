@@ -10,7 +10,7 @@ import typer
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.cli.console import emit, output, say, table
 from soong.orchestrator.cli.ids import has_no_rows, opened_store
-from soong.shared.core.clock import SystemClock, rfc3339
+from soong.shared.core.clock import SystemClock, rfc3339, to_the_second
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings, load_settings
@@ -38,7 +38,7 @@ def create(
     """Make a token and print it, once: only its digest is kept."""
     token, text = asyncio.run(_create(load_settings(), principal, right, seconds_of(expires)))
     output(text)
-    until = "" if token.expires_us is None else f", until {rfc3339(token.expires_us)[:19]}Z"
+    until = "" if token.expires_us is None else f", until {to_the_second(token.expires_us)}"
     say(f"{token.id} speaks for {token.principal}: {', '.join(sorted(token.rights))}{until}")
     say("  it is not shown again; revoke it with: soong tokens revoke ID")
 
@@ -56,8 +56,8 @@ def list_tokens(*, is_json: bool = _JSON) -> None:
             token.id,
             token.principal,
             ",".join(sorted(token.rights)),
-            rfc3339(token.created_us)[:19],
-            "never" if token.expires_us is None else rfc3339(token.expires_us)[:19],
+            to_the_second(token.created_us),
+            "never" if token.expires_us is None else to_the_second(token.expires_us),
             token.problem(now_us) or "good",
         )
         for token in tokens

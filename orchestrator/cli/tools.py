@@ -124,7 +124,7 @@ def explain(
         (each.tool, "deferred" if each.tool in deferred else "yes" if each.is_in else "no", each.rule)
         for each in surface.decisions
     ]
-    output(table(("tool", "has it", "because"), rows))
+    output(table(("tool", "has it", "because"), rows, uncut=("because",)))
 
 
 @app.command()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from soong.orchestrator.cli.console import say
+from soong.orchestrator.cli.console import number_of, say
 from soong.orchestrator.cli.worker_option import workers_option
 from soong.orchestrator.client.logs import configure_logs
 from soong.orchestrator.client.program import program
@@ -15,7 +15,7 @@ from soong.orchestrator.embedded.service import EmbeddedService, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
 from soong.shared.core.lazy_dataclass import dataclass
-from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.settings import Settings, load_settings, without_password
 from soong.shared.core.startup import settle_gc
 from soong.shared.core.worker_range import WorkerRange
 from soong.shared.storage.store import Store
@@ -43,9 +43,11 @@ def command(
     def ready() -> None:
         settle_gc()
         least, most = settings.workers.least, settings.workers.most
-        workers = f"{least} worker{'s' if least > 1 else ''} of {settings.slots} slots"
+        workers = f"{number_of(least, 'worker')} of {settings.slots} slots"
         more = f", up to {most} when there is work" if most > least else ""
         say(f"soong is up, home {settings.home}; starting {workers}{more}")
+        redis = without_password(settings.redis_url) or "its own, on a socket of this machine"
+        say(f"  database: {without_password(settings.effective_database_url)}; Redis: {redis}")
         if settings.http_port:
             say(f"  HTTP API: http://{settings.http_host}:{settings.http_port}/v1/")
             say(f"  a token for it: {program()} tokens create --principal NAME --right run")

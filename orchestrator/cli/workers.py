@@ -63,7 +63,7 @@ def text_of(view: WorkersView) -> str:
         for held in one.holds
     ]
     runs = [table(("run", "step", "title", "worker"), held)] if held else []
-    unended = [one_line(held.words, 300) for one in view.workers for held in one.holds if held.asked_to_end]
+    unended = [one_line(held.words, 0) for one in view.workers for held in one.holds if held.asked_to_end]
     runs += ["\n".join(unended)] if unended else []
     concurrency_limits = [limits_text(view.concurrency_limits)] if view.concurrency_limits else []
     return "\n\n".join([workers, *([pools] if view.pools else []), *concurrency_limits, *runs, *_parked(view.parked)])

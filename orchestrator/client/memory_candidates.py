@@ -8,7 +8,7 @@ workers can write beneath the folder.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from soong.shared.core.clock import rfc3339
+from soong.shared.core.clock import to_the_second
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.core.lazy_dataclass import dataclass
@@ -141,7 +141,7 @@ def _candidates(task: Task, run_id: str, output: Json) -> Iterator[MemoryCandida
                 project=project if is_of_project else "",
                 sources=sources,
                 is_tainted=task.inputs.get(IS_TAINTED) is not False,
-                created=rfc3339(task.created_us)[:19] + "Z",
+                created=to_the_second(task.created_us),
             )
         except UsageError as error:
             log.info("candidate_left_out", run=run_id, problem=str(error))

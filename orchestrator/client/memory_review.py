@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from soong.orchestrator.client.memory_candidates import CandidateRows, MemoryCandidate, candidates_of, proposed
-from soong.shared.core.clock import Clock, rfc3339
+from soong.shared.core.clock import Clock, to_the_second
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
 from soong.shared.core.jsontext import dump
 from soong.shared.core.lazy_dataclass import dataclass
@@ -93,5 +93,5 @@ class MemoryReview:
         return decided
 
     def _decide(self, memory_id: str, decision: Literal["accepted", "rejected", "forgotten"]) -> None:
-        now = rfc3339(self.clock.now_us())[:19] + "Z"
+        now = to_the_second(self.clock.now_us())
         self.folder.append(DECISIONS, f"{dump({'id': memory_id, 'decision': decision, 'time': now})}\n".encode())

@@ -121,7 +121,9 @@ async def validate_plan(
     after = [
         f"- {one.id} ({one.kind}){' after ' + ', '.join(one.depends_on) if one.depends_on else ''}" for one in steps
     ]
-    return told(lines(f"the plan {shape.title!r} is valid: {len(steps)} steps", after), shape)
+    return told(
+        lines(f"the plan {shape.title!r} is valid: {len(steps)} {'step' if len(steps) == 1 else 'steps'}", after), shape
+    )
 
 
 async def _submitted(api: ApiCalls, path: str, body: dict[str, Json], project: str, key: str) -> CallToolResult:

@@ -7,7 +7,7 @@ A run of such an agent has the surface of any run. Its own tools are known by th
 the code tool that does the same, so what takes ``code.write_file`` from a run takes ``acp.NAME.edit`` from it, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +19,8 @@ from soong.shared.core.config import CONFIG_FILE, Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
+from soong.shared.sandbox.descriptors import PathRefusedError
+from soong.shared.sandbox.programs import child_environment, find_program
 
 READ_FILE: Final = "code.read_file"
 WRITE_FILE: Final = "code.write_file"
@@ -80,6 +82,19 @@ class AcpAgent:
     silence_s: float = 600.0
     hint: str = ""
     """How its program is installed."""
+
+    def program(self, untrusted: Collection[Path] = ()) -> tuple[Path, dict[str, str]]:
+        """Find its program here, outside the untrusted folders; return it with its environment.
+
+        Raises:
+            InvalidConfigError: this machine does not have it; says how to get it.
+        """
+        env = {**child_environment(declared=self.env, untrusted=untrusted), **self.variables}
+        try:
+            return find_program(self.command[0], env, cwd=Path("/"), untrusted=untrusted), env
+        except PathRefusedError as error:
+            hint = self.hint or "name its program in [acp.agents] of config.toml"
+            raise InvalidConfigError(f"the agent 'acp:{self.name}' cannot be started here: {error}; {hint}") from error
 
     def tool(self, kind: OwnKind) -> str:
         """Return the canonical name of its calls of a kind."""

@@ -33,6 +33,11 @@ def utc_date(us: int) -> str:
     return datetime.fromtimestamp(us / 1_000_000, UTC).date().isoformat()
 
 
+def to_the_second(us: int) -> str:
+    """Return the same without the fraction, for people. Raises: ValueError, OverflowError."""
+    return rfc3339(us // 1_000_000 * 1_000_000)
+
+
 def rfc3339(us: int) -> str:
     """Return microseconds since the epoch as RFC 3339 text in UTC, as JSON payloads carry it.
 

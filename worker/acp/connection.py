@@ -14,9 +14,8 @@ from soong.shared.agents.acp_agents import AcpAgent
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.command import CommandAccess, SandboxUnavailableError
-from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, ProcessLauncher
-from soong.shared.sandbox.programs import child_environment, find_program, untrusted_folders
+from soong.shared.sandbox.programs import untrusted_folders
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.result import ErrorType
 from soong.worker.acp.client import AcpClient
@@ -53,13 +52,7 @@ class AgentProgram:
         Raises:
             InvalidConfigError: this machine does not have it; says how to get it.
         """
-        untrusted = untrusted_folders(run_dirs)
-        env = {**child_environment(declared=agent.env, untrusted=untrusted), **agent.variables}
-        try:
-            program = find_program(agent.command[0], env, cwd=Path("/"), untrusted=untrusted)
-        except PathRefusedError as error:
-            hint = agent.hint or "name its program in [acp.agents] of config.toml"
-            raise InvalidConfigError(f"the agent 'acp:{agent.name}' cannot be started here: {error}; {hint}") from error
+        program, env = agent.program(untrusted_folders(run_dirs))
         for file in agent.readable:
             if not file.is_file():  # the agent may pass over it without a word, and ask for less
                 raise InvalidConfigError(f"the agent 'acp:{agent.name}' cannot be started here: {file} is not a file")

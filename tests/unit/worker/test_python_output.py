@@ -1,11 +1,13 @@
 """What a function gives is bounded before it is written: every reader of its row takes it (OPS-12)."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
-from soong.shared.core.jsontext import Json
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.engine.tasks.functions import StepContext, step_function
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
@@ -15,6 +17,11 @@ from soong.worker.isolated_call import MAX_OUTPUT_BYTES
 from tests.model.builders import make_identity
 
 
+@step_function("output.with_a_time")
+def with_a_time(_inputs: JsonObject, _context: StepContext) -> Any:
+    return {"rows": [{"at": datetime.now(UTC)}]}
+
+
 def nested(depth: int) -> Json:
     value: Any = 1
     for _ in range(depth):
@@ -22,13 +29,13 @@ def nested(depth: int) -> Json:
     return value  # type: ignore[no-any-return]  # lists of lists
 
 
-async def echoed(value: Json) -> StepEnd:
+async def echoed(value: Json, call: str = "builtin.echo") -> StepEnd:
     claim = Claim(
         step_key="task_1/a",
         fence=1,
         identity=make_identity("sess_1"),
         kind=StepKind.PYTHON,
-        spec=StepSpec(call="builtin.echo"),
+        spec=StepSpec(call=call),
         task_inputs={},
         dependencies={},
         surface={},
@@ -46,7 +53,7 @@ async def echoed(value: Json) -> StepEnd:
     ("value", "words"),
     [
         (nested(150), "nested deeper than 100 levels"),
-        (nested(5000), "RecursionError"),
+        (nested(5000), "nested deeper than 100 levels"),
         (2**1025, "an integer of 1026 bits is too large"),
         ("x" * MAX_OUTPUT_BYTES, f"a step gives at most {MAX_OUTPUT_BYTES}"),
     ],
@@ -67,3 +74,14 @@ async def test_half_a_character_of_an_output_is_replaced_and_all_else_stays() ->
 
     assert end.status is StepStatus.COMPLETED
     assert end.output == {"value": {"a": "\ufffd", "b": [1, 2.5, None, "\U0001f600"]}}
+
+
+async def test_a_value_that_is_not_json_is_named_by_its_key_and_its_function() -> None:
+    end = await echoed(None, "output.with_a_time")
+
+    assert end.error is not None
+    line = with_a_time.__code__.co_firstlineno
+    assert (
+        end.error.message
+        == f"the output cannot be stored: $.rows[0].at: a datetime is not JSON (from {__file__}:{line})"
+    )

@@ -1,0 +1,72 @@
+"""What a person reads in the terminal: remedies to their end, times with their zone, numbers with the right noun."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from soong.orchestrator.cli.display import LineDisplay
+from soong.orchestrator.cli.summary import text_of
+from soong.orchestrator.client.client import snapshot_of
+from soong.orchestrator.client.outcome import TaskOutcome
+from soong.shared.engine.tasks.step import StepError
+from tests.contract.scene import failed, open_scene
+from tests.model.memory import MemoryStore
+from tests.unit.cli.calling import soong
+
+REMEDY = "npm install -g @example/an-agent"
+LONG = f"it cannot be started here: {'x y ' * 100}; {REMEDY}"
+PLAN = "title: t\nsteps: [{id: a, kind: python, call: builtin.echo, inputs: {value: 1}}]\n"
+
+
+async def test_a_failed_step_shows_its_message_to_the_end() -> None:
+    scene = await open_scene(MemoryStore())
+    claim = await scene.start("long", "first")
+    await scene.advance([replace(failed(claim), error=StepError("provider_failed", LONG))])
+    view = await snapshot_of(scene.store, claim.identity.task_id)
+    lines: list[str] = []
+
+    LineDisplay(lines.append).show(view)
+
+    assert REMEDY in text_of(TaskOutcome(view, (), ()))
+    assert REMEDY in "\n".join(lines)
+
+
+def test_an_agent_without_its_program_is_refused_before_a_task_is_made(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("title: t\nsteps: [{id: a, instructions: x, agent: 'acp:codex'}]\n")
+
+    done = soong("run", str(plan), home=tmp_path)
+    listed = soong("tasks", "list", "--json", home=tmp_path)
+
+    assert done.returncode == 2, done.stderr
+    assert "npm install -g @zed-industries/codex-acp" in done.stderr
+    assert "nothing has run" in listed.stderr
+
+
+def test_lists_show_times_with_their_zone(tmp_path: Path) -> None:
+    soong("tokens", "create", "--principal", "a", "--right", "run", "--expires", "1d", home=tmp_path)
+
+    listed = soong("tokens", "list", home=tmp_path).stdout
+
+    assert len(re.findall(r"\d\d:\d\d:\d\dZ", listed)) == 2, listed
+
+
+def test_one_step_is_one_step(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN)
+
+    assert "'t', 1 step, inputs" in soong("tasks", "validate", str(plan), home=tmp_path).stderr
+
+
+@pytest.mark.spec("DIS-02")
+def test_imported_agents_are_reported_as_a_persons_own(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "a.md").write_text("---\nname: a\ndescription: b\ntools: Glob\n---\nx")
+
+    done = soong("agents", "import", str(tmp_path / "theirs"), home=tmp_path)
+    kept = soong("agents", "import", str(tmp_path / "theirs"), "--project", str(tmp_path), home=tmp_path)
+
+    assert "they count as yours: no run is marked as tainted by their text" in done.stderr
+    assert "count as yours" not in kept.stderr

@@ -46,7 +46,7 @@ VERDICTS: list[tuple[str, Any, bool]] = [
     ("row-48-list-for-object", [], False),
     ("row-48-text-for-object", '"name"', False),
     ("row-48-number-for-text", {"name": 1}, False),
-    ("row-48-item", {"name": "", "list": [1, "2"]}, False),
+    ("row-48-item", {"name": "", "list": [1, "two"]}, False),
     ("row-48-two-documents", '{"name": ""} {"name": ""}', False),
     ("row-48-duplicate-key", '{"name": "", "name": "x"}', False),
     ("row-48-python", "{'name': ''}", False),

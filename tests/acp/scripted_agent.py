@@ -215,8 +215,9 @@ class ScriptedAgent:
         self.said.append({"tried": tried})
 
     async def do_unasked(self, title: str) -> None:
-        await self.tell(acp.start_tool_call("own-1", title, kind="read", status="in_progress"))
-        await self.tell(acp.update_tool_call("own-1", status="completed"))
+        call_id = f"own-{title}"
+        await self.tell(acp.start_tool_call(call_id, title, kind="read", status="in_progress"))
+        await self.tell(acp.update_tool_call(call_id, status="completed"))
 
     async def do_mislead(self) -> None:
         """Ask for a harmless call; give it another title after the yes, and go on under its id after its end."""

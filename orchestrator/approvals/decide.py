@@ -135,6 +135,8 @@ def by_policy(session: Session, policy: Policy, request: PermissionRequest) -> U
         reason = (
             "the session is answered by its policy alone, and no rule of it allows this; add one, for example --allow"
         )
+        if facts_of(request).is_outward:
+            reason += "; a run that read or was given untrusted content needs a rule for the host, or a trusted server"
         return _refusal(ErrorType.PERMISSION_NO_CALLBACK, reason)
     return None
 

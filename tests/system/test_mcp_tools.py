@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 def cli() -> Iterator[CliHarness]:
     with scene(is_warm=True) as one:
         one.home.mkdir()
-        (one.home / "config.toml").write_text(stdio_config(args=str(one.folder)))
+        (one.home / "config.toml").write_text(stdio_config(args=str(one.folder), more="trusted = true"))
         one.environment |= {"SOONG_SLOTS": str(RUNS), "SOONG_MAX_CONCURRENT_CHILDREN_PER_SESSION": str(RUNS)}
         yield one
 

@@ -49,11 +49,11 @@ class StoredArtifacts(Protocol):
 
 
 def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:
-    """Return what each file of a run folder says of these events, in order; every file is named."""
+    """Return the lines of each file of a run folder; ``events.jsonl`` is written last: with it the logs are complete."""
     return {
-        "events.jsonl": [event.envelope() for event in events],
         "logs/tools.jsonl": [_facts(event) for event in events if event.type in TOOL_EVENTS],
         "logs/errors.jsonl": [_error(event) for event in events if event.type in ERROR_EVENTS],
+        "events.jsonl": [event.envelope() for event in events],
     }
 
 

@@ -49,7 +49,7 @@ class StoredArtifacts(Protocol):
 
 
 def lines_of(events: Sequence[Event]) -> dict[str, list[dict[str, Json]]]:
-    """Return the lines of each file of a run folder; ``events.jsonl`` is written last: with it the logs are complete."""
+    """Return the lines of each file of a run folder; ``events.jsonl`` is written last: it makes the folder complete."""
     return {
         "logs/tools.jsonl": [_facts(event) for event in events if event.type in TOOL_EVENTS],
         "logs/errors.jsonl": [_error(event) for event in events if event.type in ERROR_EVENTS],

@@ -107,7 +107,7 @@ def skipped(path: Path) -> DefinitionFile | None:
         if _text_of(path).lstrip("\ufeff").startswith("---"):
             return None
     except (OSError, UnicodeDecodeError, PathRefusedError):
-        return None  # whoever reads it says what is wrong with it
+        return None  # its reader reports what is wrong with it
     return DefinitionFile(path, None, notes=("it has no front matter and is not read as an agent",))
 
 

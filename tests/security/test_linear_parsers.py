@@ -23,12 +23,14 @@ from soong.shared.sandbox.key_material import KeyBlocks, is_key
 from soong.shared.sandbox.names import SENSITIVE, STEERING, is_control, is_sensitive
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
+from soong.shared.tools.naming import name_matches
 from soong.shared.tools.schema import validate
 from soong.shared.toolsets.code import preview
 from soong.shared.toolsets.code.apply_hunks import apply_diff
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits
 from soong.shared.toolsets.code.unified_diff import parse_diff
 from soong.shared.toolsets.mcp.forms import form_of
+from soong.shared.toolsets.mcp.intake import Intake
 from soong.shared.toolsets.mcp.schemas import input_schema
 from soong.shared.toolsets.mcp.secret_words import asks_for_secret
 from soong.shared.toolsets.skills.document import read_skill
@@ -73,6 +75,12 @@ def patched(n_lines: int) -> object:
 def edited(n: int) -> object:
     edits = [Edit(b"old%d\n" % at, b"new\n") for at in range(min(n, 100))]
     return apply_edits(b"".join(b"old%d\n" % at for at in range(n)), edits, replaces_all=False, max_bytes=10**9)
+
+
+def printed(lines: list[str]) -> None:
+    intake = Intake()
+    for line in lines:
+        intake.line(line.encode())
 
 
 def chain(n: int) -> dict[str, Any]:
@@ -137,6 +145,11 @@ ROWS: Final[dict[str, Row]] = {
         lambda words: form_of({"properties": {"a": {"type": "string"}, "b": {"type": "string"}}}, "").answer_of(words),
         lambda n: "a " * n + "a   " * n, 500),
     "notification": (one_line, lambda n: "a.b://" * n + "1.2.3.4." * n, 1_000),
+    "globs of tools": (lambda n: name_matches("*a" * n + "b", "a" * n), lambda n: n, 50),
+    "mcp: lines of one message": (printed, lambda n: ["{"] + ['"a": [1],'] * n + ["}"], 2_000),
+    "mcp: strings without an end": (printed, lambda n: ['{"a' + '\\"' * n], 2_000),
+    "mcp: brackets": (printed, lambda n: ["[" * n] * 10, 2_000),
+    "mcp: messages in one list": (printed, lambda n: ["[" + '{"method":"x"},' * n + "1]"], 1_000),
     "definition of another program": (
         claude_file, lambda n: "---\nname: x: y\n" + "z\n" * n + "---\nx", 4_000),
 }  # fmt: skip

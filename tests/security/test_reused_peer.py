@@ -1,4 +1,4 @@
-"""A command that hands its connection on and ends leaves its rights to nobody, whoever gets its process id (PER-13)."""
+"""A command that hands its connection on and ends leaves no rights to the next process with its id (PER-13)."""
 
 import json
 import os

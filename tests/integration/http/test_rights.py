@@ -179,7 +179,7 @@ async def test_no_operation_changes_what_is_of_another_principal(
         for path, methods in description()["paths"].items()
         for method, described in methods.items()
         if method != "get" and described["x-right"] is not None and "{" in path
-        # Whoever may approve answers every question of an inbox.
+        # Every approver answers every question of an inbox.
         if not (more and described["x-right"] == Right.APPROVE)
     ]
     bob = await scene.someone(BOB, Right.RUN, *more)

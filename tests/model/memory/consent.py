@@ -26,6 +26,7 @@ from soong.shared.permissions.store import (
     DecisionReceipt,
     OpenQuestions,
 )
+from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import ASK_MARK
 from tests.model.memory.auditing import add_notes, add_reports
 from tests.model.memory.keys import check_signs
@@ -139,6 +140,7 @@ class MemoryConsent:
     async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
         if when_begun is not None:
             when_begun()
+        answer = replace(answer, reason=Redactor().text(answer.reason))
         try:
             await self._answer(answer)
         except AlreadyDecidedError as error:

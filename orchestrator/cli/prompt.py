@@ -47,7 +47,7 @@ LISTED: Final = 5
 """Questions that are listed above the one that is shown; `l` lists all."""
 MAX_FULL_LINES: Final = 2_000
 NARROW: Final = 60
-"""Below this width names are above their values."""
+"""Below this width values begin in the row of their names."""
 
 BORDER: Final = 4
 _SERVERS_LABELS: Final = {
@@ -262,8 +262,7 @@ class _Facts:
         shown = [(name, visible(value, limit=VALUE_CHARS)) for name, value in self.facts if value]
         if console.width < NARROW:
             for name, value in shown:
-                yield Text(name, style="dim")
-                yield Text(f"  {value}", overflow="fold")
+                yield Text.assemble((f"{name}: ", "dim"), value, overflow="fold")
             return
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)

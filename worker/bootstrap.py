@@ -63,6 +63,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
     recycle_limits, parent = RecycleLimits.of(settings, random.SystemRandom()), ParentPipe()
+    recycle_limits.pass_on = lambda: _pass_on(parent, pulse)
     retirement = Retirement(SystemClock(), settings.worker_idle_s if ends_when_idle else 0.0)
     thread = LoopThread()
     thread.start()
@@ -94,7 +95,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     if retirement.is_due and not recycle_limits.is_told_to_stop:
         return EXIT_RETIRED
     if recycle_limits.is_over:
-        restart_in_place(recycle_limits, lambda: _pass_on(parent, pulse))
+        restart_in_place(recycle_limits)
     return code
 
 

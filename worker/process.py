@@ -283,11 +283,9 @@ class WorkerProcess:
 
     async def _come_back(self) -> None:
         """Register as a new incarnation once everything of the old one has stopped."""
+        await self._end_lost_functions()
         await self.slots.until_idle()
-        if self.slots.stuck:
-            # Another worker may soon begin their steps: the functions end before that, with this process.
-            self._recycle_limits.demand(f"{self.slots.stuck} functions run for steps that it has lost")
-            return
+        await self._end_lost_functions()
         while self._drained is None:
             try:
                 self._heartbeat.renew(await self._incarnation.register())
@@ -298,6 +296,11 @@ class WorkerProcess:
                 self._incarnation.changed.set()
                 await self._ring.notify_owners()
                 return
+
+    async def _end_lost_functions(self) -> None:
+        """End the functions of steps that were lost, with this process if need be: others may begin these steps."""
+        if left := await self.slots.lost_functions():
+            self._recycle_limits.restart_now(f"{' and '.join(left)} runs for a step that this worker has lost")
 
     async def _hear_interrupts(self) -> None:
         """Look for cancelled and paused runs when notified, and at each beat in case a notification was lost."""

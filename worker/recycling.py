@@ -59,6 +59,8 @@ class RecycleLimits:
     demanded: str = ""
     """Why it is time, whatever has been run."""
     memory: Callable[[], int] = resident_mib
+    pass_on: Callable[[], None] | None = None
+    """Hands the watch over the process that started us on to the next program; None where none may follow."""
     _counted: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _own_signals: int = field(default=0, init=False)
 
@@ -102,6 +104,13 @@ class RecycleLimits:
         self._own_signals += 1
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def restart_now(self, reason: str) -> None:
+        """Restart without an end in order, or end: nothing that runs here may continue."""
+        if self.pass_on is not None:
+            log.error("restarting_at_once", reason=reason)
+            restart_in_place(self)
+            os._exit(0 if self.is_told_to_stop else 1)
+
     def on_stop_signal(self) -> bool:
         """Take note of a signal to stop; say whether it came from outside."""
         if self._own_signals:
@@ -111,17 +120,15 @@ class RecycleLimits:
         return True
 
 
-def restart_in_place(recycle_limits: RecycleLimits, parent: Callable[[], None]) -> None:
+def restart_in_place(recycle_limits: RecycleLimits) -> None:
     """Execute this program again, as it was started; return when it is to end after all.
 
-    A signal to stop that comes from now on waits for the new program, which ends by it. ``parent`` hands the watch over
-    the process that started us on.
+    A signal to stop that comes from now on waits for the new program, which ends by it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    if recycle_limits.is_told_to_stop:
+    if recycle_limits.is_told_to_stop or recycle_limits.pass_on is None:
         return
-    subreaper.end_own_descendants()  # what steps have left behind ends with this worker, not with the next one
-    parent()
+    recycle_limits.pass_on()
     sys.stdout.flush()
     sys.stderr.flush()
     log.info("recycled", runs=recycle_limits.runs)
@@ -132,8 +139,9 @@ def restart_in_place(recycle_limits: RecycleLimits, parent: Callable[[], None]) 
         log.error("not_recycled", error=str(error))
 
 
-def hear_signals() -> None:
-    """Take the signals that a former life of this process left waiting."""
+def begin_life() -> None:
+    """End the processes that a former life of this process left behind, and take the signals that it left waiting."""
+    subreaper.end_own_descendants()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 

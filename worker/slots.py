@@ -25,7 +25,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, RunFence, StepEnd
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop, retry_s
-from soong.worker.function_step import crashed
+from soong.worker.function_step import ENDS_SOON_S, crashed
 from soong.worker.lent_slots import LentSlots
 from soong.worker.unended import HeldRun, UnendedRuns
 
@@ -146,6 +146,8 @@ class Slots:
             if lease[0] == run_id and (held.interruption.stop is None or is_paused):
                 held.interruption.stop, held.interruption.reason = stop, reason
                 cancel_until_done(held.task, reason, held.interruption)
+                if stop == "drop":
+                    held.work.cancel()  # now: what wakes in this moment too would go on before its run's task hears
                 self.unended.watch(held)
 
     def resume_all_but(self, interrupted: Collection[str]) -> None:
@@ -175,6 +177,14 @@ class Slots:
     def stuck(self) -> int:
         """How many slots are held by functions that do not end although their steps were cancelled or timed out."""
         return sum(held.is_left for held in self._held.values())
+
+    async def lost_functions(self) -> tuple[str, ...]:
+        """Give the coroutines of lost steps a moment to end; return the functions that continue."""
+        works = [held.work for held in self._held.values() if held.interruption.stop == "drop"]
+        are_ended = await asyncio.gather(*(work.end_soon(ENDS_SOON_S) for work in works))
+        return tuple(
+            name for work, is_ended in zip(works, are_ended, strict=True) if not is_ended for name in work.names
+        )
 
     def leave_functions(self) -> None:
         """Wait no more for functions under way: their process ends, and they with it."""

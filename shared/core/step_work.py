@@ -69,6 +69,20 @@ class StepWork:
         texts = ["".join(traceback.format_list(call.stack(future))) for future, call in self._calls.items()]
         return "\n".join(texts)[-MAX_STACK_CHARS:]
 
+    def cancel(self) -> None:
+        """Cancel the coroutines; calls on threads continue."""
+        for task in self._tasks():
+            task.cancel()
+
+    async def end_soon(self, within_s: float) -> bool:
+        """Wait a short time for the end of the coroutines; False when a call continues, such as any on a thread."""
+        if self._calls and len(tasks := self._tasks()) == len(self._calls):
+            await asyncio.wait(tasks, timeout=within_s)
+        return not self._calls
+
+    def _tasks(self) -> "list[asyncio.Task[Any]]":
+        return [call for call in self._calls if isinstance(call, asyncio.Task)]
+
     async def until_ended(self) -> None:
         """Wait until nothing is left."""
         while self._calls:

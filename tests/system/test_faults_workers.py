@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
-from soong.shared.engine.tasks.step import Outcome
+from soong.shared.engine.tasks.step import Outcome, Task
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest
 from tests.scripted import call, calls, error_of
 from tests.servers import RedisServer
@@ -90,7 +90,6 @@ async def test_a_worker_killed_in_a_command_leaves_no_process_and_does_not_repea
     assert audit(service.database_url, folder=tmp_path, at_rest=True).broken == []
 
 
-@pytest.mark.xfail(reason="open: a function that a thawed worker has under way ends before that worker restarts")
 @pytest.mark.spec("DAG-03")
 async def test_a_worker_frozen_for_three_leases_does_nothing_more_when_it_thaws(service: Deployment) -> None:
     await start_workers(service, 1)
@@ -110,6 +109,56 @@ async def test_a_worker_frozen_for_three_leases_does_nothing_more_when_it_thaws(
     ends = [effect for effect in read_effects(effects_file(service)) if effect["at"] == "end"]
     assert held not in [effect["nonce"] for effect in ends]
     assert len(ends) == 2
+
+
+@pytest.mark.spec("DAG-03")
+async def test_a_thawed_worker_ends_the_threads_of_lost_steps_and_repeats_what_may_be_repeated(
+    service: Deployment, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+
+    def plan(step_id: str, **more: Json) -> JsonObject:
+        inputs = {"ledger": str(ledger), "until": str(tmp_path / "until")}
+        return {
+            "title": "t",
+            "steps": [{"id": step_id, "kind": "python", "call": "test.note", "inputs": inputs, **more}],
+        }
+
+    def begun_steps() -> list[str]:
+        return sorted(line.split()[1] for line in ledger.read_text().splitlines()) if ledger.exists() else []
+
+    await start_workers(service, 1, SOONG_FUNCTIONS="tests.system.functions,tests.system.faults.plugin")
+    plain = await service.submit(plan("plain"))
+    late = await service.submit(plan("late", timeout_s=0.3, retries=3))
+    cancelled = await service.submit(plan("cancelled"))
+    coroutine = await service.submit({"title": "t", "steps": [effect_step("coroutine", 3.0)]})
+    await service.until(lambda: _holds(lambda: len(begun_steps()) == 3 and begun(service) == 1))
+    await service.command(cancelled, "cancel")
+    await service.until(lambda: _has_error(service, late))
+
+    os.kill(service.workers[0].pid, signal.SIGSTOP)
+    await asyncio.sleep(2 * LEASE_S)
+    os.kill(service.workers[0].pid, signal.SIGCONT)
+    await service.until(lambda: _holds(lambda: len(begun_steps()) == 4 and begun(service) == 2), within_s=15)
+    (tmp_path / "until").touch()
+
+    assert (await service.finished(plain)).status is TaskStatus.COMPLETED
+    assert (await service.finished(coroutine)).status is TaskStatus.COMPLETED
+    assert (await service.finished(late)).status is TaskStatus.FAILED
+    error = (await service.steps(late))["late"].error
+    assert error is not None
+    assert error.type == "unknown_after_crash"
+    assert (await service.steps(cancelled))["cancelled"].status is StepStatus.CANCELLED
+    assert begun_steps() == ["cancelled", "late", "plain", "plain", "plain"]
+    assert [line.split()[:2] for line in ledger.read_text().splitlines()][-1] == ["end", "plain"]
+
+
+async def _holds(condition: Callable[[], bool]) -> bool:
+    return condition()
+
+
+async def _has_error(service: Deployment, task: Task) -> bool:
+    return all(step.error is not None for step in (await service.steps(task)).values())
 
 
 @pytest.mark.spec("OPS-06")

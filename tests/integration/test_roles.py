@@ -19,7 +19,7 @@ from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.shared.permissions.request import Choice
-from soong.shared.storage.sql.engine.engine import parse_url
+from soong.shared.storage.sql.engine.engine import make_engine, parse_url
 from soong.shared.storage.sql.engine.pooler import CREDENTIAL as SETTING
 from soong.shared.storage.sql.engine.tables import metadata
 from soong.shared.storage.sql.roles.role_grants import Roles, grant
@@ -409,6 +409,24 @@ def test_a_role_that_rights_cannot_hold_is_refused(urls: RoleUrls, roles: Roles,
 def test_who_does_not_own_the_tables_gives_no_rights(urls: RoleUrls) -> None:
     with pytest.raises(InvalidConfigError, match="belong to another role"):
         grant(parse_url(urls.orchestrator), Roles(worker=WORKER_ROLE))
+
+
+@pytest.mark.spec("PER-12")
+def test_what_one_worker_sets_for_the_role_changes_no_connection_of_the_others(urls: RoleUrls) -> None:
+    names = ("synchronous_commit", "statement_timeout")
+    with psycopg.connect(plain(urls.worker), autocommit=True) as bad:
+        for setting in ("synchronous_commit = off", "statement_timeout = '10s'"):
+            bad.execute(f"ALTER ROLE CURRENT_USER SET {setting}".encode())
+    try:
+        for is_writer in (True, False):
+            engine = make_engine(parse_url(urls.worker), size=1, is_writer=is_writer, credential=CREDENTIAL)
+            with engine.connect() as connection:
+                kept = [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names]
+            engine.dispose()
+            assert kept == ["on" if is_writer else "off", "0"]
+    finally:
+        with psycopg.connect(plain(urls.admin), autocommit=True) as admin:
+            admin.execute(f"ALTER ROLE {WORKER_ROLE} RESET ALL".encode())
 
 
 @pytest.mark.spec("OPS-07")

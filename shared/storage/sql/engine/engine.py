@@ -49,7 +49,11 @@ _POSTGRES_SETTINGS: Final = {
     "idle_in_transaction_session_timeout": "5s",
     "lock_timeout": "30s",
     "tcp_keepalives_idle": "30",
+    # What is reported as done is on the disk. Workers share a role, and each can change the role's defaults.
+    "synchronous_commit": "on",
+    "statement_timeout": "0",
 }
+_READER_SETTINGS: Final = {**_PLANNING, "default_transaction_read_only": "on", "statement_timeout": "0"}
 
 TOO_SILENT: Final = "25P03"
 """What PostgreSQL says of a transaction that it undid because its process sent nothing for longer than
@@ -183,7 +187,7 @@ def _sqlite_engine(url: URL, size: int, *, is_writer: bool) -> Engine:
 
 
 def _postgres_engine(url: URL, size: int, *, is_writer: bool, credential: str) -> Engine:
-    settings = _POSTGRES_SETTINGS if is_writer else {**_PLANNING, "default_transaction_read_only": "on"}
+    settings = _POSTGRES_SETTINGS if is_writer else _READER_SETTINGS
     if credential and is_writer:
         settings = {**settings, CREDENTIAL: credential}
     engine = create_engine(

@@ -6,6 +6,7 @@ here walks a value once and never deeper than ``MAX_DEPTH``, so that nothing beh
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from operator import is_
 from typing import Final
 
 from soong.shared.core.jsontext import MAX_BYTES, MAX_SAFE_INTEGER, Json
@@ -160,7 +161,7 @@ def _plain_list(value: Sequence[object], depth: int) -> Json:
             items.append(plain(item, depth + 1))
         except UnfitError as error:
             raise error.below(f"[{index}]") from None
-    is_same = isinstance(value, list) and all(new is old for new, old in zip(items, value, strict=True))
+    is_same = isinstance(value, list) and all(map(is_, items, value))
     return value if is_same else items  # type: ignore[return-value]  # a list whose items were all checked
 
 

@@ -38,6 +38,9 @@ def do(mode: str) -> None:
     elif mode == "ask again":
         for _ in range(REQUESTS):
             send(id="one", method="roots/list")
+    elif mode.startswith("values "):
+        empty: list[Any] = []
+        send(id=call_id, result={"content": [], "structuredContent": {"v": [empty] * int(mode.split()[1])}})
     elif mode == "chase":
         is_chased = True
         changed()

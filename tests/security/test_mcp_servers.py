@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from soong.shared.tools.result import ErrorType, JsonBlock, ToolResult
+from soong.shared.toolsets.mcp.intake import MAX_VALUES
 from tests.integration.mcp.scene import McpScene, mcp_scene, stdio_config, until
 from tests.security.hostile_mcp_server import DO, REQUESTS
 
@@ -50,6 +51,27 @@ async def counts(scene: McpScene, mode: str) -> dict[str, Any]:
 async def test_a_string_without_an_end_is_read_in_linear_time(tmp_path: Path) -> None:
     async with mcp_scene(tmp_path, stdio_config(program=PROGRAM)) as scene, without_pause():
         await counts(scene, "quotes")
+
+
+async def test_the_number_of_values_in_an_answer_is_bounded_and_costs_no_more_than_twice_for_twice(
+    tmp_path: Path,
+) -> None:
+    async with mcp_scene(tmp_path, stdio_config(program=PROGRAM)) as scene, without_pause():
+        await counts(scene, "")
+        cpu_s: list[float] = []
+        for number in (45_000, 90_000, 150_000, 2_000_000):
+            begun_s = time.process_time()
+            result = await scene.call("mcp.t.do", mode=f"values {number}")
+            cpu_s.append(time.process_time() - begun_s)
+            if 2 * number < MAX_VALUES:
+                assert result.error is None
+            else:
+                assert result.error is not None
+                assert result.error.type is ErrorType.INVALID_OUTPUT
+                assert f"more than {MAX_VALUES} values" in result.error.message
+
+        assert cpu_s[1] < 4 * cpu_s[0]
+        assert max(cpu_s[2:]) < cpu_s[1]
 
 
 @pytest.mark.parametrize(("mode", "most"), [("ask", REQUESTS + 1), ("ask again", REQUESTS * 2 // 3)])

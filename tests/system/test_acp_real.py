@@ -30,8 +30,7 @@ SECRET = "the content of a key"
 
 @pytest.fixture
 def cli() -> Iterator[CliHarness]:
-    with scene() as one:
-        one.home.mkdir()
+    with scene(models="openai-chat:gpt-*") as one:
         yield one
 
 

@@ -57,11 +57,11 @@ class ApprovalBroker:
         for session_id in session_ids:
             self._of(session_id).wake()
 
-    async def hear(self, session_id: str, request_id: str) -> None:
-        """Look at a session of which this question was raised, answered or withdrawn."""
+    async def hear(self, session_id: str) -> None:
+        """Look at a session of which a question was raised, answered or withdrawn."""
         self._heard_s = self._tools.clock.monotonic_s()
         await self._tools.key.current()
-        self._of(session_id).wake(request_id)
+        self._of(session_id).wake()
 
     def grants(self, session_id: str) -> Sequence[Grant]:
         """Return what has been allowed for the session, for showing."""

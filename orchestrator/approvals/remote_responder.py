@@ -1,16 +1,14 @@
 """The responder in a client of the service: attaches to sessions, shows what waits, inserts what is answered (PER-13).
 
-It knows only the rows: notifications only tell it when to read them. A question of a session that has no grant is read
-as soon as its worker has raised it, while the session's owner looks at it; elsewhere the owner's word is awaited, who
-knows what is answered without anybody being asked.
+It reads rows at each notification of the session, and each second. The session's owner notifies its followers when it
+asks a question and when it has closed one.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any, assert_never
+from typing import Any
 
-from soong.orchestrator.approvals.answer_notices import AnswerNotices
 from soong.orchestrator.approvals.decide import by_policy
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
@@ -24,7 +22,6 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.wire.notifier import Notifier, NullSubscription, Subscriber, Subscription
-from soong.shared.engine.wire.permissions import split_hint, split_question_news
 from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import Answer, PermissionCallback, PermissionRequest, Question
@@ -36,15 +33,6 @@ GRANT_SETTLES_S = 5.0
 """How long questions that our grant answers are not shown, while the owner decides them one after another."""
 OTHERS_SETTLE_S = 0.5
 """The same after somebody else's answer, which may have been a grant."""
-
-FRESH_S = 0.25
-"""What was read no longer ago is not read again for our own answer alone; whatever else happens is heard."""
-
-READ_AGAIN_S = 0.001
-"""After how long rows are read again that lacked a question that was being raised."""
-
-FIRST_QUESTIONS = 20
-"""Of a session that has had fewer questions it is looked up whether one was closed before we attached."""
 
 _ScopedLane = tuple[str, str, str]
 """A session's lane."""
@@ -89,24 +77,11 @@ class RemoteResponder:
     """Questions that are to be shown after the others, in the order in which they were put off."""
     _lanes: dict[str, _ScopedLane] = field(default_factory=dict)
     _held: dict[_ScopedLane, float] = field(default_factory=dict)
-    _has_grants: bool = True
-    """The session may have grants: a question that was raised is perhaps not to be asked."""
     _sessions: dict[str, Session] = field(default_factory=dict)
-    _pending: Sequence[PermissionRequest] = ()
     _waiting: tuple[PermissionRequest, ...] = ()
-    _read_s: float = -FRESH_S
-    """When these were read."""
     _provenance: Provenance = field(default_factory=Provenance)
     _ruling: tuple[Session, Policy] | None = None
-    """The session and its policy, where a question may be shown before its owner has looked at it."""
-    _raised: set[str] = field(default_factory=set)
-    """Questions that were heard of before they were read."""
-    _is_behind: bool = False
-    """Questions were raised while another one was shown, and have not been read."""
-    _notices: AnswerNotices = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._notices = AnswerNotices(self.notifier, lambda asked: any(asked == one.id for one in self._pending))
+    """The session and its policy, where a question may be read before its owner has looked at it."""
 
     async def run(self) -> None:
         """Answer until cancelled, or until the callback can be asked nothing more; questions then stay open.
@@ -118,29 +93,20 @@ class RemoteResponder:
         """
         self._provenance = await self._checked_provenance()
         subscription: Subscription = (
-            await self.subscriber.subscribe_session(self.session_id, with_questions=True)
-            if self.session_id
-            else NullSubscription()
+            await self.subscriber.subscribe_session(self.session_id) if self.session_id else NullSubscription()
         )
         lease_s = self.settings.responder_lease_s
         attendance = ResponderLease(self.store.sessions, self.notifier, self.principal, self.channel, lease_s)
         attendance.attend([self.session_id] if self.session_id else [])
         attending = asyncio.get_running_loop().create_task(attendance.run())
         try:
-            self._has_grants = not self.session_id or await self._were_closed()
-            is_news = True
             while not self._is_over:
-                await (self._poll() if is_news else self._go_on())
-                if self._raised and not self._raised.issubset(request.id for request in self._pending):
-                    await asyncio.sleep(READ_AGAIN_S)  # its commit takes longer than its message did
-                    await self._poll()
-                self._raised.clear()
+                await self._poll()
                 if not self.session_id:
                     attendance.attend(request.identity.session_id for request in self._waiting)
-                is_news = await self._wait(subscription)
+                await self._wait(subscription)
         finally:
             await _cancelled(self._asking, attending)
-            await self._notices.close()
             await subscription.close()
             left = await self._left() if self._waiting else 0
             if left:
@@ -154,78 +120,22 @@ class RemoteResponder:
                 log.warning("provenance_unread", error=str(error))
                 await asyncio.sleep(POLL_EVERY_S)
 
-    async def _wait(self, subscription: Subscription) -> bool:
-        """Wait for a hint, the end of the question that is shown, or the next look; say whether rows may be news."""
-        loop = asyncio.get_running_loop()
-        hearing = loop.create_task(_hear(subscription))
+    async def _wait(self, subscription: Subscription) -> None:
+        """Wait for a notification, the end of the question that is shown, or the next poll."""
+        hearing = asyncio.get_running_loop().create_task(_hear(subscription))
+        waiting = {hearing, self._asking} if self._asking else {hearing}
         try:
-            await asyncio.wait(
-                {hearing, *([self._asking] if self._asking else [])}, return_when=asyncio.FIRST_COMPLETED
-            )
-            is_news = hearing.done() and self._is_news(hearing.result())
-            is_free = self._asking is None or self._asking.done()
-            return is_news or (self._is_behind and is_free) or loop.time() - self._read_s > FRESH_S
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancelled(hearing)
 
-    def _is_news(self, heard: Sequence[str]) -> bool:
-        """Say whether rows are to be read.
-
-        Not for the end of what was answered here, for what has been read already, or where something is shown.
-        """
-        is_news = False
-        for text in (text for _, text in map(split_hint, heard)):
-            change, request_id = split_question_news(text)
-            match change:
-                case "closed" if request_id in self._said:
-                    self._notices.decided(request_id)
-                    self._pending = [request for request in self._pending if request.id != request_id]
-                case "closed":
-                    is_news = self._has_grants = True  # somebody else has decided it, perhaps for the session
-                case "raised" if self._has_grants:
-                    pass
-                case "raised" | "asked":
-                    is_new = all(request.id != request_id for request in self._pending)
-                    if change == "raised" and self._shown is not None:
-                        self._is_behind |= is_new
-                        continue
-                    is_news |= is_new
-                    if is_new and change == "raised":
-                        self._raised.add(request_id)
-                case None:
-                    is_news = True
-                case _:
-                    assert_never(change)
-        return is_news or not heard
-
-    async def _were_closed(self) -> bool:
-        """Say whether questions of the session were closed before we came, or there are too many to tell."""
-        try:
-            found = await self.store.consent.questions(
-                session_id=self.session_id, include_closed=True, limit=FIRST_QUESTIONS
-            )
-        except SoongError as error:  # then it may have been
-            log.warning("closed_unread", session=self.session_id, error=str(error))
-            return True
-        return len(found) == FIRST_QUESTIONS or any(not question.is_pending for question in found)
-
-    async def _go_on(self) -> None:
-        """Show the next of what was read just now: nothing but our own answer came since."""
-        self._waiting = tuple(request for request in self._waiting if request.id not in self._answered)
-        self.on_waiting(self._waiting)
-        await self._take_back()
-        if self._shown is None:
-            self._show_next(self._pending)
-
     async def _poll(self) -> None:
-        begun_s, self._is_behind = asyncio.get_running_loop().time(), False
         try:
             questions = await self._questions()
         except UnavailableError as error:
             log.warning("pending_unanswered", error=str(error))
             return
-        self._read_s = begun_s
-        self._pending = pending = [question.request for question in questions]
+        pending = [question.request for question in questions]
         self._hold_settled(pending)
         self._answered &= {request.id for request in pending}
         self._said &= self._answered
@@ -295,7 +205,6 @@ class RemoteResponder:
         lanes = {request.id: _scoped(request) for request in pending}
         for request_id in self._lanes.keys() - lanes.keys() - self._said:
             self._held.setdefault(self._lanes[request_id], now_s + OTHERS_SETTLE_S)
-            self._has_grants = True
         self._lanes = lanes
         self._held = {lane: until_s for lane, until_s in self._held.items() if until_s > now_s}
 
@@ -346,7 +255,7 @@ class RemoteResponder:
         self._answered.add(request.id)
         self._said.add(request.id)
         try:
-            state = await insert_answer(self.store.consent, answer, when_begun=lambda: self._notices.begun(request))
+            state = await insert_answer(self.store.consent, answer)
         except Exception as error:  # noqa: BLE001  # asked again it would fail again: the owner ends the question by time
             words = words_of(error).partition("\n")[0]
             log.error("answer_refused", request=request.id, error=words)  # its first line says it
@@ -355,9 +264,8 @@ class RemoteResponder:
         if state:
             self.notify(f"the question about {request.tool} was already {state}; your answer was not needed")
         elif answer.choice is not None and answer.choice.is_grant:
-            self._has_grants = True
             self._held[_scoped(request)] = asyncio.get_running_loop().time() + GRANT_SETTLES_S
-        await self._notices.written(request)
+        await self.notifier.permission_raised(request.id, request.identity.session_id)
 
 
 def refusal_reason(session: Session, principal: str) -> str:

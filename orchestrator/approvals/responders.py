@@ -5,7 +5,6 @@ worth is for the broker to say. Who attaches is :mod:`soong.orchestrator.approva
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import field, replace
 
 from soong.shared.core.clock import Clock
@@ -108,14 +107,11 @@ def _failed(request: PermissionRequest, error: Exception) -> _CallbackReply:
     return _CallbackReply(None, f"the callback raised {words}")
 
 
-async def insert_answer(store: ConsentStore, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> str:
-    """Insert an answer, however long the database is away; return "" or the state that came before it.
-
-    ``when_begun`` is that of :meth:`soong.shared.permissions.store.ConsentStore.answer`.
-    """
+async def insert_answer(store: ConsentStore, answer: Answer) -> str:
+    """Insert an answer, however long the database is away; return "" or the state that came before it."""
     while True:
         try:
-            await store.answer(answer, when_begun=when_begun)
+            await store.answer(answer)
         except AlreadyDecidedError as error:
             return error.state
         except UnavailableError as error:

@@ -14,10 +14,8 @@ from datetime import timedelta
 from soong.orchestrator.approvals import decide
 from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
-from soong.orchestrator.approvals.open_question import OpenQuestion, next_of
 from soong.orchestrator.approvals.presence import Presence
 from soong.orchestrator.approvals.question_limits import MAX_READ, QuestionLimiter
-from soong.orchestrator.approvals.question_notices import QuestionNotices
 from soong.orchestrator.approvals.responders import Lane, lane_of
 from soong.orchestrator.approvals.session_policy import SessionPolicy
 from soong.orchestrator.approvals.unheld_runs import UnheldRuns
@@ -35,19 +33,32 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Responder, Session
+from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, question_news
+from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS
 from soong.shared.permissions.gate import facts_of
 from soong.shared.permissions.grants import Grant, GrantBook
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest
 from soong.shared.permissions.signing import check_proof
-from soong.shared.permissions.store import AnsweredQuestion, Decided, DecisionReceipt, Ruling
+from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
+
+POLL_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class OpenQuestion:
+    """A question as it is remembered between two looks at the rows."""
+
+    run_id: str
+    asked_s: float | None = None
+    """When its turn came."""
+    attended_s: float | None = None
+    """When somebody was there to see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +97,8 @@ class SessionApprovals:
     """Of the runs that were asking at the last look."""
     task: asyncio.Task[None] | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    notices: QuestionNotices = field(default_factory=QuestionNotices)
-    ownership: Ownership | None = None
-    """As of the last look."""
-    is_prompting: bool = False
-    """Who answers is attached to the session, or nobody is; as of the last look."""
     is_attended: bool = False
     away_since_s: float = 0.0
-    _telling: set[asyncio.Task[None]] = field(default_factory=set)
     policy: SessionPolicy = field(default_factory=SessionPolicy)
     looks: int = 0
     """Looks that have ended, well or badly."""
@@ -102,12 +107,8 @@ class SessionApprovals:
         self.floods = QuestionLimiter(self.tools.store.consent, self.tools.clock)
         self.presence = Presence(timedelta(seconds=self.tools.settings.responder_lease_s))
 
-    def wake(self, request_id: str = "") -> None:
-        """Look soon, at what was heard of a question; begin to, if nobody does."""
-        # A client of the session reads each question as it is raised, unless a grant may answer it.
-        can_wait = self.is_prompting and not self.grants and not self.floods.flooding
-        if not self.notices.hear(request_id, can_wait=can_wait):
-            return
+    def wake(self) -> None:
+        """Look soon; begin to, if nobody does."""
         self.woken.set()
         if self.task is None or self.task.done():
             self.away_since_s = self.tools.clock.monotonic_s()
@@ -128,16 +129,14 @@ class SessionApprovals:
     async def _run(self) -> None:
         while await self._look_safely():
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.notices.pause_s):
+                async with asyncio.timeout(POLL_EVERY_S):
                     await self.woken.wait()
 
     async def _look_safely(self) -> bool:
-        """Do what is to be done; say whether there is anything to come back for."""
+        """Look once; say whether there is anything to come back for."""
         self.woken.clear()
         try:
-            is_settled = await self._close_answered(self.notices.take_answered())
-            if not is_settled or self.notices.is_due:
-                await self._poll()
+            await self._look()
         except (NotOwnerError, NotFoundError) as error:
             log.info("session_approvals_left", session=self.session_id, reason=str(error))
             self._leave()
@@ -150,88 +149,10 @@ class SessionApprovals:
             return True
         finally:
             self.looks += 1
-        return bool(self.open) or self.woken.is_set() or self.notices.is_waiting
+        return bool(self.open) or self.woken.is_set()
 
-    async def _close_answered(self, request_ids: Sequence[str]) -> bool:
-        """Decide questions by their answers; say whether what else is to be looked at can wait."""
-        grants = len(self.grants)
-        for request_id in request_ids:
-            try:
-                if not await self._close_by_answer(request_id):
-                    return False
-            except (NotOwnerError, UnavailableError):
-                raise
-            except Exception as error:  # noqa: BLE001  # a look tells it from the others
-                log.error("answer_failed", session=self.session_id, request=request_id, error=words_of(error))
-                return False
-        return not request_ids or (len(self.grants) == grants and await self._ask_next())
-
-    async def _ask_next(self) -> bool:
-        """Ask the first question of each lane that is not being asked; False when that takes a look at the rows."""
-        if not all(entry.is_proven for entry in self.open.values()):
-            return False
-        for entry in next_of(self.open.values()):
-            await self._ask(entry)
-        return True
-
-    async def _ask(self, entry: OpenQuestion) -> None:
-        """Have the time for an answer begin, and notify those who answer."""
-        entry.asked_s = self.tools.clock.monotonic_s()
-        await self.tools.notifier.notify_session(self.session_id, question_news("asked", entry.request.id))
-
-    async def _close_by_answer(self, request_id: str) -> bool:
-        """Decide a question by its answer, if it has one by now, and nothing else decides it."""
-        if self.ownership is None:
-            return False
-        signer, now_us = await self.tools.key.current(), self.tools.clock.now_us()
-        ttl_us = round(self.tools.settings.decision_ttl_s * 1_000_000)
-
-        def rule(asked: AnsweredQuestion) -> Ruling | None:
-            unsigned = self._answered(asked)
-            if unsigned is None:
-                return None
-            decision = signer.sign(unsigned.decision(asked.request, now_us=now_us, ttl_us=ttl_us))
-            return Ruling(decision, unsigned.state, unsigned.events(decision, self.tools.redactor))
-
-        closed = await self.tools.store.consent.decide_by_answer(
-            self.ownership, request_id, rule, key_id=signer.key_id, now_us=now_us, before_commit=self._tell_soon
-        )
-        if closed is None:
-            return False
-        decision, receipt = closed
-        self.grants.remember(decision)
-        await self._tell_closed(decision, receipt)
-        return True
-
-    def _answered(self, asked: AnsweredQuestion) -> UnsignedDecision | None:
-        """Rule on a question that has been answered; None leaves it to a look: it is not proven, or a grant covers it.
-
-        Called in the thread that writes, while this session does nothing else.
-        """
-        session, request = asked.session, asked.request
-        is_flooding = request.identity.run_id in self.floods.flooding
-        if session.is_closed or is_flooding or self.grants.covering(request) is not None:
-            return None
-        if not check_proof(asked.token, request):
-            return None
-        try:
-            policy = self.policy.of(session, request.identity)
-        except InvalidConfigError as error:
-            return decide.failed(f"the session's policy cannot be read: {error}")
-        by_policy = decide.by_policy(session, policy, request)
-        may_grant = decide.offers_session(policy, request, self.tools.home)
-        return by_policy or decide.by_answer(session, request, asked.answer, may_grant=may_grant)
-
-    def _tell_soon(self, closed: Decided | None) -> None:
-        """Notify the worker of a permission while it is committed: it is compared with the row, and notified again."""
-        if closed is not None:
-            telling = asyncio.get_running_loop().create_task(self._tell_worker(*closed))
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
-
-    async def _poll(self) -> None:
+    async def _look(self) -> None:
         """Settle what can be settled now, and see that the first of each lane is being asked."""
-        heard_of = self.notices.begin_look()
         found = await self.tools.store.consent.open_questions(self.session_id, limit=MAX_READ)
         if found is not None:
             self._check_owned(found.session)
@@ -239,34 +160,31 @@ class SessionApprovals:
                 await self.tools.store.consent.withdraw_orphans(self.session_id, now_us=self.tools.clock.now_us())
                 await self.tools.notifier.notify_session(self.session_id)
         pending_ids = {request.id for request in (found.pending if found else ())}
-        self.notices.forget(heard_of - pending_ids)
         for request_id in self.open.keys() - pending_ids:
-            await self.tools.unheld.tell(self.open.pop(request_id).request.identity.run_id)
+            await self.tools.unheld.tell(self.open.pop(request_id).run_id)
         if found is None:
             return
         session = found.session
-        self.ownership = session.ownership
         self.answers, self.tokens = found.answers, found.tokens
         pending = await self.floods.bounded(session.ownership, found, self.open)
         lanes: dict[Lane, list[PermissionRequest]] = {}
         for request in pending:
-            self._remember(request)
+            self.open.setdefault(request.id, OpenQuestion(request.identity.run_id))
             lanes.setdefault(lane_of(request), []).append(request)
-        self.is_prompting = session.approval_mode is ApprovalMode.PROMPT
-        if self.is_prompting:
+        if session.approval_mode is ApprovalMode.PROMPT:
             await self._observe(found.responders)
-        for lane in lanes.values():
-            try:
-                await self._serve(session, lane)
-            except (NotOwnerError, UnavailableError):
-                raise
-            except Exception as error:  # what is wrong with one question must not hold back the others
-                told = {"session": self.session_id, "tool": lane[0].tool, "error": words_of(error)}
-                log.error("question_failed", **told, exc_info=not isinstance(error, SoongError))
+        # At once: what is decided at once is written together.
+        await asyncio.gather(*(self._serve_safely(session, lane) for lane in lanes.values()))
 
-    def _remember(self, request: PermissionRequest) -> None:
-        if request.id not in self.open:
-            self.open[request.id] = OpenQuestion.of(request, self.tokens[request.identity.run_id])
+    async def _serve_safely(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
+        """Serve a lane; what is wrong with one of its questions does not hold back the other lanes."""
+        try:
+            await self._serve(session, lane)
+        except (NotOwnerError, UnavailableError):
+            raise
+        except Exception as error:
+            values = {"session": self.session_id, "tool": lane[0].tool, "error": words_of(error)}
+            log.error("question_failed", **values, exc_info=not isinstance(error, SoongError))
 
     async def _serve(self, session: Session, lane: Sequence[PermissionRequest]) -> None:
         """Settle a lane in order. Behind one that waits nobody is asked, but who picked a question has answered it."""
@@ -284,11 +202,9 @@ class SessionApprovals:
 
     async def _ruling(self, session: Session, request: PermissionRequest) -> UnsignedDecision | None:
         entry = self.open[request.id]
-        if not entry.is_proven:
-            if not check_proof(self.tokens[request.identity.run_id], request):
-                log.error("forged_request", request=request.id, run=request.identity.run_id)
-                return decide.forged()
-            entry.is_proven = True
+        if not check_proof(self.tokens[entry.run_id], request):
+            log.error("forged_request", request=request.id, run=entry.run_id)
+            return decide.forged()
         try:
             policy = self.policy.of(session, request.identity)
         except InvalidConfigError as error:
@@ -304,9 +220,9 @@ class SessionApprovals:
         if answer is not None:
             return decide.by_answer(session, request, answer, may_grant=may_grant)
         if entry.asked_s is None:
-            await self._ask(entry)
-        asked_s = entry.asked_s
-        ruling = None if asked_s is None else self._too_late(session, entry, asked_s)
+            entry.asked_s = self.tools.clock.monotonic_s()
+            await self.tools.notifier.notify_session(self.session_id)
+        ruling = self._too_late(session, entry, entry.asked_s)
         if ruling is None:
             return None
         if not await self._is_waited_for(request):
@@ -368,17 +284,13 @@ class SessionApprovals:
     async def _tell_closed(self, decision: Decision, decided: DecisionReceipt) -> None:
         request_id = decision.request_id
         self.open.pop(request_id, None)
-        self.notices.close(request_id)
-        await self._tell_worker(decision, decided)
-        if decided.was_parked:
-            await self.tools.notifier.notify_owners()
-        await self.tools.notifier.notify_session(self.session_id, question_news("closed", request_id))
-
-    async def _tell_worker(self, decision: Decision, decided: DecisionReceipt) -> None:
         if decided.worker_id:
             is_allowed = decision.error is None and decision.choice.is_allowed
             text = decided.text if is_allowed and len(decided.text) <= MAX_DECISION_CHARS else ""
-            await self.tools.notifier.permission_decided(decision.request_id, decided.worker_id, text)
+            await self.tools.notifier.permission_decided(request_id, decided.worker_id, text)
+        if decided.was_parked:
+            await self.tools.notifier.notify_owners()
+        await self.tools.notifier.notify_session(self.session_id)
 
     def _check_owned(self, session: Session) -> None:
         """Raise when the session is another's: grants belong to one ownership and die with it."""
@@ -397,4 +309,4 @@ class SessionApprovals:
 
     def _leave(self) -> None:
         self.open.clear()
-        self.grants, self.epoch, self.ownership, self.is_prompting = GrantBook(), None, None, False
+        self.grants, self.epoch = GrantBook(), None

@@ -419,14 +419,13 @@ class Orchestrator:
         return {session_id: marks for session_id, marks in hints.items() if session_id not in ended}
 
     async def _hear_questions(self) -> None:
-        async with _listening(self.parts.subscriber.subscribe_permissions(with_requests=True)) as subscription:
+        async with _listening(self.parts.subscriber.subscribe_permissions()) as subscription:
             while True:
                 # An empty id: the subscription was away, and the sweep looks at what it missed. A forger of hints makes
                 # us look at sessions of ours, each once however many there are.
-                heard = await subscription.wait(self.settings.sweep_s)
-                for session_id, request_id in map(split_hint, heard):
+                for session_id in await subscription.wait(self.settings.sweep_s):
                     if session_id in self._owned:
-                        await safely(self.parts.broker.hear(session_id, request_id))
+                        await safely(self.parts.broker.hear(session_id))
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
 """The port for consent: requests, answers, decisions. Consumption is part of ``RunStore.start_call``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewEvent, NewNode
@@ -52,33 +52,6 @@ class DecisionReceipt:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
-    """A signed decision with what is written with it: the state of its request, and events of the run."""
-
-    decision: Decision
-    state: RequestState
-    events: Sequence[NewEvent]
-
-
-Decided: TypeAlias = tuple[Decision, DecisionReceipt]
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredQuestion:
-    """A pending question with its answer, and its session as it is now. ``token`` proves what its run asks."""
-
-    session: Session
-    request: PermissionRequest
-    answer: Answer
-    token: str = field(repr=False)
-
-
-AnswerRule: TypeAlias = Callable[[AnsweredQuestion], Ruling | None]
-"""What an owner makes of an answered question; None leaves it to a look at the session. It may be called more than once
-and changes nothing."""
-
-
 class ConsentStore(Protocol):
     """Questions, answers and decisions.
 
@@ -94,14 +67,11 @@ class ConsentStore(Protocol):
         now_us: int,
         nodes: Sequence[NewNode] = (),
         before: Sequence[NewEvent] = (),
-        before_commit: Callable[[str], object] | None = None,
     ) -> str:
         """Insert a pending request under its run's fence, with its events; one open request a tool call.
 
         Return its id. Raised again for the same run and call (a resumed run), that of the open or decided one is
         returned, and none of ``events`` is written. ``nodes`` and the events ``before`` are written in any case.
-        ``before_commit`` is called, perhaps more than once, with the id of a new one where nothing else is committed
-        with it: the row is there in a moment.
 
         Raises: LeaseLostError.
         """
@@ -155,13 +125,10 @@ class ConsentStore(Protocol):
         """
         ...
 
-    async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
+    async def answer(self, answer: Answer) -> None:
         """Insert the first answer of a pending request.
 
         The very same one again is not a second answer, whatever has become of the request.
-
-        ``when_begun`` is called, perhaps more than once, as the transaction that holds the question begins, where
-        nothing else is in it: who decides it a moment later waits for the commit.
 
         One that comes late or second is a security event, in the audit log and in the log of an active run.
 
@@ -184,29 +151,6 @@ class ConsentStore(Protocol):
             NotOwnerError.
             AlreadyDecidedError: the request is not pending.
             ConflictError: the key that it is signed with has ended.
-        """
-        ...
-
-    async def decide_by_answer(
-        self,
-        ownership: Ownership,
-        request_id: str,
-        rule: AnswerRule,
-        *,
-        key_id: str,
-        now_us: int,
-        before_commit: Callable[[Decided | None], object] | None = None,
-    ) -> Decided | None:
-        """Decide a request by its answer as :meth:`decide` does, in the transaction that reads both and the session.
-
-        ``key_id`` is the key that ``rule`` signs with, ``now_us`` the time of the decision. None, and nothing is
-        written, when the request is not a pending question, has no answer, or the rule leaves it.
-        ``before_commit`` is called, perhaps more than once, with what is being committed where nothing else is: who
-        believes it has to compare it with the row.
-
-        Raises:
-            NotOwnerError.
-            ConflictError: the key has ended.
         """
         ...
 

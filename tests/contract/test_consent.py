@@ -5,20 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotFoundError, NotOwnerError
+from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotFoundError
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.permissions.audit_log.entry import AuditKind
 from soong.shared.permissions.keys import SigningKey
-from soong.shared.permissions.request import Choice, Decision, PermissionRequest, RequestState
+from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
 from soong.shared.permissions.store import (
-    AnsweredQuestion,
-    AnswerRule,
     ClosedQuestion,
-    DecisionReceipt,
     OpenQuestions,
-    Ruling,
 )
 from soong.shared.storage.store import Store
 from tests.contract.conftest import OpenStore
@@ -391,72 +386,6 @@ async def test_a_decision_says_who_holds_the_run_that_waits_for_it(scene: Contra
     )
 
     assert (decided.was_parked, decided.worker_id) == (False, scene.worker)
-
-
-async def decide_by_answer(
-    scene: ContractHarness, request: PermissionRequest, rule: AnswerRule | None = None, *, epoch: int = 0
-) -> tuple[Decision, DecisionReceipt] | None:
-    """Decide by the answer what the answer says, or what another rule makes of it."""
-
-    def as_answered(asked: AnsweredQuestion) -> Ruling:
-        assert (asked.session.id, asked.request, asked.answer.request_id) == (scene.own.session_id, request, request.id)
-        assert asked.token
-        decision = make_decision(request, asked.answer.choice or Choice.DENY)
-        return Ruling(decision, RequestState.DECIDED, [NewEvent("permission_decided")])
-
-    own = replace(scene.own, epoch=epoch or scene.own.epoch)
-    return await scene.store.consent.decide_by_answer(
-        own, request.id, rule or as_answered, key_id="key_1", now_us=scene.now_us
-    )
-
-
-@pytest.mark.spec("PER-01", "PER-12")
-async def test_a_question_is_decided_by_its_answer_in_one_transaction(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    request = await ask(scene, claim)
-    await scene.store.consent.answer(make_answer(request, Choice.DENY))
-
-    decided = await decide_by_answer(scene, request)
-
-    assert decided is not None
-    decision, receipt = decided
-    assert (decision.choice, receipt.worker_id) == (Choice.DENY, scene.worker)
-    assert await scene.store.consent.decision_of(request.id) == decision
-    assert (await scene.store.consent.request(request.id))[1] is RequestState.DECIDED
-    assert (await scene.event_types(claim.identity.run_id))[-1] == "permission_decided"
-    assert len(await scene.store.audit.audit_entries(kinds=[AuditKind.DECISION])) == 1
-
-
-@pytest.mark.spec("PER-01")
-async def test_what_has_no_answer_or_is_left_to_a_look_is_not_decided_by_one(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    silent, left, closed = [await ask(scene, claim, call) for call in ("call_1", "call_2", "call_3")]
-    await scene.store.consent.answer(make_answer(left))
-    await scene.store.consent.answer(make_answer(closed))
-    await decide(scene, closed)
-    before = await scene.event_types(claim.identity.run_id)
-
-    outcomes = [
-        await decide_by_answer(scene, silent),
-        await decide_by_answer(scene, left, lambda _asked: None),
-        await decide_by_answer(scene, closed),
-        await decide_by_answer(scene, replace(silent, id="req_none")),
-    ]
-
-    assert outcomes == [None] * 4
-    assert await scene.event_types(claim.identity.run_id) == before
-    assert [one.id for one in await scene.store.consent.pending(scene.own.session_id)] == [silent.id, left.id]
-
-
-@pytest.mark.spec("PER-12")
-async def test_an_owner_that_lost_the_session_decides_nothing_by_an_answer(scene: ContractHarness) -> None:
-    request = await ask(scene, await scene.start("a"))
-    await scene.store.consent.answer(make_answer(request))
-
-    with pytest.raises(NotOwnerError):
-        await decide_by_answer(scene, request, epoch=scene.own.epoch + 1)
-
-    assert (await scene.store.consent.request(request.id))[1] is RequestState.PENDING
 
 
 # -- withdrawing

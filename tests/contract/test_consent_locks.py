@@ -7,19 +7,17 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 
-from soong.shared.engine.runs.events import NewEvent
-from soong.shared.permissions.request import PermissionRequest
+from soong.shared.core.errors import AlreadyDecidedError
+from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.store import SqlStore, open_store
 from tests.contract.scene import ContractHarness, open_scene
-from tests.model.builders import make_answer, make_request
+from tests.model.builders import make_answer, make_decision, make_request
 
 LIMIT_S = 30.0
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -36,7 +34,7 @@ async def opened(url: str) -> AsyncIterator[SqlStore]:
 
 
 async def written_together(store: SqlStore, *writes: Callable[[], Awaitable[Any]]) -> list[Any]:
-    """Make writes of one store in one transaction, in their order."""
+    """Make writes of one store in one transaction, in their order; return their results and errors."""
     is_full = threading.Event()
 
     def wait(_tx: Transaction) -> bool:
@@ -47,7 +45,7 @@ async def written_together(store: SqlStore, *writes: Callable[[], Awaitable[Any]
     await asyncio.sleep(0)  # each is handed to the writer
     is_full.set()
     await before
-    return await asyncio.gather(*writing)
+    return await asyncio.gather(*writing, return_exceptions=True)
 
 
 async def waiting(connection: psycopg.AsyncConnection[Any], count: int) -> None:
@@ -57,10 +55,11 @@ async def waiting(connection: psycopg.AsyncConnection[Any], count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def undecided(scene: ContractHarness, request: PermissionRequest) -> Callable[[], Awaitable[Any]]:
-    """Return what looks for an answer of a question that has none, and holds it meanwhile."""
-    own, now_us = scene.own, scene.now_us
-    return lambda: scene.store.consent.decide_by_answer(own, request.id, lambda _: None, key_id="key_1", now_us=now_us)
+def deciding_of(scene: ContractHarness, request: PermissionRequest) -> Callable[[], Awaitable[Any]]:
+    """Return what denies a question, which it holds meanwhile."""
+    return lambda: scene.store.consent.decide(
+        scene.own, make_decision(request, Choice.DENY), state=RequestState.DECIDED, events=(), now_us=scene.now_us
+    )
 
 
 @pytest.mark.spec("PER-13")
@@ -76,7 +75,9 @@ async def test_who_answers_questions_and_who_decides_them_never_wait_for_each_ot
             await psycopg.AsyncConnection.connect(plain, autocommit=True) as observer,
         ):
             await holder.execute("SELECT 1 FROM permission_requests WHERE id = %s FOR UPDATE", [second.id])
-            deciding = asyncio.ensure_future(written_together(owner, undecided(scene, second), undecided(scene, first)))
+            deciding = asyncio.ensure_future(
+                written_together(owner, deciding_of(scene, second), deciding_of(scene, first))
+            )
             await waiting(observer, 1)
             answering = asyncio.ensure_future(
                 written_together(
@@ -89,34 +90,8 @@ async def test_who_answers_questions_and_who_decides_them_never_wait_for_each_ot
 
             await holder.rollback()
 
-            assert await deciding == [None, None]
-            await answering
-        assert await owner.consent.answer_of(first.id) is not None
-        assert await owner.consent.answer_of(second.id) is not None
+            receipts = await deciding
+            outcomes = await answering
 
-
-async def test_questions_of_several_runs_are_raised_together_and_one_that_is_there_is_taken_up(
-    postgres_deployment: str,
-) -> None:
-    async with opened(postgres_deployment) as worker:
-        scene = await open_scene(worker)
-        await scene.task("a", "b", "c")
-        claims = await scene.claim(3)
-        requests = [make_request(claim) for claim in claims]
-        early: list[str] = []
-
-        def raising(request: PermissionRequest) -> Awaitable[str]:
-            event = NewEvent("permission_requested")
-            return worker.consent.raise_request(
-                request, events=[event], now_us=scene.now_us, before_commit=early.append
-            )
-
-        standing = await raising(requests[0])
-        alone = list(early)
-        again = replace(requests[0], id="req_again")
-        raised = await written_together(worker, *(partial(raising, one) for one in (again, *requests[1:])))
-        logs = [await scene.event_types(claim.identity.run_id) for claim in claims]
-
-        assert alone == [standing]
-        assert raised == [request.id for request in requests]
-        assert [log.count("permission_requested") for log in logs] == [1, 1, 1]
+        assert [receipt.worker_id for receipt in receipts] == [scene.worker] * 2
+        assert [type(outcome) for outcome in outcomes] == [AlreadyDecidedError] * 2

@@ -22,7 +22,6 @@ from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
-from soong.shared.engine.wire.permissions import split_hint
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import (
     Choice,
@@ -309,10 +308,10 @@ async def next_owner(bench: ConsentHarness) -> None:
 
 
 async def _hear_questions(bench: ConsentHarness) -> None:
-    subscription = await bench.subscriber.subscribe_permissions(with_requests=True)
+    subscription = await bench.subscriber.subscribe_permissions()
     while True:
-        for session_id, request_id in map(split_hint, await subscription.wait(1.0)):
-            await bench.broker.hear(session_id, request_id)
+        for session_id in await subscription.wait(1.0):
+            await bench.broker.hear(session_id)
 
 
 async def _hear_owners(bench: ConsentHarness) -> None:

@@ -1,26 +1,21 @@
 """A question of a worker reaches the session's one callback, and its answer exactly that call (CARD-3, PER-01..07)."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from soong.orchestrator.approvals import question_notices, remote_responder
+from soong.orchestrator.approvals import remote_responder, session_approvals
 from soong.orchestrator.approvals.full_input import EXACT, REDACTED, read_full_input
-from soong.shared.agents.runtime import permission_gate
 from soong.shared.core.errors import AlreadyConsumedError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject, digest
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.sessions.session import ApprovalMode
-from soong.shared.engine.wire.permissions import question_news
 from soong.shared.permissions.policy import Mode, Policy
-from soong.shared.permissions.request import Choice, Question, RequestState
+from soong.shared.permissions.request import Choice, RequestState
 from soong.shared.permissions.rules import parse_allow
-from soong.shared.permissions.store import OpenQuestions
 from soong.shared.sandbox.redact import MARK
 from soong.shared.tools.definition import Permission, Risk, Traits
 from soong.shared.tools.early import EarlyCall
@@ -29,7 +24,6 @@ from tests.integration.conftest import OpenBench
 from tests.integration.consent import Callback, make_call, until, verdicts
 from tests.integration.consent import open_bench as open_consent
 from tests.model.builders import make_answer
-from tests.model.memory import MemoryStore
 
 TEXT = "line\n" * 2_000
 
@@ -113,33 +107,28 @@ async def test_after_a_no_exactly_the_next_of_equal_questions_is_asked(open_benc
     """The time for an answer begins when a question is asked, and not while it waits for its turn."""
     callback = Callback([Choice.DENY, Choice.DENY], gate=asyncio.Event())
     async with open_bench(callback) as bench:
-        subscription = await bench.subscriber.subscribe_session(bench.session_id, with_questions=True)
         claims = await bench.claim(3)
         asking = [asyncio.ensure_future(bench.gate(c, w).decide(make_call(c))) for c, w in claims]
         await bench.pending(3)
-        asked: list[str] = []
 
-        async def has_asked(number: int) -> bool:
-            heard = await subscription.wait(0.01)
-            asked.extend(hint.partition("\nasked ")[2] for hint in heard if "\nasked " in hint)
-            return len(set(asked)) >= number
+        def asked() -> list[str]:
+            open_here = bench.broker._of(bench.session_id).open
+            return [request_id for request_id, entry in open_here.items() if entry.asked_s is not None]
 
-        await until(lambda: has_asked(1))
+        await until(lambda: len(asked()) == 1)
         assert callback.gate is not None
         await until(lambda: callback.at_once == 1)
         (shown,) = callback.shown
+        assert asked() == [shown.id]
         callback.gate.set()
         callback.gate = asyncio.Event()
-        await until(lambda: has_asked(2))
         await until(lambda: len(callback.shown) == 2)
         await bench.settle()
-        await has_asked(9)
 
-        assert set(asked) == {shown.id, callback.shown[1].id}
+        assert asked() == [callback.shown[1].id]
         callback.gate.set()
         callback.gate = None
         assert not any(answer.is_allowed for answer in await verdicts(*asking))
-        await subscription.close()
 
 
 async def test_questions_about_different_scopes_do_not_wait_for_each_other(open_bench: OpenBench) -> None:
@@ -347,147 +336,47 @@ async def test_nobody_is_asked_about_a_call_before_its_answer_has_arrived(open_b
         assert [request.identity.run_id for request in callback.shown] == [kept.identity.run_id]
 
 
-class LookingStore(MemoryStore):
-    """Counts the looks of owners and the reads of clients."""
-
-    looks: int = 0
-    reads: int = 0
-
-    async def questions(self, **wanted: Any) -> Sequence[Question]:
-        self.reads += 1
-        return await super().questions(**wanted)  # type: ignore[no-any-return,unused-ignore]  # passed on
-
-    async def open_questions(self, session_id: str, *, limit: int) -> OpenQuestions | None:
-        found: OpenQuestions | None = await super().open_questions(session_id, limit=limit)
-        self.looks += 1
-        return found
-
-
-async def test_an_answer_is_decided_without_another_look_and_what_waits_behind_it_is_asked() -> None:
-    store, callback = LookingStore(), Callback(gate=asyncio.Event())
-    async with open_consent(callback, store=store) as bench:
-        ((claim, worker),) = await bench.claim()
-        gate = bench.gate(claim, worker)
-        first = asyncio.ensure_future(gate.decide(make_call(claim, "call_1")))
-        await until(lambda: len(callback.shown) == 1)
-        looks = store.looks
-
-        assert callback.gate is not None
-        callback.gate.set()
-        assert (await verdicts(first))[0].is_allowed
-        looks_of_one = store.looks - looks
-        asked = [make_call(claim, f"call_{number}") for number in (2, 3)]
-        both = await verdicts(*(gate.decide(call) for call in asked))
-
-        assert looks_of_one == 0
-        assert [verdict.is_allowed for verdict in both] == [True, True]
-        assert callback.most_at_once == 1
-
-
-async def test_a_client_reads_nothing_when_all_it_hears_is_the_end_of_its_own_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("soong.orchestrator.approvals.remote_responder.FRESH_S", 3600.0)
-    store, callback = LookingStore(), Callback()
-    async with open_consent(callback, store=store) as bench:
-        ((claim, worker),) = await bench.claim()
-        gate = bench.gate(claim, worker)
-        await verdicts(gate.decide(make_call(claim, "call_1")))
-        before = store.reads
-
-        asked = [make_call(claim, f"call_{number}", f"/work/{number}") for number in (2, 3, 4)]
-        told = [(await verdicts(gate.decide(call)))[0].is_allowed for call in asked]
-
-        assert told == [True] * 3
-        assert store.reads - before <= 4
-
-
-@pytest.mark.spec("PER-07", "PER-13")
-async def test_a_question_is_news_when_it_is_raised_where_no_grant_may_answer_it(open_bench: OpenBench) -> None:
-    callback = Callback([Choice.ALLOW_ONCE, Choice.ALLOW_FOR_SESSION])
-    async with open_bench(callback) as bench:
-        (responder,) = bench.responders
-        await until(lambda: not responder._has_grants)
-        heard = [f"{bench.session_id}\nraised req_of_another_run"]
-        is_news = []
-        for claim, worker in await bench.claim(2):
-            await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
-            await until(lambda: responder._shown is None)
-            is_news.append(responder._is_news(heard))
-        await bench.detach()
-        later = bench.attach(callback)
-        await until(lambda: later._read_s > 0)
-
-        assert [*is_news, later._is_news(heard)] == [True, False, False]
-        assert responder._is_news([bench.session_id])
-        responder._has_grants, responder._pending = False, callback.shown[:1]
-        again = question_news("raised", callback.shown[0].id)
-        assert not responder._is_news([f"{bench.session_id}\n{again}"])
-
-
 @pytest.mark.spec("PER-13")
-async def test_a_client_reads_what_was_raised_while_it_showed_another_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else has it look: no time, no owner, no second message."""
-    monkeypatch.setattr(permission_gate, "TELL_AGAIN_S", 3600.0)
-    for module in (remote_responder, question_notices):
+async def test_a_client_shows_what_was_raised_while_it_showed_another_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notifications alone have the owner and the client look."""
+    for module in (remote_responder, session_approvals):
         monkeypatch.setattr(module, "POLL_EVERY_S", 3600.0)
-    monkeypatch.setattr(remote_responder, "FRESH_S", 3600.0)
-    monkeypatch.setattr(question_notices, "LOOK_AFTER_S", 3600.0)
     callback = Callback(gate=asyncio.Event())
     async with open_consent(callback) as bench:
-        (responder,) = bench.responders
-        await until(lambda: not responder._has_grants)
         first, second = await bench.claim(2)
         asking = [asyncio.ensure_future(bench.gate(*first).decide(make_call(first[0])))]
         await until(lambda: callback.at_once == 1)
         asking.append(asyncio.ensure_future(bench.gate(*second).decide(make_call(second[0], folder="/work/two"))))
-        await until(lambda: responder._is_behind)
+        await bench.pending(2)
         assert callback.gate is not None
         callback.gate.set()
 
         assert all(verdict.is_allowed for verdict in await verdicts(*asking))
 
 
-@pytest.mark.spec("PER-13")
-async def test_a_question_that_nobody_heard_of_before_its_commit_is_told_of_once(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.spec("PER-12", "PER-13")
+async def test_a_question_an_answer_and_a_decision_are_each_notified_once_and_after_their_commit(
+    open_bench: OpenBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(permission_gate, "TELL_AGAIN_S", 0.0)
-    callback, told = Callback(), list[str]()
-    async with open_consent(callback) as bench:
-        ((claim, worker),) = await bench.claim(1)
-        gate, notify = bench.gate(claim, worker), bench.notifier.notify_session
+    async with open_bench(Callback()) as bench:
+        ((claim, worker),) = await bench.claim()
+        consent, found = bench.store.consent, list[tuple[RequestState, bool]]()
+        raised, decided = bench.notifier.permission_raised, bench.notifier.permission_decided
 
-        async def counted(session_id: str, question: str = "") -> None:
-            told.append(question.partition(" ")[0])
-            await notify(session_id, question)
+        async def note(request_id: str) -> None:
+            found.append(((await consent.request(request_id))[1], await consent.answer_of(request_id) is not None))
 
-        monkeypatch.setattr(bench.notifier, "notify_session", counted)
-        (verdict,) = await verdicts(gate.decide(make_call(claim)))
+        async def note_raised(request_id: str, session_id: str) -> None:
+            await note(request_id)
+            await raised(request_id, session_id)
 
-        assert verdict.is_allowed
-        assert told.count("raised") == 1
+        async def note_decided(request_id: str, worker_id: str, decision: str = "") -> None:
+            await note(request_id)
+            await decided(request_id, worker_id, decision)
 
-
-@pytest.mark.spec("PER-12")
-async def test_an_answer_is_decided_at_the_message_that_comes_before_its_commit_or_at_the_one_after_it(
-    open_bench: OpenBench,
-) -> None:
-    callback = Callback()
-    async with open_bench(callback) as bench:
-        ((claim, worker),) = await bench.claim(1)
-        heard = []
-        hear = bench.broker.hear
-
-        async def hearing(session_id: str, request_id: str) -> None:
-            heard.append(request_id)
-            await hear(session_id, request_id)
-
-        bench.broker.hear = hearing  # type: ignore[method-assign]  # as it was, and counted
+        monkeypatch.setattr(bench.notifier, "permission_raised", note_raised)
+        monkeypatch.setattr(bench.notifier, "permission_decided", note_decided)
         (verdict,) = await verdicts(bench.gate(claim, worker).decide(make_call(claim)))
-        await until(lambda: len(heard) >= 2)
-        looks = bench.broker._of(bench.session_id).looks
-        await bench.broker.hear(bench.session_id, heard[0])
 
         assert verdict.is_allowed
-        assert bench.broker._of(bench.session_id).looks == looks
+        assert found == [(RequestState.PENDING, False), (RequestState.PENDING, True), (RequestState.DECIDED, True)]

@@ -9,7 +9,7 @@ from soong.shared.core.errors import ConflictError, UnavailableError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.request import Answer, Choice, Decision
-from soong.shared.permissions.store import AnswerRule, ClosedQuestion, DecisionReceipt, OpenQuestions
+from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from tests.integration import consent
 from tests.integration.consent import Callback, make_call, until, verdicts
 from tests.model.memory import MemoryStore
@@ -38,22 +38,14 @@ class AwayStore(MemoryStore):
         found: OpenQuestions | None = await super().open_questions(session_id, limit=limit)
         return found
 
-    async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
+    async def answer(self, answer: Answer) -> None:
         self._check("answer")
-        await super().answer(answer, when_begun=when_begun)
+        await super().answer(answer)
 
     async def decide(self, ownership: Ownership, decision: Decision, **rest: object) -> DecisionReceipt:
         if decision.tool_call_id in self.away:
             raise ConflictError(f"{decision.tool_call_id} cannot be decided")
         return await super().decide(ownership, decision, **rest)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
-
-    async def decide_by_answer(
-        self, ownership: Ownership, request_id: str, rule: AnswerRule, **rest: object
-    ) -> tuple[Decision, DecisionReceipt] | None:
-        tool_call_id = self.rows.requests[request_id].tool_call_id
-        if tool_call_id in self.away:
-            raise ConflictError(f"{tool_call_id} cannot be decided")
-        return await super().decide_by_answer(ownership, request_id, rule, **rest)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
 
     async def withdraw(self, *given: object, **named: object) -> None:
         self._check("withdraw")

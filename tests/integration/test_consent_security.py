@@ -107,13 +107,6 @@ class AlteringConsent(SqlConsentStore):
         await self._alter(given[1])
         return decided
 
-    async def decide_by_answer(self, *given: Any, **named: Any) -> tuple[Decision, DecisionReceipt] | None:
-        # Without a word before the commit, the worker reads the row when it has been changed.
-        decided = await super().decide_by_answer(*given, **{**named, "before_commit": None})
-        if decided is not None:
-            await self._alter(decided[0])
-        return decided
-
     async def _alter(self, decision: Decision) -> None:
         body = parse_strict(decision_body(decision))
         assert isinstance(body, dict)

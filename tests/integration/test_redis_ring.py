@@ -74,26 +74,6 @@ async def test_each_kind_of_notification_reaches_its_subscription_and_no_other(
         await subscription.close()
 
 
-async def test_a_session_says_what_happened_to_a_question_only_where_nothing_else_has_changed(
-    notifier: RedisNotifier, subscriber: RedisSubscriber
-) -> None:
-    plain = await subscriber.subscribe_session("sess_1")
-    session = await subscriber.subscribe_session("sess_1", with_questions=True)
-
-    await notifier.notify_session("sess_1", "raised req_1")
-    assert await heard(session, "sess_1\nraised req_1") == ["sess_1\nraised req_1"]
-    assert list(await plain.wait(0.2)) == []
-    await notifier.notify_session("sess_1", "closed req_1")
-    assert await heard(session, "sess_1\nclosed req_1") == ["sess_1\nclosed req_1"]
-    for more in ("", "closed req_3"):
-        await notifier.notify_session("sess_1", "closed req_2")
-        await notifier.notify_session("sess_1", more)
-        assert await heard(session, "sess_1") == ["sess_1"]
-    assert set(await heard(plain, "sess_1")) == {"sess_1"}
-    await session.close()
-    await plain.close()
-
-
 async def test_a_session_is_heard_over_the_connection_of_one_that_is_not_followed_any_more(
     notifier: RedisNotifier, subscriber: RedisSubscriber, redis_live: RedisServer
 ) -> None:

@@ -133,23 +133,6 @@ async def test_what_is_written_together_is_written_in_one_go_and_refused_one_by_
     assert await scopes(database) == ["a", "b", "c"]
 
 
-async def test_what_is_written_alone_tells_of_its_beginning_and_of_its_commit(store: SqlStore) -> None:
-    database, told = store._database, list[str]()
-
-    def write(name: str) -> Coroutine[Any, Any, str]:
-        return database.write_together(
-            add_all,
-            name,
-            when_begun=lambda: told.append(f"{name} begins"),
-            before_commit=lambda result: told.append(f"{result} is committed"),
-        )
-
-    await write("a")
-    await at_once(database, partial(write, "b"), partial(write, "c"))
-
-    assert told == ["a begins", "a is committed"]
-
-
 async def test_of_what_is_written_together_one_that_breaks_takes_no_other_with_it(store: SqlStore) -> None:
     database = store._database
     names = ("a", "bad", "no", "c")

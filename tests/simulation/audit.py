@@ -41,7 +41,6 @@ MOVES: Final[Mapping[str, set[tuple[StepStatus, StepStatus]]]] = {
     "release": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.CANCELLED)},
     "park": {(_S.RUNNING, _S.BLOCKED)},
     "decide": {(_S.BLOCKED, _S.READY)},
-    "decide_by_answer": {(_S.BLOCKED, _S.READY)},
     "expire_worker": {(_S.RUNNING, _S.READY), (_S.RUNNING, _S.FAILED), (_S.RUNNING, _S.CANCELLED)},
     "expand": _UNLOCKS | {(_S.EXPANDING, _S.WAITING), (_S.EXPANDING, _S.COMPLETED)},
     "fail_expansion": {(_S.EXPANDING, _S.FAILED)},

@@ -27,7 +27,7 @@ RARE_SHARE = 6.0
 RARE = frozenset({
     "expire_worker", "expire_owner", "expand", "begin_expansion", "fail_expansion", "retry_step", "settle_failure",
     "retry_task", "cancel_task", "pause_task", "resume_task", "release", "set_worker_state", "release_owner", "park",
-    "decide", "decide_by_answer", "raise_request", "start_call", "withdraw",
+    "decide", "raise_request", "start_call", "withdraw",
 })  # fmt: skip
 """What happens seldom, and decides much when it does: faults are drawn to it."""
 

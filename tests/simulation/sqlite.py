@@ -81,22 +81,11 @@ class InlineDatabase:
         write: Callable[[Transaction, Sequence[Any]], Sequence[Any]],
         item: Any,
         *,
-        when_begun: Callable[[], object] | None = None,
-        before_commit: Callable[[Any], object] | None = None,
         flush: Flush = Flush.BEFORE_VISIBLE,
     ) -> Any:
         del flush
-
-        def written(tx: Transaction) -> Any:
-            (outcome,) = write(tx, (item,))
-            if before_commit is not None and not isinstance(outcome, SoongError):
-                before_commit(outcome)
-            return outcome
-
         await asyncio.sleep(0)
-        if when_begun is not None:
-            when_begun()
-        outcome = self.do(written)
+        (outcome,) = self.do(lambda tx: write(tx, (item,)))
         if isinstance(outcome, SoongError):
             raise outcome
         return outcome

@@ -23,7 +23,6 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.engine.wire.permissions import question_news
 from soong.shared.permissions import call_facts
 from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import (
@@ -49,9 +48,6 @@ log = get_logger(__name__)
 KEY_ENDED = frozenset({"revoked_key", "retired_key"})
 """What is wrong with a decision whose call may ask again at once: only its key is at fault."""
 
-TELL_AGAIN_S = 0.01
-"""Longer than a callback that is a function takes to have its question decided."""
-
 Note = Callable[[str, JsonObject], Awaitable[None]]
 """Keeps an event of the run back, to be written with the next."""
 
@@ -74,15 +70,6 @@ class GateStore(Protocol):
 
     @property
     def runs(self) -> RunStore: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    """A question as its call asks it now. ``is_told_early``: its followers heard of it before its commit."""
-
-    request: PermissionRequest
-    is_new: bool
-    is_told_early: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +124,10 @@ class RunGate:
 
     async def _asked(self, call: GateCall, verdict: PolicyVerdict) -> Verdict | None:
         """Ask and return the verdict on the call; None when the answer is too old and must be asked again."""
-        raised = await self._raise(call, verdict)
-        request, decision = raised.request, None
+        request, is_new = await self._raise(call, verdict)
+        decision = None
         try:
-            settled = await self._until_settled(raised, is_under_way=call.is_under_way)
+            settled = await self._until_settled(request, is_new=is_new, is_under_way=call.is_under_way)
             decision = settled.decision
             if decision is None:
                 return withdrawn("the question was withdrawn before anybody answered it; call again for a new question")
@@ -176,8 +163,8 @@ class RunGate:
             return facts
         return replace(facts, is_tainted=await self.store.runs.is_tainted(call.identity.run_id))
 
-    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> _Raised:
-        """Ask, or take up what a former life of this run asked."""
+    async def _raise(self, call: GateCall, verdict: PolicyVerdict) -> tuple[PermissionRequest, bool]:
+        """Ask, or take up what a former life of this run asked; return the question, and whether it is new."""
         now_us = self.clock.now_us()
         fresh = request_of(
             call,
@@ -191,53 +178,29 @@ class RunGate:
             unknown_effects=self.unknown,
         )
         event = call_facts.asked(fresh, verdict, call, self.redactor)
-        early: list[asyncio.Task[None]] = []
-
-        async def tell_followers(request_id: str) -> None:
-            await self.notifier.notify_session(call.identity.session_id, question_news("raised", request_id))
-
-        def tell_soon(request_id: str) -> None:
-            early.append(asyncio.get_running_loop().create_task(tell_followers(request_id)))
-
-        # Followers hear of it before its commit: the message takes longer. Owners take a second one for an answer.
         stored = await self.write_kept(
             lambda nodes, before: self.store.consent.raise_request(
-                fresh, nodes=nodes, before=before, events=(event,), now_us=now_us, before_commit=tell_soon
+                fresh, nodes=nodes, before=before, events=(event,), now_us=now_us
             )
         )
         await self.notifier.permission_raised(stored, call.identity.session_id)
-        if not early:
-            await tell_followers(stored)
         if self.on_asked is not None:
             self.on_asked(call.definition.name)
-        return _Raised(replace(fresh, id=stored), is_new=stored == fresh.id, is_told_early=bool(early))
+        return replace(fresh, id=stored), stored == fresh.id
 
-    async def _until_settled(self, raised: _Raised, *, is_under_way: bool) -> ClosedQuestion:
+    async def _until_settled(self, request: PermissionRequest, *, is_new: bool, is_under_way: bool) -> ClosedQuestion:
         """Wait for the end of a question; a run whose call is under way does not park meanwhile."""
-        request = raised.request
-        repeating = asyncio.get_running_loop().create_task(self._tell_again(request)) if raised.is_told_early else None
         try:
             with nullcontext() if is_under_way else self.waiting(request.id):
-                settled = await self.inbox.settled(request.id, is_new=raised.is_new, is_used=not is_under_way)
+                settled = await self.inbox.settled(request.id, is_new=is_new, is_used=not is_under_way)
         except asyncio.CancelledError:
             if is_under_way or not self.interruption.goes_on_elsewhere:
                 # Shielded: whoever cancels the call must not leave a question behind that nobody waits for (PER-15).
                 await asyncio.shield(self._withdraw(request))
             raise
-        finally:
-            if repeating is not None:
-                repeating.cancel()
         if self.on_settled is not None:
             self.on_settled()
         return settled
-
-    async def _tell_again(self, request: PermissionRequest) -> None:
-        """Notify the followers of a question that is still open: who heard of it before its commit may have missed it.
-
-        Not at once: a message costs its readers as much as half of what they do for the answer meanwhile.
-        """
-        await asyncio.sleep(TELL_AGAIN_S)
-        await self.notifier.notify_session(request.identity.session_id, question_news("raised", request.id))
 
     async def _withdraw(self, request: PermissionRequest) -> None:
         try:

@@ -30,11 +30,8 @@ class Notifier(Protocol):
         """Ask a worker to claim steps for its free slots."""
         ...
 
-    async def notify_session(self, session_id: str, question: str = "") -> None:
-        """Tell those who follow a session that it changed; ``question``: no more than that
-        (:func:`soong.shared.engine.wire.permissions.question_news`). Of a question that was raised only those hear who
-        listen ``with_questions``.
-        """
+    async def notify_session(self, session_id: str) -> None:
+        """Notify those who follow a session that it changed."""
         ...
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
@@ -89,11 +86,8 @@ class Subscriber(Protocol):
         """
         ...
 
-    async def subscribe_permissions(self, *, with_requests: bool = False) -> Subscription:
-        """Hear which sessions have questions to look at: their ids, none lost while connected or shortly away.
-
-        ``with_requests``: each with the id of the question (:func:`soong.shared.engine.wire.permissions.split_hint`).
-        """
+    async def subscribe_permissions(self) -> Subscription:
+        """Hear which sessions have questions to look at: their ids, none lost while connected or shortly away."""
         ...
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
@@ -106,12 +100,8 @@ class Subscriber(Protocol):
         """
         ...
 
-    async def subscribe_session(self, session_id: str, *, with_questions: bool = False) -> Subscription:
-        """Hear that a session changed: its id.
-
-        ``with_questions``: with what happened to a question (:func:`soong.shared.engine.wire.permissions.split_hint`)
-        where nothing else has changed.
-        """
+    async def subscribe_session(self, session_id: str) -> Subscription:
+        """Hear that a session changed: its id."""
         ...
 
     async def subscribe_run(self, run_id: str) -> Subscription:

@@ -3,10 +3,10 @@
 ``REQUESTS`` carries ``{"v":"1","request":id,"session":id}`` to owners, who look at the session's rows; a worker's
 decision stream carries ``{"v":"1","request":id,"decision":text}`` back. The decision is there for speed only: its row
 is what counts, and the transaction that uses it compares the two. Streams are cut to ``MAX_LENGTH`` and
-``DECISIONS_LENGTH``. Those who follow a session hear what happened to a question of it (``question_news``).
+``DECISIONS_LENGTH``. Those who follow a session hear on its channel that it changed, and read its questions.
 """
 
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Final
 
 from soong.shared.engine.wire.jobs import KEY_PREFIX
 
@@ -16,21 +16,6 @@ DECISIONS_LENGTH: Final = 1_000
 """Of the stream of one worker: decisions are a thousand times as long as their ids, and there are many workers."""
 MAX_DECISION_CHARS: Final = 16 * 1024
 """A decision that is longer is read from its row."""
-
-QuestionChange: TypeAlias = Literal["raised", "asked", "closed"]
-"""What can be heard of a question: its worker has raised it, its session's owner asks it, it was closed."""
-_CHANGES: Final = frozenset(get_args(QuestionChange))
-
-
-def question_news(change: QuestionChange, request_id: str) -> str:
-    """Return the text of a hint that says that no more has happened in a session than this."""
-    return f"{change} {request_id}"
-
-
-def split_question_news(text: str) -> tuple[QuestionChange | None, str]:
-    """Return what a hint says of which question; None and no id where it says something else."""
-    change, _, request_id = text.partition(" ")
-    return (cast("QuestionChange", change), request_id) if change in _CHANGES and request_id else (None, "")
 
 
 def decisions_of(worker_id: str) -> str:

@@ -49,8 +49,8 @@ FIRST_S = 0.003
 UNFOLLOWED_S = 0.5
 MAX_UNFOLLOWED = 10_000
 
-# (how, where, id): the whole of a hint but for what comes with its id: of a raised request its session, of a decided
-# one its decision, of a session what happened to a question.
+# (how, where, id): all of a hint but what comes with its id: of a raised request its session, of a decided one its
+# decision.
 _How: TypeAlias = Literal["publish", "call", "stream"]
 _Hint: TypeAlias = tuple[_How, str, str]
 
@@ -88,10 +88,8 @@ class RedisNotifier:
     async def call_worker(self, worker_id: str) -> None:
         self._put("call", worker_channel(worker_id), worker_id)
 
-    async def notify_session(self, session_id: str, question: str = "") -> None:
-        # One message says no more than what happened to one question, or it says that the session has changed.
-        is_more = self._waiting.get(("publish", session_channel(session_id), session_id), question) != question
-        self._put("publish", session_channel(session_id), session_id, "" if is_more else question)
+    async def notify_session(self, session_id: str) -> None:
+        self._put("publish", session_channel(session_id), session_id)
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -141,7 +139,7 @@ class RedisNotifier:
                 # Older hints first, so that the limit drops the oldest.
                 later, self._waiting = self._waiting, batch
                 for hint, beside in later.items():
-                    self._keep(hint, beside if batch.get(hint, beside) == beside else "")
+                    self._keep(hint, beside)
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
             else:
@@ -177,7 +175,7 @@ class RedisNotifier:
             elif where != OWNERS_CHANNEL:
                 if where == run_channel(subject):
                     followed[len(commands)] = subject
-                commands.append(("PUBLISH", where, _payload(question=beside) if beside else _CHANGED))
+                commands.append(("PUBLISH", where, _CHANGED))
             elif not subject:
                 commands.append(("PUBLISH", where, _payload(sessions=[])))
         if sessions:  # after the calls of workers for them

@@ -1,7 +1,5 @@
 """Subscriptions over Redis: pub/sub for wake-ups, streams for permission traffic."""
 
-from collections.abc import Callable, Sequence
-
 from redis.asyncio import Redis
 
 from soong.shared.engine.wire.answers import answer_channel
@@ -14,9 +12,7 @@ from soong.shared.storage.redis.subscriptions import (
     RedisSubscription,
     StreamSource,
     called,
-    changed,
     sessions_of,
-    settled_change,
 )
 
 ANSWER_PIECES_KEPT = 200
@@ -36,10 +32,8 @@ class RedisSubscriber:
     async def subscribe_owner(self) -> Subscription:
         return await RedisSubscription.listen(ChannelSource(self._client, OWNERS_CHANNEL, sessions_of))
 
-    async def subscribe_permissions(self, *, with_requests: bool = False) -> Subscription:
-        beside = "request" if with_requests else ""
-        source = StreamSource(self._client, REQUESTS, "session", beside, cut_to=MAX_LENGTH)
-        return await RedisSubscription.listen(source)
+    async def subscribe_permissions(self) -> Subscription:
+        return await RedisSubscription.listen(StreamSource(self._client, REQUESTS, "session", cut_to=MAX_LENGTH))
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
         source = ChannelSource(self._client, worker_channel(worker_id), lambda payload: called(payload, worker_id))
@@ -50,23 +44,16 @@ class RedisSubscriber:
             StreamSource(self._client, decisions_of(worker_id), "request", "decision")
         )
 
-    async def subscribe_session(self, session_id: str, *, with_questions: bool = False) -> Subscription:
-        if not with_questions:
-            return await self._subject_ear(
-                session_channel(session_id), session_id, lambda payload: settled_change(payload, session_id)
-            )
-        source = ChannelSource(
-            self._client, session_channel(session_id), lambda payload: changed(payload, session_id), idle=self._idle
-        )
-        return await RedisSubscription.listen(source, returned=session_id)
+    async def subscribe_session(self, session_id: str) -> Subscription:
+        return await self._subject_ear(session_channel(session_id), session_id)
 
     async def subscribe_run(self, run_id: str) -> Subscription:
-        return await self._subject_ear(run_channel(run_id), run_id, lambda _payload: (run_id,))
+        return await self._subject_ear(run_channel(run_id), run_id)
 
     async def subscribe_answer(self, run_id: str) -> Subscription:
         source = ChannelSource(self._client, answer_channel(run_id), lambda payload: (payload,))
         return await RedisSubscription.listen(source, keep=ANSWER_PIECES_KEPT)
 
-    async def _subject_ear(self, channel: str, subject: str, decode: Callable[[str], Sequence[str]]) -> Subscription:
-        source = ChannelSource(self._client, channel, decode, idle=self._idle)
+    async def _subject_ear(self, channel: str, subject: str) -> Subscription:
+        source = ChannelSource(self._client, channel, lambda _payload: (subject,), idle=self._idle)
         return await RedisSubscription.listen(source, returned=subject)

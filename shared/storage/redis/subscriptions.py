@@ -16,13 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.events import MARKS
-from soong.shared.engine.wire.permissions import (
-    MAX_DECISION_CHARS,
-    hint_of,
-    question_news,
-    split_hint,
-    split_question_news,
-)
+from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, hint_of
 from soong.shared.storage.redis.direct_connection import DirectConnection
 
 log = get_logger(__name__)
@@ -42,8 +36,6 @@ MAX_STREAM_BYTES = 4 * MAX_PAYLOAD_CHARS
 """Of a stream before any of it is read: one as long as ours may be takes a fifth of that."""
 MAX_ENTRY_MS = 10**15
 """An entry whose time is later was added under an id of somebody's choice: beyond the last id nobody can add any."""
-MAX_NEWS_CHARS = 80
-_RAISED = question_news("raised", "")
 IDLE_CHANNELS = 4
 """Connections for channels that a subscriber keeps while nothing listens on them."""
 
@@ -337,18 +329,6 @@ def _is_id(value: object) -> TypeGuard[str]:
 def called(payload: str, worker_id: str) -> Sequence[str]:
     """Return what a message asks of a worker: an empty id to fill its slots, else its id."""
     return ("",) if (_fields_of(payload) or {}).get("claim") is True else (worker_id,)
-
-
-def changed(payload: str, session_id: str) -> Sequence[str]:
-    """Return what a message tells of a session: its id, with what happened to a question where that is all."""
-    news = (_fields_of(payload) or {}).get("question")
-    return (hint_of(session_id, news[:MAX_NEWS_CHARS] if isinstance(news, str) else ""),)
-
-
-def settled_change(payload: str, session_id: str) -> Sequence[str]:
-    """Return the id of a session that a message tells of, unless only a question was raised: its owner looks first."""
-    is_raised = _RAISED in payload and "raised" in split_question_news(split_hint(changed(payload, session_id)[0])[1])
-    return () if is_raised else (session_id,)
 
 
 def _order(entry_id: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Requests, answers and decisions in memory."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import AlreadyDecidedError, NotFoundError, NotOwnerError
@@ -19,10 +19,7 @@ from soong.shared.permissions.decision_text import text_of
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import (
-    AnsweredQuestion,
-    AnswerRule,
     ClosedQuestion,
-    Decided,
     DecisionReceipt,
     OpenQuestions,
 )
@@ -52,9 +49,7 @@ class MemoryConsent:
         now_us: int,
         nodes: Sequence[NewNode] = (),
         before: Sequence[NewEvent] = (),
-        before_commit: Callable[[str], object] | None = None,
     ) -> str:
-        del before_commit  # nothing here takes time
         run = held_run(self.rows, request.identity.run_id, request.fence)
         write_nodes(self.rows, run.id, nodes, now_us)
         write_events(self.rows, run.id, before, now_us)
@@ -137,9 +132,7 @@ class MemoryConsent:
         ]
         return found[-limit:] if include_closed else found[:limit]
 
-    async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
-        if when_begun is not None:
-            when_begun()
+    async def answer(self, answer: Answer) -> None:
         answer = replace(answer, reason=Redactor().text(answer.reason))
         try:
             await self._answer(answer)
@@ -203,16 +196,6 @@ class MemoryConsent:
         request = self._check_pending(decision.request_id)
         if request.identity.session_id != ownership.session_id:
             raise NotFoundError("permission request", request.id)
-        return self._written(request, decision, state, events, now_us)
-
-    def _written(
-        self,
-        request: PermissionRequest,
-        decision: Decision,
-        state: RequestState,
-        events: Sequence[NewEvent],
-        now_us: int,
-    ) -> DecisionReceipt:
         check_signs(self.rows, decision.key_id, decision.decided_us)
         self.rows.decisions[request.id] = decision
         self.rows.request_states[request.id] = state
@@ -220,30 +203,6 @@ class MemoryConsent:
         write_events(self.rows, request.identity.run_id, events, now_us)
         was_parked = unpark(self.rows, request, now_us)
         return DecisionReceipt(was_parked, self.rows.run(request.identity.run_id).worker_id, text_of(decision))
-
-    @transaction
-    def decide_by_answer(
-        self,
-        ownership: Ownership,
-        request_id: str,
-        rule: AnswerRule,
-        *,
-        key_id: str,
-        now_us: int,
-        before_commit: Callable[[Decided | None], object] | None = None,
-    ) -> Decided | None:
-        del key_id, before_commit  # that of the decision; nothing here takes time
-        self.rows.owned(ownership)
-        answer, request = self.rows.answers.get(request_id), self.rows.requests.get(request_id)
-        if answer is None or request is None or request.identity.session_id != ownership.session_id:
-            return None
-        if self._state(request_id) is not RequestState.PENDING:
-            return None
-        token = self.rows.run(request.identity.run_id).token
-        ruling = rule(AnsweredQuestion(self.rows.session(ownership.session_id), request, answer, token))
-        if ruling is None:
-            return None
-        return ruling.decision, self._written(request, ruling.decision, ruling.state, ruling.events, now_us)
 
     @transaction
     def decision_of(self, request_id: str) -> Decision | None:

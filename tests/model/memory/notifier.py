@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import OWNERS_CHANNEL, marks_of, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.engine.wire.permissions import REQUESTS, decisions_of, hint_of, split_question_news
-
-_REQUESTS_BY_ID = f"{REQUESTS} by id"
-
-
-def _with_questions(session_id: str) -> str:
-    return f"questions:{session_id}"
+from soong.shared.engine.wire.permissions import REQUESTS, decisions_of, hint_of
 
 
 class MemorySubscription:
@@ -65,10 +59,8 @@ class MemoryBus:
     async def call_worker(self, worker_id: str) -> None:
         self._ring(worker_channel(worker_id), ("",))
 
-    async def notify_session(self, session_id: str, question: str = "") -> None:
-        if split_question_news(question)[0] != "raised":
-            self._ring(session_channel(session_id), (session_id,))
-        self._ring(_with_questions(session_id), (hint_of(session_id, question),))
+    async def notify_session(self, session_id: str) -> None:
+        self._ring(session_channel(session_id), (session_id,))
 
     async def notify_runs(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
@@ -80,7 +72,6 @@ class MemoryBus:
 
     async def permission_raised(self, request_id: str, session_id: str) -> None:
         self._ring(REQUESTS, (session_id,))
-        self._ring(_REQUESTS_BY_ID, (hint_of(session_id, request_id),))
 
     async def permission_decided(self, request_id: str, worker_id: str, decision: str = "") -> None:
         self._ring(decisions_of(worker_id), (hint_of(request_id, decision),))
@@ -89,8 +80,8 @@ class MemoryBus:
     async def subscribe_owner(self) -> Subscription:
         return self._listen(OWNERS_CHANNEL)
 
-    async def subscribe_permissions(self, *, with_requests: bool = False) -> Subscription:
-        return self._listen(_REQUESTS_BY_ID if with_requests else REQUESTS)
+    async def subscribe_permissions(self) -> Subscription:
+        return self._listen(REQUESTS)
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
         return self._listen(worker_channel(worker_id))
@@ -98,8 +89,8 @@ class MemoryBus:
     async def subscribe_decisions(self, worker_id: str) -> Subscription:
         return self._listen(decisions_of(worker_id))
 
-    async def subscribe_session(self, session_id: str, *, with_questions: bool = False) -> Subscription:
-        return self._listen(_with_questions(session_id) if with_questions else session_channel(session_id))
+    async def subscribe_session(self, session_id: str) -> Subscription:
+        return self._listen(session_channel(session_id))
 
     async def subscribe_run(self, run_id: str) -> Subscription:
         return self._listen(run_channel(run_id))

@@ -5,7 +5,7 @@ FAULT_STRIKE    what happens there: ``kill`` (default) or ``stop``, until somebo
 
 A name is a method of the store, with the moments ``call``, ``before`` and ``after`` its commit, or ``return`` with
 something found; ``end`` is an ``advance`` that ends steps; ``hint`` is the sending of a permission hint;
-``decide`` is also to decide by an answer; ``answers:return`` is an owner that finds an answer. A test
+``answers:return`` is an owner that finds an answer. A test
 with a border of another kind calls :func:`reach` there.
 """
 
@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from sqlalchemy import RootTransaction
 
-from soong.shared.engine.sessions.session import Ownership
-from soong.shared.permissions.store import AnsweredQuestion, AnswerRule, Decided, OpenQuestions, Ruling
+from soong.shared.permissions.store import OpenQuestions
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.sql.engine.database import Database, commit
 from soong.shared.storage.sql.store import SqlConsentStore
@@ -61,8 +60,6 @@ def install(borders: str) -> None:
             _watch(name, "advance")
         elif part_with(name):
             _watch(name, name)
-            if name == DECIDE:
-                _watch(name, "decide_by_answer")
     _watch_commits()
 
 
@@ -87,7 +84,7 @@ def _watch(name: str, method: str) -> None:
 
 
 def _watch_answers() -> None:
-    original, by_answer = SqlConsentStore.open_questions, SqlConsentStore.decide_by_answer
+    original = SqlConsentStore.open_questions
 
     async def watched(self: SqlConsentStore, session_id: str, *, limit: int) -> OpenQuestions | None:
         found = await original(self, session_id, limit=limit)
@@ -95,17 +92,7 @@ def _watch_answers() -> None:
             reach(f"{ANSWERS}:return")
         return found
 
-    async def watched_by_answer(
-        self: SqlConsentStore, ownership: Ownership, request_id: str, rule: AnswerRule, **named: Any
-    ) -> Decided | None:
-        def reaching(asked: AnsweredQuestion) -> Ruling | None:
-            reach(f"{ANSWERS}:return")
-            return rule(asked)
-
-        return await by_answer(self, ownership, request_id, reaching, **named)
-
     SqlConsentStore.open_questions = watched  # type: ignore[method-assign, assignment]  # it does not come back
-    SqlConsentStore.decide_by_answer = watched_by_answer  # type: ignore[method-assign, assignment]  # as above
 
 
 def _watch_commits() -> None:

@@ -1,7 +1,6 @@
 """Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser said."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +15,7 @@ from soong.shared.permissions.audit_log.notes import (
     of_withdrawn,
 )
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
-from soong.shared.permissions.store import AnswerRule, ClosedQuestion, Decided, DecisionReceipt, OpenQuestions, Ruling
+from soong.shared.permissions.store import ClosedQuestion, DecisionReceipt, OpenQuestions
 from soong.shared.storage.sql.claims.parking import note_withdrawn
 from soong.shared.storage.sql.consent.answering import GivenAnswer, note_late, write_answers
 from soong.shared.storage.sql.consent.deciding import WantedDecision, write_decisions
@@ -29,7 +28,7 @@ from soong.shared.storage.sql.consent.questions import (
     questions_of,
     settled_of,
 )
-from soong.shared.storage.sql.consent.raising import RaisedQuestion, StandingQuestionError, raise_new, raise_question
+from soong.shared.storage.sql.consent.raising import RaisedQuestion, raise_question
 from soong.shared.storage.sql.engine.audit_log import AuditTrail, report
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned
@@ -113,12 +112,8 @@ class SqlConsent:
         now_us: int,
         nodes: Sequence[NewNode] = (),
         before: Sequence[NewEvent] = (),
-        before_commit: Callable[[str], object] | None = None,
     ) -> str:
         raised = RaisedQuestion(request, nodes, before, events, now_us)
-        if self._database.is_postgres:  # elsewhere nobody reads what is not committed, and a statement costs no trip
-            with suppress(StandingQuestionError):
-                return await self._database.write_together(raise_new, raised, before_commit=before_commit)
         return await self._database.write(lambda tx: raise_question(tx, raised))
 
     async def request(self, request_id: str) -> tuple[PermissionRequest, RequestState]:
@@ -163,11 +158,11 @@ class SqlConsent:
 
         return await self._database.write(write)
 
-    async def answer(self, answer: Answer, *, when_begun: Callable[[], object] | None = None) -> None:
+    async def answer(self, answer: Answer) -> None:
         # Words may hold a key that was typed at the wrong place: neither a row nor the asker gets it.
         answer = replace(answer, reason=self._trail.redactor.text(answer.reason))
         try:
-            await self._database.write_together(write_answers, GivenAnswer(self._trail, answer), when_begun=when_begun)
+            await self._database.write_together(write_answers, GivenAnswer(self._trail, answer))
         except AlreadyDecidedError as error:
             state = error.state
             await self._database.write(lambda tx: note_late(tx, self._trail, answer, state))
@@ -187,29 +182,13 @@ class SqlConsent:
         events: Sequence[NewEvent],
         now_us: int,
     ) -> DecisionReceipt:
-        signed = (decision.request_id, decision.key_id, decision.decided_us)
-        wanted = WantedDecision(self._trail, ownership, *signed, now_us, ruling=Ruling(decision, state, events))
+        wanted = WantedDecision(self._trail, ownership, decision, state, events, now_us)
         try:
-            decided = await self._database.write_together(write_decisions, wanted)
+            return await self._database.write_together(write_decisions, wanted)
         except NotOwnerError:
             note = of_stale_owner(decision, ownership.owner_id, ownership.epoch)
             await self._database.write(lambda tx: self._trail.note(tx, [note], now_us))
             raise
-        assert decided is not None  # only a rule leaves a request as it is
-        return decided[1]
-
-    async def decide_by_answer(
-        self,
-        ownership: Ownership,
-        request_id: str,
-        rule: AnswerRule,
-        *,
-        key_id: str,
-        now_us: int,
-        before_commit: Callable[[Decided | None], object] | None = None,
-    ) -> Decided | None:
-        wanted = WantedDecision(self._trail, ownership, request_id, key_id, now_us, now_us, rule=rule)
-        return await self._database.write_together(write_decisions, wanted, before_commit=before_commit)
 
     async def decision_of(self, request_id: str) -> Decision | None:
         wanted = select(decisions.c.body).where(decisions.c.request_id == request_id)

@@ -5,19 +5,15 @@ from typing import Final, NamedTuple
 
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, NotFoundError, NotOwnerError, SoongError
 from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.permissions.audit_log.notes import of_decision
-from soong.shared.permissions.store import AnsweredQuestion, AnswerRule, Decided, DecisionReceipt, Ruling
+from soong.shared.permissions.request import Decision, RequestState
+from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.storage.sql.claims.parking import unpark
 from soong.shared.storage.sql.consent.answering import HELD_REQUESTS, HeldRequest, held_requests, problem_of
-from soong.shared.storage.sql.consent.questions import (
-    ANSWERED_QUESTIONS,
-    HELD_SESSIONS,
-    AnsweredRow,
-    answered_of,
-    sessions_of,
-)
+from soong.shared.storage.sql.consent.questions import HELD_SESSIONS, sessions_of
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.rows import decision_body
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
@@ -44,19 +40,14 @@ INSERT_DECISIONS: Final = Insert("decisions", {"request_id": "text", "id": "text
 
 @dataclass(frozen=True, slots=True)
 class WantedDecision:
-    """What an owner wants of one request: a ruling that it has made, or what its rule makes of the answer.
-
-    ``key_id`` and ``decided_us`` are what the decision is or will be signed with.
-    """
+    """A signed decision that an owner wants written: with the state that closes its request, and events of the run."""
 
     trail: AuditTrail
     ownership: Ownership
-    request_id: str
-    key_id: str
-    decided_us: int
+    decision: Decision
+    state: RequestState
+    events: Sequence[NewEvent]
     now_us: int
-    ruling: Ruling | None = None
-    rule: AnswerRule | None = None
 
 
 class _Found(NamedTuple):
@@ -64,102 +55,82 @@ class _Found(NamedTuple):
 
     sessions: dict[str, Session]
     requests: dict[str, HeldRequest]
-    answered: dict[str, AnsweredRow]
     holders: dict[str, tuple[str, str]]
     key_ends: Sequence[tuple[str, int, int]]
     head: Reply
 
 
-def write_decisions(tx: Transaction, wanted: Sequence[WantedDecision]) -> list[Decided | SoongError | None]:
-    """Decide requests; return for each the decision, the error that refused it, or None.
-
-    None: it has no answer, or its rule leaves it to a look.
-    """
+def write_decisions(tx: Transaction, wanted: Sequence[WantedDecision]) -> list[DecisionReceipt | SoongError]:
+    """Decide requests; return a receipt for each, or the error that refused it."""
     found = _hold(tx, wanted)
-    ruled: dict[str, Ruling] = {}
-    outcomes: list[Decided | SoongError | Ruling | None] = []
+    accepted: dict[str, WantedDecision] = {}
+    outcomes: list[SoongError | None] = []
     for one in wanted:
-        outcome = _ruled(one, found) if one.request_id not in ruled else _second(one, ruled[one.request_id])
-        if isinstance(outcome, Ruling):
-            ruled[one.request_id] = outcome
-        outcomes.append(outcome)
-    written = _write(tx, wanted, found, ruled) if ruled else {}
-    return [
-        written[one.request_id] if isinstance(out, Ruling) else out for one, out in zip(wanted, outcomes, strict=True)
-    ]
+        request_id = one.decision.request_id
+        first = accepted.get(request_id)
+        problem = _problem(one, found) if first is None else AlreadyDecidedError(request_id, first.state.value)
+        if problem is None:
+            accepted[request_id] = one
+        outcomes.append(problem)
+    receipts = _write(tx, accepted, found) if accepted else {}
+    return [problem or receipts[one.decision.request_id] for one, problem in zip(wanted, outcomes, strict=True)]
 
 
 def _hold(tx: Transaction, wanted: Sequence[WantedDecision]) -> _Found:
-    ids = sorted({one.request_id for one in wanted})
-    to_be_read = sorted({one.request_id for one in wanted if one.rule is not None})
+    ids = sorted({one.decision.request_id for one in wanted})
     with tx.pipeline():
         owned = tx.send(HELD_SESSIONS, ids=sorted({one.ownership.session_id for one in wanted}))
         held = tx.send(HELD_REQUESTS, ids=ids)
         holders = tx.send(HOLDERS, ids=ids)
-        asked = tx.send(ANSWERED_QUESTIONS, ids=to_be_read) if to_be_read else None
-        ends = tx.send(ENDS, ids=sorted({one.key_id for one in wanted}))
+        ends = tx.send(ENDS, ids=sorted({one.decision.key_id for one in wanted}))
         head = wanted[0].trail.head(tx)
     return _Found(
         sessions_of(owned),
         held_requests(held),
-        answered_of(asked) if asked is not None else {},
         {request_id: (worker_id, status) for request_id, worker_id, status in holders.rows()},
         [(str(key_id), int(is_revoked), int(retired_us)) for key_id, is_revoked, retired_us in ends.rows()],
         head,
     )
 
 
-def _ruled(one: WantedDecision, found: _Found) -> Ruling | SoongError | None:
-    session_id = one.ownership.session_id
+def _problem(one: WantedDecision, found: _Found) -> SoongError | None:
+    """Return why a decision may not be written."""
+    session_id, request_id = one.ownership.session_id, one.decision.request_id
     session = found.sessions.get(session_id)
     if session is None:
         return NotFoundError("session", session_id)
     if not one.ownership.owner_id or session.ownership != one.ownership:
         return NotOwnerError(session_id, one.ownership.epoch)
-    request = found.requests.get(one.request_id)
-    problem = problem_of(request, one.request_id)
-    if problem is None and request is not None and request.session_id != session_id:
-        problem = NotFoundError("permission request", one.request_id)
-    if problem is not None:
-        return problem if one.rule is None else None
-    ruling = one.ruling if one.rule is None else _by_rule(one.rule, session, found.answered.get(one.request_id))
-    return ruling and (_key_problem(one, found.key_ends) or ruling)
+    problem = problem_of(found.requests.get(request_id), request_id)
+    if problem is None and found.requests[request_id].session_id != session_id:
+        problem = NotFoundError("permission request", request_id)
+    return problem or _key_problem(one.decision, found.key_ends)
 
 
-def _second(one: WantedDecision, first: Ruling) -> AlreadyDecidedError | None:
-    """Of two that want the same request decided the first has decided it."""
-    return AlreadyDecidedError(one.request_id, first.state.value) if one.rule is None else None
-
-
-def _by_rule(rule: AnswerRule, session: Session, asked: AnsweredRow | None) -> Ruling | None:
-    return None if asked is None else rule(AnsweredQuestion(session, asked.request, asked.answer, asked.token))
-
-
-def _key_problem(one: WantedDecision, ends: Sequence[tuple[str, int, int]]) -> ConflictError | None:
-    ended = [end for end in ends if end[0] == one.key_id and (end[1] or end[2] < one.decided_us)]
+def _key_problem(decision: Decision, ends: Sequence[tuple[str, int, int]]) -> ConflictError | None:
+    ended = [end for end in ends if end[0] == decision.key_id and (end[1] or end[2] < decision.decided_us)]
     try:
-        check_signs(ended, one.key_id)
+        check_signs(ended, decision.key_id)
     except ConflictError as error:
         return error
     return None
 
 
-def _write(
-    tx: Transaction, wanted: Sequence[WantedDecision], found: _Found, ruled: dict[str, Ruling]
-) -> dict[str, Decided]:
-    now_us = max(one.now_us for one in wanted)
+def _write(tx: Transaction, accepted: dict[str, WantedDecision], found: _Found) -> dict[str, DecisionReceipt]:
+    now_us = max(one.now_us for one in accepted.values())
     run_log = RunLogBuffer(now_us)
-    decided: dict[str, Decided] = {}
-    for request_id, ruling in ruled.items():
+    receipts: dict[str, DecisionReceipt] = {}
+    for request_id, one in accepted.items():
         run_id = found.requests[request_id].run_id
         worker_id, status = found.holders[request_id]
-        run_log.add(run_id, events=ruling.events)
+        run_log.add(run_id, events=one.events)
         was_parked = status == RunStatus.PARKED and unpark(tx, run_log, run_id, request_id)
-        decided[request_id] = ruling.decision, DecisionReceipt(was_parked, worker_id, decision_body(ruling.decision))
+        receipts[request_id] = DecisionReceipt(was_parked, worker_id, decision_body(one.decision))
     with tx.pipeline():
-        tx.send(CLOSE_REQUESTS, closed=[(request_id, ruling.state.value) for request_id, ruling in ruled.items()])
-        tx.insert(INSERT_DECISIONS, [(made.request_id, made.id, receipt.text) for made, receipt in decided.values()])
-        notes = [note for one in ruled.values() for note in of_decision(one.decision, one.events)]
-        wanted[0].trail.add(tx, found.head, notes, now_us)
+        tx.send(CLOSE_REQUESTS, closed=[(request_id, one.state.value) for request_id, one in accepted.items()])
+        rows = [(request_id, one.decision.id, receipts[request_id].text) for request_id, one in accepted.items()]
+        tx.insert(INSERT_DECISIONS, rows)
+        notes = [note for one in accepted.values() for note in of_decision(one.decision, one.events)]
+        next(iter(accepted.values())).trail.add(tx, found.head, notes, now_us)
         run_log.flush(tx)
-    return decided
+    return receipts

@@ -77,16 +77,6 @@ class _Answered(NamedTuple):
     provenance: str
 
 
-class AnsweredRow(NamedTuple):
-    """A pending question with its answer, the secret of its run, who holds the run, and its status."""
-
-    request: PermissionRequest
-    answer: Answer
-    token: str
-    worker_id: str
-    status: str
-
-
 class _SessionRow(NamedTuple):
     id: str
     project: str
@@ -139,14 +129,6 @@ SESSION: Final = Statement(
 HELD_SESSIONS: Final = Statement(
     "held sessions: the same of several; held, so that nobody adopts them before we have committed",
     f"SELECT {_columns(_SessionRow, 's')} FROM sessions AS s WHERE s.id IN @ids ORDER BY s.id /*pg FOR SHARE */",  # noqa: S608
-)
-ANSWERED_QUESTIONS: Final = Statement(
-    "answered questions: those of these that have an answer, with it, and with who holds their runs",
-    f"""
-    SELECT runs.worker_id, runs.status, {_columns(_Answered, "a")}, {_ASKED}
-    FROM permission_requests AS q JOIN runs ON runs.id = q.run_id JOIN answers AS a ON a.request_id = q.id
-    WHERE q.id IN @ids
-    """,  # noqa: S608
 )
 ATTENDING: Final = Statement(
     "attending: who is attached to a session, in the order in which they came",
@@ -219,18 +201,6 @@ def open_questions_of(tx: Transaction, session_id: str, limit: int) -> tuple[Ope
 def sessions_of(held: Reply) -> dict[str, Session]:
     """Return the sessions of ``HELD_SESSIONS`` by id."""
     return {row[0]: session_of(_SessionRow._make(row)) for row in held.rows()}
-
-
-def answered_of(asked: Reply) -> dict[str, AnsweredRow]:
-    """Return the pending questions of ``ANSWERED_QUESTIONS`` by id; a row that is not a question is left out."""
-    found: dict[str, AnsweredRow] = {}
-    for worker_id, status, *rest in asked.rows():
-        row = _QuestionRow._make(rest[len(_Answered._fields) :])
-        request = _read(row) if _state_of(row) is RequestState.PENDING else None
-        if request is not None:
-            answer = answer_of(_Answered._make(rest[: len(_Answered._fields)]))
-            found[request.id] = AnsweredRow(request, answer, row.token, worker_id, status)
-    return found
 
 
 def close_unread(tx: Transaction, trail: AuditTrail, ids: Sequence[str]) -> None:

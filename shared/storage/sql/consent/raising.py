@@ -1,8 +1,4 @@
-"""Questions as rows: what the runs of a process ask at once is one transaction, of one round trip on PostgreSQL.
-
-Nearly every call that asks has no question yet. That is found out by the insert; for one that has one, all is undone,
-and the call takes up that one (``raise_question``).
-"""
+"""Questions as rows: raised while their run is held by its lease, one for each call."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,7 +14,7 @@ from soong.shared.storage.sql.engine.transaction import Reply, Transaction
 from soong.shared.storage.sql.tasks.run_writes import RunWrite, appending
 
 RAISE: Final = Statement(
-    "raise: a question of a run while it is held, as row checks want it; no row then means that its call has one",
+    "raise: a question of a run while it is held, as row checks want it; no row then means that its id is another's",
     """
     INSERT INTO permission_requests (id, run_id, session_id, tool_call_id, created_us, body)
     SELECT :id, id, session_id, :tool_call_id, :created_us, :body FROM runs
@@ -39,10 +35,6 @@ STANDING: Final = Statement(
 )
 
 
-class StandingQuestionError(ConflictError):
-    """The call has a question. Raised and caught in this adapter."""
-
-
 @dataclass(frozen=True, slots=True)
 class RaisedQuestion:
     """What a run asks, with its ``events``, which are written with a new question only.
@@ -57,22 +49,6 @@ class RaisedQuestion:
     now_us: int
 
 
-def raise_new(tx: Transaction, raised: Sequence[RaisedQuestion]) -> list[str]:
-    """Raise questions of calls that have none; return their ids.
-
-    Raises:
-        LeaseLostError, StandingQuestionError: of one of them; all is to be undone.
-    """
-    replies: dict[str, Reply] = {}
-    with appending(tx, [_run_write(one, [*one.before, *one.events]) for one in raised]):
-        for one in raised:
-            report(tx, one.request.identity.run_id, one.before, one.now_us)
-            replies[one.request.id] = _send(tx, one.request)
-    for request_id, reply in replies.items():
-        _check_raised(request_id, reply)
-    return [one.request.id for one in raised]
-
-
 def raise_question(tx: Transaction, raised: RaisedQuestion) -> str:
     """Raise a question, or return the id of the one that its call has. Raises: LeaseLostError."""
     request = raised.request
@@ -83,22 +59,13 @@ def raise_question(tx: Transaction, raised: RaisedQuestion) -> str:
     if not held.rows():
         raise LeaseLostError(run_id, request.fence)
     standing = standing_reply.rows()
-    told = [*raised.before, *(() if standing else raised.events)]
-    with appending(tx, [_run_write(raised, told)]):
+    events = [*raised.before, *(() if standing else raised.events)]
+    with appending(tx, [RunWrite(run_id, request.fence, raised.now_us, raised.nodes, events)]):
         report(tx, run_id, raised.before, raised.now_us)
         reply = None if standing else _send(tx, request)
-    if reply is not None:
-        _check_raised(request.id, reply)
+    if reply is not None and not reply.rows():
+        raise ConflictError(f"question {request.id} cannot be raised: its id is another question's")
     return str(standing[0][0]) if standing else request.id
-
-
-def _run_write(raised: RaisedQuestion, events: Sequence[NewEvent]) -> RunWrite:
-    return RunWrite(raised.request.identity.run_id, raised.request.fence, raised.now_us, raised.nodes, events)
-
-
-def _check_raised(request_id: str, reply: Reply) -> None:
-    if not reply.rows():
-        raise StandingQuestionError(f"question {request_id} cannot be raised: its call has one, or it is another's id")
 
 
 def _send(tx: Transaction, request: PermissionRequest) -> Reply:

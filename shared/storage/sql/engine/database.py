@@ -99,27 +99,14 @@ class Database:
         write: WriteTogether[Item, T],
         item: Item,
         *,
-        when_begun: Callable[[], object] | None = None,
-        before_commit: Callable[[T], object] | None = None,
         flush: Flush = Flush.BEFORE_VISIBLE,
     ) -> T:
         """Have ``write`` write an item with those that others hand to it meanwhile; like :meth:`write` in all else.
 
-        They are written after all else in their transaction. If nothing else is written with an item, ``when_begun``
-        is called in the loop as its transaction begins, and ``before_commit`` with the result before the commit has
-        ended: else those that do not wait long are many.
+        They are written after all else in their transaction.
         """
         loop = asyncio.get_running_loop()
-        work = Work(
-            None,
-            loop,
-            loop.create_future(),
-            write,
-            item,
-            flush,
-            when_begun_alone=when_begun,
-            before_commit_alone=before_commit,
-        )
+        work = Work(None, loop, loop.create_future(), write, item, flush)
         await self._until_written(work)
         result: T = work.future.result()
         return result

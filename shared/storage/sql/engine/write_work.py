@@ -24,8 +24,6 @@ class Work:
     item: Any = None
     flush: Flush = Flush.BEFORE_VISIBLE
     before_commit: Callable[[Any], Callable[[], object] | None] | None = None
-    when_begun_alone: Callable[[], object] | None = None
-    before_commit_alone: Callable[[Any], object] | None = None
     result: Any = None
     error: BaseException | None = None
 
@@ -36,8 +34,6 @@ def announce_commit(group: Sequence[Work]) -> None:
         call = None if work.before_commit is None else work.before_commit(work.result)
         if call is not None:
             call_in_loop(work.loop, call)
-        if work.before_commit_alone is not None and len(group) == 1:
-            call_in_loop(work.loop, work.before_commit_alone, work.result)
 
 
 def answer(group: Sequence[Work]) -> None:

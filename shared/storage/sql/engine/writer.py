@@ -30,7 +30,7 @@ from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.unflushed_log import UnflushedLog
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
-from soong.shared.storage.sql.engine.write_work import Together, Work, announce_commit, answer, call_in_loop, resolve
+from soong.shared.storage.sql.engine.write_work import Together, Work, announce_commit, answer, resolve
 from soong.shared.storage.sql.engine.writer_connection import WriterConnection
 
 log = get_logger(__name__)
@@ -291,8 +291,6 @@ class Writer:
             self._connection.drop()
             raise _UndoneError from error
         try:
-            if len(group) == 1 and group[0].when_begun_alone is not None:
-                call_in_loop(group[0].loop, group[0].when_begun_alone)
             self._run_all(group, transaction.connection)
             announce_commit(group)
             self._commit(transaction)

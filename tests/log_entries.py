@@ -1,16 +1,9 @@
-"""The events of logs one by one, for questions in SQL: their rows hold those of one write together.
-
-Of the events that the rows of runs tell, PostgreSQL's has the claims.
-"""
+"""The events of logs one by one, for questions in SQL: their rows hold those of one write together."""
 
 from typing import Final
 
 POSTGRES_EVENTS: Final = """(
     SELECT run_id, seq, type, time_us, data FROM events
-    UNION ALL
-    SELECT id, first_seq + json_array_length(first_claim::json) - 1, 'step_claimed', started_us,
-           json_build_object('fence', first_claim::json->0, 'worker', first_claim::json->1)::text
-    FROM runs WHERE first_claim IS NOT NULL
     UNION ALL
     SELECT run_id, seq - json_array_length(preceding::json) + told.place - 1, told.entry->>0,
            (told.entry->>1)::bigint, told.entry->>2

@@ -115,21 +115,7 @@ HELD_BY_NOBODY: dict[str, tuple[str, dict[str, Any]]] = {
     "count its own log down": ("UPDATE runs SET last_seq = 0 WHERE id = %(own)s", DENIED),
     "count its own log beyond all": ("UPDATE runs SET last_seq = 9007199254740991 WHERE id = %(own)s", DENIED),
     "raise its run's fence": ("UPDATE runs SET fence = fence + 1 WHERE id = %(own)s", DENIED),
-    "tell another claim of its own run": ("UPDATE runs SET first_claim = '[9,\"other\"]' WHERE id = %(own)s", DENIED),
-    "tell that its own run was never claimed": ("UPDATE runs SET first_claim = NULL WHERE id = %(own)s", DENIED),
     "say when its own run started": ("UPDATE runs SET started_us = 1 WHERE id = %(own)s", DENIED),
-    "tell a claim of what it does not hold": (
-        "UPDATE runs SET first_claim = '[1,\"w\"]' WHERE id = %(free)s",
-        DENIED,
-    ),
-    "take a run and tell a claim over what its log has next": (
-        (
-            f"WITH taken AS ({TAKE_STEP.format(fence='fence + 1', starts='starts + 1')} WHERE key = %(free_step)s)"
-            " UPDATE runs SET status = 'running', worker_id = %(own_worker)s, fence = fence + 1,"
-            " first_claim = '[1,\"w\"]' WHERE id = %(free)s"
-        ),
-        DENIED,
-    ),
     "count its step as never started": ("UPDATE steps SET starts = 0 WHERE key = %(own_step)s", DENIED),
     "raise its own fence": ("UPDATE steps SET fence = fence + 1 WHERE key = %(own_step)s", DENIED),
 }

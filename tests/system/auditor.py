@@ -110,8 +110,6 @@ def _read(connection: Connection) -> Tables:
         return [dict(row) for row in connection.execute(text(query)).mappings()]
 
     events: dict[str, list[Row]] = defaultdict(list)
-    for row in rows("SELECT id, first_seq, created_us, attempt, first_claim, started_us FROM runs WHERE first_seq > 0"):
-        events[row["id"]].extend(_first_events_of(row))
     for row in rows("SELECT run_id, seq, type, time_us, data, preceding FROM events ORDER BY run_id, seq"):
         events[row["run_id"]].extend(_events_of(row))
     nodes: dict[str, list[int]] = defaultdict(list)
@@ -135,23 +133,6 @@ def _read(connection: Connection) -> Tables:
         requests=rows("SELECT id, run_id, state FROM permission_requests"),
         consumptions=rows("SELECT decision_id FROM consumptions"),
     )
-
-
-def _first_events_of(row: Row) -> Iterator[Row]:
-    """Yield the events of a run that only its row tells: the first ones, and those of its first claim."""
-    told = (("run_created", {"attempt": row["attempt"]}), *((f"step_{what}", {}) for what in ("created", "ready")))
-    for number, (kind, data) in enumerate(told[: row["first_seq"]], start=1):
-        yield {"run_id": row["id"], "seq": number, "type": kind, "time_us": row["created_us"], "data": data}
-    if row["first_claim"] is None:
-        return
-    fence, worker, *ready = json.loads(row["first_claim"])
-    claim = (
-        *(("step_ready", ready_us, {}) for ready_us in ready),
-        ("step_claimed", row["started_us"], {"fence": fence, "worker": worker}),
-        ("run_started", row["started_us"], {"fence": fence}),
-    )
-    for number, (kind, time_us, data) in enumerate(claim, start=row["first_seq"] + 1):
-        yield {"run_id": row["id"], "seq": number, "type": kind, "time_us": time_us, "data": data}
 
 
 def _events_of(row: Row) -> Iterator[Row]:

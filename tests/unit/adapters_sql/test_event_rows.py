@@ -17,7 +17,7 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 
 
 def row(seq: int, preceding: str = "", *, run_id: str = "r", data: str = "{}") -> EventRow:
-    return EventRow(run_id, seq, "own", 5, data, preceding)
+    return EventRow(run_id, seq, "own", 5, data, preceding, "")
 
 
 def test_a_row_gives_its_earlier_events_and_then_its_own() -> None:
@@ -157,93 +157,14 @@ def new_run(run_id: str, *, step_key: str = "t/a") -> NewRun:
     return NewRun(identity, surface={}, token="", attempt=2)
 
 
-def test_what_the_row_of_a_run_tells_has_no_row_of_events() -> None:
+def test_the_first_events_of_a_run_have_a_row() -> None:
     buffer = RunLogBuffer(9)
-    for run_id, types in (
-        ("pending", [EventType.STEP_CREATED]),
-        ("ready", [EventType.STEP_CREATED, EventType.STEP_READY]),
-    ):
-        buffer.create(new_run(run_id), RunStatus.QUEUED)
-        for type_ in types:
-            buffer.note(run_id, type_, step="t/a")
-
-    assert list(buffer.event_rows()) == []
-
-
-@pytest.mark.parametrize(
-    ("step_key", "noted"),
-    [("", {"step": ""}), ("t/a", {"step": "t/b"}), ("t/a", {"step": "t/a", "more": 1})],
-    ids=["of no step", "of another step", "with more"],
-)
-def test_first_events_that_the_row_of_the_run_does_not_tell_have_a_row(step_key: str, noted: dict[str, Any]) -> None:
-    buffer = RunLogBuffer(9)
-    buffer.create(new_run("r", step_key=step_key), RunStatus.QUEUED)
-    buffer.note("r", EventType.STEP_CREATED, **noted)
+    buffer.create(new_run("r", step_key="t/a"), RunStatus.QUEUED)
+    buffer.note("r", EventType.STEP_CREATED, step="t/a")
 
     (stored,) = buffer.event_rows()
 
-    assert (stored[1], stored[2], json.loads(str(stored[4]))) == (0, "step_created", noted)
-
-
-@pytest.mark.parametrize("after", range(4))
-def test_the_first_events_are_made_from_the_row_of_the_run(after: int) -> None:
-    rows = [EventRow("r", None, step_key="t/a", first_seq=3, created_us=7, attempt=2), row(4)]
-
-    found = list(events_of(rows, after))
-
-    assert [event.seq for event in found] == [1, 2, 3, 4][after:]
-    assert [(event.type, event.time_us, event.data) for event in found[:-1]] == [
-        ("run_created", 7, {"attempt": 2}),
-        ("step_created", 7, {"step": "t/a"}),
-        ("step_ready", 7, {"step": "t/a"}),
-    ][after:]
-
-
-CLAIMED = EventRow("r", None, step_key="t/a", first_seq=2, created_us=7, first_claim='[4,"w",8]', started_us=9)
-
-
-@pytest.mark.parametrize("after", range(6))
-def test_the_first_claim_is_made_from_the_row_of_the_run(after: int) -> None:
-    found = list(events_of([CLAIMED, row(6)], after))
-
-    assert [event.seq for event in found] == [1, 2, 3, 4, 5, 6][after:]
-    assert [(event.type, event.time_us, event.data) for event in found[:-1]] == [
-        ("run_created", 7, {"attempt": 1}),
-        ("step_created", 7, {"step": "t/a"}),
-        ("step_ready", 8, {"step": "t/a"}),
-        ("step_claimed", 9, {"step": "t/a", "fence": 4, "worker": "w"}),
-        ("run_started", 9, {"step": "t/a", "fence": 4}),
-    ][after:]
-
-
-def test_the_first_claim_has_no_ready_event_when_the_step_began_ready() -> None:
-    begun = CLAIMED._replace(first_seq=3, first_claim='[4,"w"]')
-
-    assert [event.type for event in events_of([begun])][2:] == ["step_ready", "step_claimed", "run_started"]
-
-
-@pytest.mark.spec("OPS-12.d")
-@pytest.mark.parametrize(
-    "claim", ["[", "{}", "[]", "[1]", '["1","w"]', "[1,2]", '[1,"w",-1]', '[1,"w",1,1]', '[true,"w"]']
-)
-def test_a_malformed_first_claim_says_so_and_takes_two_numbers(claim: str) -> None:
-    found = list(events_of([CLAIMED._replace(first_claim=claim), row(5)]))
-
-    assert [event.seq for event in found] == [1, 2, 3, 4, 5]
-    assert [event.data["what"] for event in found if event.type == "security"] == ["malformed_row"] * 2
-
-
-@pytest.mark.spec("OPS-12.d")
-def test_a_row_takes_no_number_from_the_first_events() -> None:
-    forged = '[["forged",1,{}],["forged",1,{}]]'
-    rows = [EventRow("r", 3, "own", 5, "{}", forged, "t/a", first_seq=2), row(1, run_id="other")]
-
-    assert [(event.seq, event.type) for event in events_of(rows)] == [
-        (1, "run_created"),
-        (2, "step_created"),
-        (3, "own"),
-        (1, "own"),
-    ]
+    assert (stored[2], json.loads(str(stored[5]))) == ("step_created", [["run_created", 9, {"attempt": 2}]])
 
 
 def test_an_event_of_its_own_step_need_not_name_it() -> None:

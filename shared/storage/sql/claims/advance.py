@@ -187,6 +187,6 @@ def _started(
     """Start the runs of steps that have been claimed; return what their claims tell."""
     told = contexts.read(tx, [step.run_id for step in claimed])
     for step in claimed:
-        note_claimed(run_log, step, request.worker_id, is_log_new=bool(told.runs[step.run_id].is_log_new))
+        note_claimed(run_log, step, request.worker_id)
     results = results_for(tx, [step.key for step in claimed])
     return [told.claim(step, results.get(step.key, {})) for step in claimed]

@@ -35,7 +35,7 @@ CLAIM_CONTEXT: Final = Statement(
     """
     SELECT r.id, r.session_id, r.agent_id, r.role, r.definition, r.parent_run_id, r.parent_agent_id, r.task_id,
            r.step_key, r.step_title, r.model, r.token, r.surface, s.project, s.cwd, s.policy, r.dispatched_by,
-           r.is_foreign, r.last_node, CASE WHEN r.first_seq > 0 AND r.last_seq = r.first_seq THEN 1 ELSE 0 END
+           r.is_foreign, r.last_node
     FROM runs AS r JOIN sessions AS s ON s.id = r.session_id WHERE r.id IN @run_ids
     """,
 )

@@ -26,10 +26,7 @@ class ClaimedStep(NamedTuple):
 
 
 class ClaimedRun(NamedTuple):
-    """The run of a claimed step, with what its session adds.
-
-    ``is_log_new``: its log has nothing but what its row tells, which can tell the claim too.
-    """
+    """The run of a claimed step, with what its session adds."""
 
     id: str
     session_id: str
@@ -50,7 +47,6 @@ class ClaimedRun(NamedTuple):
     dispatched_by: str
     is_foreign: int
     last_node: int
-    is_log_new: int
 
 
 class ResultRow(NamedTuple):

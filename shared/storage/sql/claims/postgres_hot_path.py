@@ -178,27 +178,19 @@ STARTED_RUNS: Final = f"""
         UPDATE runs SET
             status = 'running', fence = c.fence, worker_id = :worker_id,
             started_us = coalesce(runs.started_us, :now_us),
-            (first_claim, last_seq) = (
-                SELECT CASE WHEN c.starts = 1 AND runs.first_seq > 0 AND log.seq = runs.first_seq
-                            THEN concat('[', c.fence, ',', to_json(:worker_id::text), ',' || c.ready_us, ']')
-                            ELSE runs.first_claim END,
-                       log.seq + CASE WHEN c.ready_us IS NULL THEN 2 ELSE 3 END
-                FROM (SELECT {LAST_SEQ} AS seq OFFSET 0) AS log
-            )
+            last_seq = {LAST_SEQ} + CASE WHEN c.ready_us IS NULL THEN 2 ELSE 3 END
         FROM claimed AS c WHERE runs.id = c.run_id
         RETURNING c.key, c.fence, c.starts, c.run_id, c.kind, c.spec, c.attempt, c.task_id, c.session_id, c.priority,
                   c.ordinal, c.lane, c.is_unparked, c.ready_us, c.title, c.depends_on, c.is_followed,
                   agent_id, role, definition, parent_run_id, parent_agent_id, step_title, model, token, surface,
-                  dispatched_by, is_foreign, last_seq, last_node,
-                  c.starts = 1 AND first_seq > 0
-                      AND last_seq = first_seq + CASE WHEN c.ready_us IS NULL THEN 2 ELSE 3 END AS is_told
+                  dispatched_by, is_foreign, last_seq, last_node
     ), begun AS (
         INSERT INTO events (run_id, seq, type, time_us, data, preceding)
         SELECT run_id, last_seq, CASE WHEN starts > 1 THEN 'run_resumed' ELSE 'run_started' END, :now_us,
                concat('{{"fence":', fence, '}}'),
                concat('[', '["step_ready",' || ready_us || ',{{}}],', '["step_claimed",', :now_us::bigint,
                       ',{{"fence":', fence, ',"worker":', to_json(:worker_id::text), '}}]]')
-        FROM started WHERE NOT is_told
+        FROM started
     )
 """  # noqa: S608
 """Starts the runs of ``claimed`` steps, with their events."""
@@ -211,7 +203,7 @@ TOLD_CLAIMS: Final = """
             FROM EACH OF s.depends_on AS e JOIN steps AS p ON p.key = s.task_id || '/' || e.value),
            s.run_id, s.session_id, s.agent_id, s.role, s.definition, s.parent_run_id, s.parent_agent_id, s.task_id,
            s.key, s.step_title, s.model, s.token, s.surface, sessions.project, sessions.cwd, sessions.policy,
-           s.dispatched_by, s.is_foreign, s.last_node, 0, s.is_followed
+           s.dispatched_by, s.is_foreign, s.last_node, s.is_followed
 """
 """The columns of a claim, of ``started AS s`` and its session."""
 

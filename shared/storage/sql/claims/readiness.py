@@ -119,22 +119,14 @@ def tell_maps(tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id:
         tx.rows(REPORTED_MAPS, keys=[key for key, _ in rows])
 
 
-def note_claimed(
-    run_log: RunLogBuffer, step: ClaimedStep, worker_id: str, *, is_log_new: bool = False, **more: str
-) -> None:
-    """Start the run of a claimed step in its log, with what the log does not say yet: the step is that of the run.
-
-    ``is_log_new``: the log has nothing but what the run's row tells, which then tells this too.
-    """
+def note_claimed(run_log: RunLogBuffer, step: ClaimedStep, worker_id: str, **more: str) -> None:
+    """Start the run of a claimed step in its log, with what the log does not say yet: the step is that of the run."""
     run_log.start(step.run_id, step.fence, worker_id)
     if step.ready_us is not None:
         run_log.note(step.run_id, EventType.STEP_READY, step.ready_us)
     run_log.note(step.run_id, EventType.STEP_CLAIMED, fence=step.fence, worker=worker_id, **more)
     begun = EventType.RUN_RESUMED if step.starts > 1 else EventType.RUN_STARTED
     run_log.note(step.run_id, begun, fence=step.fence)
-    if is_log_new and step.starts == 1:
-        told = () if step.ready_us is None else (step.ready_us,)
-        run_log.tell_claim(step.run_id, (step.fence, worker_id, *told))
 
 
 def tell_opened(run_log: RunLogBuffer, run_id: str, key: str, kind: str, ready_us: int | None) -> None:

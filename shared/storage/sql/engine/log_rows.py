@@ -1,8 +1,4 @@
-"""Reading the rows of events and nodes: each row holds those of one write, and is read as a stranger's.
-
-The first events of a step's run, and those of the claim that started it, repeat its row. They have no row of their own,
-and are made here from that one.
-"""
+"""Reading the rows of events and nodes: each row holds those of one write, and is read as a stranger's."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -26,16 +22,6 @@ ENTRY_FIELDS: Final = 3
 ENTRY_DEPTH: Final = 2
 """Of an event or a node that is in the row of a later one: its columns, and how deep its object is there."""
 
-
-FIRST_EVENTS: Final = (EventType.RUN_CREATED, EventType.STEP_CREATED, EventType.STEP_READY)
-"""What the log of a step's run begins with, as it is inserted; the last only if the step waits for nothing."""
-
-CLAIM_FIELDS: Final = (2, 3)
-"""Of a run's first claim: its fence and its worker, and when its step had become ready, if its log does not say so. It
-has as many events."""
-
-MOST_OF_RUN: Final = len(FIRST_EVENTS) + max(CLAIM_FIELDS)
-"""Most events of a log that the run's row tells."""
 
 OF_STEP: Final = frozenset(
     {
@@ -74,23 +60,15 @@ def page_of_log(table: str, number: str, document: str, last: str) -> str:
 
 
 class EventRow(NamedTuple):
-    """A row of events with what is made from its run's. ``seq`` is None for a run's row alone.
-
-    ``first_seq`` is the number of the run's first events that have no row, 0 when all have.
-    """
+    """A row of events, with the key of its run's step."""
 
     run_id: str
-    seq: int | None
-    type: str = ""
-    time_us: int = 0
-    data: str = "{}"
-    preceding: str = ""
-    step_key: str = ""
-    first_seq: int = 0
-    created_us: int = 0
-    attempt: int = 1
-    first_claim: str | None = None
-    started_us: int | None = None
+    seq: int
+    type: str
+    time_us: int
+    data: str
+    preceding: str
+    step_key: str
 
 
 def events_of(rows: Iterable[EventRow], after: int = 0) -> Iterator[Event]:
@@ -103,48 +81,10 @@ def events_of(rows: Iterable[EventRow], after: int = 0) -> Iterator[Event]:
     for row in rows:
         if row.run_id != run_id:
             run_id, last = row.run_id, 0 if run_id else after
-        for event in _events_of_run(row, last):
-            if event.seq > last:
-                yield event
-                last = event.seq
-        if row.seq is None:
-            continue
-        for event in _events_of_row(row, row.seq):
+        for event in _events_of_row(row):
             if event.seq > last:
                 yield _with_step(event, row.step_key)
         last = max(last, row.seq)
-
-
-def _events_of_run(row: EventRow, last: int) -> Iterator[Event]:
-    """Yield what the run's row tells of its log: what comes after ``last``, and perhaps some of what is before."""
-    yield from (_first_event(row, number) for number in range(last + 1, row.first_seq + 1))
-    if row.first_claim is not None and last < row.first_seq + max(CLAIM_FIELDS):
-        yield from _events_of_claim(row, row.first_claim)
-
-
-def _events_of_claim(row: EventRow, text: str) -> Iterator[Event]:
-    try:
-        claim = value_of("first_claim", text)
-        if not isinstance(claim, list) or len(claim) not in CLAIM_FIELDS:
-            raise MalformedError("first_claim is not a fence, a worker and an instant")
-        fence, worker = number_of("fence", claim[0]), word_of("worker", claim[1])
-        started_us = number_of("started_us", row.started_us)
-        told: list[tuple[EventType, int, JsonObject]] = [
-            *((EventType.STEP_READY, number_of("ready_us", ready_us), {}) for ready_us in claim[2:]),
-            (EventType.STEP_CLAIMED, started_us, {"fence": fence, "worker": worker}),
-            (EventType.RUN_STARTED, started_us, {"fence": fence}),
-        ]
-    except MalformedError as error:
-        for seq in range(row.first_seq + 1, row.first_seq + min(CLAIM_FIELDS) + 1):
-            yield _malformed_event(row.run_id, seq, 0, str(error))
-        return
-    for seq, (type_, time_us, data) in enumerate(told, start=row.first_seq + 1):
-        yield _with_step(Event(row.run_id, seq, type_, time_us, data), row.step_key)
-
-
-def _first_event(row: EventRow, number: int) -> Event:
-    data: JsonObject = {"attempt": row.attempt} if number == 1 else {"step": row.step_key}
-    return Event(row.run_id, number, FIRST_EVENTS[min(number, len(FIRST_EVENTS)) - 1], row.created_us, data)
 
 
 def _with_step(event: Event, step_key: str) -> Event:
@@ -153,8 +93,8 @@ def _with_step(event: Event, step_key: str) -> Event:
     return replace(event, data={"step": step_key, **event.data})
 
 
-def _events_of_row(row: EventRow, seq: int) -> Iterator[Event]:
-    run_id = row.run_id
+def _events_of_row(row: EventRow) -> Iterator[Event]:
+    run_id, seq = row.run_id, row.seq
     preceding, data, time_us, problem = _texts_of_row(row)
     for number, entry in enumerate(preceding, start=seq - len(preceding)):
         yield _event_of_entry(run_id, number, entry)

@@ -15,7 +15,6 @@ from soong.shared.engine.runs.events import EventType, NewEvent, NewNode
 from soong.shared.engine.runs.record import NewRun, Usage
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.storage.sql.engine.log_packing import rows_of_events, rows_of_nodes
-from soong.shared.storage.sql.engine.log_rows import FIRST_EVENTS
 from soong.shared.storage.sql.engine.rows import digest_of, pack, plain
 from soong.shared.storage.sql.engine.statements import Change, Insert, ReadyRows, Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
@@ -68,7 +67,6 @@ _RUN_COLUMNS: Final = {
     "retry_of": "text",
     "last_seq": "bigint",
     "last_node": "bigint",
-    "first_seq": "bigint",
     "created_us": "bigint",
     "started_us": "bigint",
 }
@@ -86,10 +84,9 @@ CHANGE_RUNS: Final = Statement(
         fence = coalesce(c.fence, runs.fence),
         worker_id = coalesce(c.worker_id, runs.worker_id),
         last_seq = last_seq + c.events,
-        last_node = last_node + c.nodes,
-        first_claim = coalesce(runs.first_claim, c.first_claim)
+        last_node = last_node + c.nodes
     FROM @changes c(run_id text, status text, end_reason text, usage text, fence bigint, worker_id text,
-                    events bigint, nodes bigint, first_claim text)
+                    events bigint, nodes bigint)
     WHERE runs.id = c.run_id
     """,
 )
@@ -143,10 +140,10 @@ _CHANGES: Final = Change(
     """
     UPDATE runs SET
         status = coalesce(?2, status), end_reason = coalesce(?3, end_reason),
-        ended_us = CASE WHEN ?3 IS NULL THEN ended_us ELSE ?10 END,
-        started_us = CASE WHEN ?2 = 'running' THEN coalesce(started_us, ?10) ELSE started_us END,
+        ended_us = CASE WHEN ?3 IS NULL THEN ended_us ELSE ?9 END,
+        started_us = CASE WHEN ?2 = 'running' THEN coalesce(started_us, ?9) ELSE started_us END,
         usage = coalesce(?4, usage), fence = coalesce(?5, fence), worker_id = coalesce(?6, worker_id),
-        last_seq = last_seq + ?7, last_node = last_node + ?8, first_claim = coalesce(first_claim, ?9)
+        last_seq = last_seq + ?7, last_node = last_node + ?8
     WHERE id = ?1
     """,
 )
@@ -172,8 +169,6 @@ class _RunEntries:
     usage: str | None = None
     fence: int | None = None
     worker_id: str | None = None
-    first_claim: str | None = None
-    told: int = 0
     new: NewRun | None = None
 
     @property
@@ -222,11 +217,6 @@ class RunLogBuffer:
     def start(self, run_id: str, fence: int, worker_id: str) -> None:
         entry = self._entry(run_id)
         entry.status, entry.fence, entry.worker_id = RunStatus.RUNNING.value, fence, worker_id
-
-    def tell_claim(self, run_id: str, claim: Sequence[Json]) -> None:
-        """Leave the events that were noted so far, those of a run's first claim, to its row."""
-        entry = self._entry(run_id)
-        entry.first_claim, entry.told = pack(list(claim)), len(entry.events)
 
     def release(self, run_id: str) -> None:
         """Put a run whose lease ended, or that was parked, back in the queue."""
@@ -295,7 +285,7 @@ class RunLogBuffer:
         status, worker_id = (None, None) if entry.is_let_go else (entry.status, entry.worker_id)
         told = (
             len(entry.events),
-            self._rows_of(entry),
+            rows_of_events(entry.events, self._now_us),
             entry.nodes_added,
             rows_of_nodes(entry.nodes, entry.has_result_of_step),
         )
@@ -342,7 +332,6 @@ class RunLogBuffer:
             new.retry_of,
             len(entry.events),
             entry.nodes_added,
-            _without_row(entry),
             self._now_us,
             self._now_us if entry.status == RunStatus.RUNNING else None,
         )
@@ -353,11 +342,9 @@ class RunLogBuffer:
         self._entries = {}
 
     def change_rows(self) -> list[tuple[object, ...]]:
-        """Return (run id, status, end reason, usage, fence, worker id, events, nodes, first claim) of each run that is
-        not new.
-        """
+        """Return (run id, status, end reason, usage, fence, worker id, events, nodes) of each run that is not new."""
         return [
-            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), e.nodes_added, e.first_claim)
+            (run_id, e.status, e.end_reason, e.usage, e.fence, e.worker_id, len(e.events), e.nodes_added)
             for run_id, e in sorted(self._entries.items())
             if e.new is None
         ]
@@ -370,18 +357,14 @@ class RunLogBuffer:
             e.end_reason,
             e.usage,
             len(e.events),
-            self._rows_of(e),
+            rows_of_events(e.events, self._now_us),
             e.nodes_added,
             rows_of_nodes(e.nodes, e.has_result_of_step),
         )
 
     def event_rows(self) -> Iterator[tuple[object, ...]]:
         """Yield (run id, place from the last event, type, time, data, preceding) of each row of events."""
-        return ((run_id, *row) for run_id, e in self._entries.items() for row in self._rows_of(e))
-
-    def _rows_of(self, entry: _RunEntries) -> list[Row]:
-        """Return the rows of a run's events, as far as its own row does not tell them."""
-        return rows_of_events(entry.events[_without_row(entry) or entry.told :], self._now_us)
+        return ((run_id, *row) for run_id, e in self._entries.items() for row in rows_of_events(e.events, self._now_us))
 
     def node_rows(self) -> Iterator[tuple[object, ...]]:
         """Yield (run id, place from the last node, parent, kind, payload, preceding, time) of each row of nodes."""
@@ -408,16 +391,5 @@ def _attempt_text(attempt: int) -> str:
     return pack({"attempt": attempt})
 
 
-def _without_row(entry: _RunEntries) -> int:
-    """Return how many of a new run's first events its own row tells (``log_rows.FIRST_EVENTS``): all, or none."""
-    run, events = entry.new, entry.events
-    if run is None or not run.identity.step_key or not len(FIRST_EVENTS) - 1 <= len(events) <= len(FIRST_EVENTS):
-        return 0
-    of_step = step_text(run.identity.step_key)
-    texts = (_attempt_text(run.attempt), of_step, of_step)
-    usual = zip(events, FIRST_EVENTS, texts, strict=False)
-    return len(events) if all(event == (type_, None, text) for event, type_, text in usual) else 0
-
-
 def _freed_row(run_id: str, entry: _RunEntries) -> tuple[object, ...]:
-    return run_id, entry.status, None, None, None, entry.worker_id, 0, 0, None
+    return run_id, entry.status, None, None, None, entry.worker_id, 0, 0

@@ -199,12 +199,10 @@ CREATE TABLE runs (
 	token TEXT DEFAULT '' NOT NULL, 
 	attempt INTEGER DEFAULT 1 NOT NULL, 
 	retry_of TEXT DEFAULT '' NOT NULL, 
-	first_seq INTEGER DEFAULT 0 NOT NULL, 
 	created_us INTEGER DEFAULT 0 NOT NULL, 
 	worker_id TEXT DEFAULT '' NOT NULL, 
 	fence INTEGER DEFAULT 0 NOT NULL, 
 	started_us INTEGER, 
-	first_claim TEXT, 
 	last_seq INTEGER DEFAULT 0 NOT NULL, 
 	status TEXT NOT NULL, 
 	last_node INTEGER DEFAULT 0 NOT NULL, 
@@ -503,5 +501,5 @@ CREATE INDEX ix_tasks_session ON tasks (session_id, ordinal);
 CREATE INDEX ix_tasks_unrecorded ON tasks (ordinal) WHERE is_recorded = 0 AND status IN ('completed', 'failed', 'cancelled');
 CREATE INDEX ix_workers_alive ON workers (ordinal) WHERE state <> 'gone';
 CREATE INDEX ix_workers_credential ON workers (credential);
-INSERT INTO alembic_version VALUES ('0001_a2c43f73');
+INSERT INTO alembic_version VALUES ('0001_df895088');
 COMMIT;

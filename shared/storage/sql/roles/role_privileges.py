@@ -162,14 +162,14 @@ WORKER: Final[Mapping[str, WorkerRight]] = {
         reads=True,
         updates=(
             *("status", "fence", "worker_id", "last_seq", "last_node", "usage", "end_reason"),
-            *("started_us", "ended_us", "first_claim"),
+            *("started_us", "ended_us"),
             # Written by who holds the run, and taken back by nobody: an owner judges by it.
             "tainted_us",
         ),
         never=(
             *("ordinal", "id", "session_id", "agent_id", "role", "definition", "parent_run_id", "parent_agent_id"),
             *("task_id", "step_key", "step_title", "model", "surface", "token", "attempt", "retry_of", "created_us"),
-            *("dispatched_by", "is_foreign", "first_seq"),
+            *("dispatched_by", "is_foreign"),
         ),
         old=_FREE_OR_LEASED,
         # The runs of a session itself are its owner's: a worker never holds one.

@@ -59,7 +59,6 @@ LIMITS: Final[Mapping[str, Mapping[str, str]]] = {
         **dict.fromkeys(("status", "end_reason"), _ONE_OF),
         **dict.fromkeys(("fence", "last_seq", "last_node", "started_us", "ended_us", "tainted_us"), _NUMBER),
         "worker_id": _WORD,
-        "first_claim": _or_null(_json("array", MAX_WORD_CHARS)),
         "usage": _json("object", MAX_USAGE_CHARS),
     },
     "budgets": {"tokens": _NUMBER},

@@ -10,7 +10,6 @@ from.
 from collections.abc import Iterator
 from typing import Final
 
-from soong.shared.storage.sql.engine.log_rows import CLAIM_FIELDS
 from soong.shared.storage.sql.roles.role_privileges import MOST_ADDED
 
 # A function's own search path: a role may have a temporary table of any name.
@@ -77,22 +76,16 @@ _WITH_ITS_STEP: Final = (
     "EXISTS (SELECT 1 FROM steps AS taken WHERE taken.key = NEW.step_key AND taken.run_id = NEW.id"
     " AND taken.fence = NEW.fence AND taken.worker_id = NEW.worker_id AND taken.status = 'running')"
 )
-_TELLS_CLAIM: Final = (
-    "NEW.first_claim IS NOT DISTINCT FROM OLD.first_claim OR (OLD.first_claim IS NULL AND OLD.last_seq = OLD.first_seq"
-    " AND NEW.last_seq = OLD.last_seq + json_array_length(NEW.first_claim::json)"
-    f" AND json_array_length(NEW.first_claim::json) IN {CLAIM_FIELDS})"
-)
-"""The row tells a claim whose events are the next of its log, and is not changed afterwards: no event is hidden."""
 _TAKES_RUN: Final = (
     "NEW.worker_id <> '' AND OLD.status = 'queued' AND NEW.status = 'running'"
     f" AND NEW.last_seq BETWEEN OLD.last_seq AND OLD.last_seq + {MOST_ADDED}"
     f" AND {_same('last_node', 'usage', 'end_reason', 'ended_us', 'tainted_us')} AND {_WITH_ITS_STEP}"
-    f" AND (OLD.started_us IS NULL OR {_same('started_us')}) AND ({_TELLS_CLAIM})"
+    f" AND (OLD.started_us IS NULL OR {_same('started_us')})"
 )
 
 _GROWS_TOO_FAR: Final = _either(
     "NEW.fence <> OLD.fence",
-    f"NOT ({_same('first_claim', 'started_us')})",
+    f"NOT ({_same('started_us')})",
     f"NEW.last_seq NOT BETWEEN OLD.last_seq AND OLD.last_seq + {MOST_ADDED}",
     f"NEW.last_node NOT BETWEEN OLD.last_node AND OLD.last_node + {MOST_ADDED}",
 )
@@ -117,11 +110,11 @@ RULES: Final = (
 
 _REWRITES: Final = _either(
     f"OLD.tainted_us IS NOT NULL AND NOT ({_same('tainted_us')})",
-    f"OLD.first_claim IS NOT NULL AND NOT ({_same('first_claim', 'started_us')})",
+    f"OLD.started_us IS NOT NULL AND NOT ({_same('started_us')})",
 )
 _KEPT_FUNCTION: Final = (
     "CREATE OR REPLACE FUNCTION {schema}.soong_told_runs() RETURNS trigger LANGUAGE plpgsql AS $soong$ BEGIN"
-    " RAISE insufficient_privilege USING MESSAGE = 'what a run has read, and its first claim, stay as they are'; END"
+    " RAISE insufficient_privilege USING MESSAGE = 'what a run has read, and when it started, stay as they are'; END"
     " $soong$"
 )
 

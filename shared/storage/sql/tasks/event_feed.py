@@ -65,10 +65,9 @@ NEXT_EVENTS: Final = Statement(
     f"""
     SELECT {_EVENT_ROW} FROM (
         SELECT {_EVENT_ROW}, ordinal, {sized_before("data", "ordinal, seq")} AS size FROM (
-            SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us,
-                   r.attempt, r.first_claim, r.started_us, r.ordinal
+            SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.ordinal
             FROM @places p(run_id text, seq bigint) JOIN runs AS r ON r.id = p.run_id
-            LEFT JOIN events AS e ON e.run_id = r.id AND e.seq > p.seq AND e.seq <= r.last_seq
+            JOIN events AS e ON e.run_id = r.id AND e.seq > p.seq AND e.seq <= r.last_seq
             WHERE r.last_seq > p.seq ORDER BY r.ordinal, e.seq LIMIT :limit
         ) AS next
     ) AS sized WHERE size < {PAGE_SIZE} ORDER BY ordinal, seq

@@ -14,7 +14,7 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, CallStatus, LastRuns, second_use
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.storage.sql.engine.database import Database
-from soong.shared.storage.sql.engine.log_rows import MOST_OF_RUN, EventRow, events_of, page_of_log
+from soong.shared.storage.sql.engine.log_rows import EventRow, events_of, page_of_log
 from soong.shared.storage.sql.engine.ordinals import ordinal_of
 from soong.shared.storage.sql.engine.rows import call_of, run_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
@@ -73,13 +73,6 @@ NODES: Final = TableRead("nodes: of a run, after one", nodes, _COUNTED_NODES)
 NODE_PAGE: Final = TableRead(
     "node page: so many of them", nodes, page_of_log("nodes", "number", "payload", "last_node")
 )
-FIRST_PAGE: Final = Statement(
-    "first page: of a run, what makes those of its first events that have no row",
-    """
-    SELECT id, NULL, '', 0, '{}', '', step_key, first_seq, created_us, attempt, first_claim, started_us FROM runs
-    WHERE id = :run_id AND first_seq > 0
-    """,
-)
 EVENT_PAGE: Final = Statement(
     "event page: of a run's log, after one",
     f"""
@@ -90,9 +83,8 @@ EVENT_PAGE: Final = Statement(
 EVENTS_OF: Final = Statement(
     "events of: the logs of these runs, run by run",
     """
-    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key, r.first_seq, r.created_us, r.attempt,
-           r.first_claim, r.started_us
-    FROM runs AS r LEFT JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
+    SELECT r.id, e.seq, e.type, e.time_us, e.data, e.preceding, r.step_key
+    FROM runs AS r JOIN events AS e ON e.run_id = r.id AND e.seq <= r.last_seq
     WHERE r.id IN @run_ids ORDER BY r.ordinal, e.seq
     """,
 )
@@ -293,9 +285,8 @@ class SqlRuns:
 
 
 def _event_page(tx: Transaction, run_id: str, after: int, limit: int) -> list[Event]:
-    first = tx.rows(FIRST_PAGE, run_id=run_id) if after < MOST_OF_RUN else ()
     rows = tx.rows(EVENT_PAGE, run_id=run_id, after=after, limit=limit)
-    return list(islice(events_of((EventRow(*row) for row in (*first, *rows)), after), limit))
+    return list(islice(events_of((EventRow(*row) for row in rows), after), limit))
 
 
 def _row_of(tx: Transaction, run_id: str, tool_call_id: str) -> CallRow | None:

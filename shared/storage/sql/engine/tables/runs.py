@@ -41,15 +41,10 @@ runs = Table(
     _text("token"),
     _number("attempt", 1),
     _text("retry_of"),
-    # How many of its first events have no row: this one tells them (shared/storage/sql/engine/log_rows.py).
-    _number("first_seq"),
     _number("created_us"),
     _text("worker_id"),
     _number("fence"),
     _instant("started_us"),
-    # [fence, worker, when its step had become ready, if no log said so]: the events of the claim that started it follow
-    # its first ones and have no row. Null where they have, and before.
-    Column("first_claim", Text),
     _number("last_seq"),
     _text("status", None),
     _number("last_node"),

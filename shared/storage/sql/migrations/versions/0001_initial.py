@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_a2c43f73"
+revision = "0001_df895088"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -377,12 +377,10 @@ def _make_runs() -> None:
         _text("token"),
         _number("attempt", 1),
         _text("retry_of"),
-        _number("first_seq"),
         _number("created_us"),
         _text("worker_id"),
         _number("fence"),
         _instant("started_us"),
-        Column("first_claim", Text),
         _number("last_seq"),
         _text("status", None),
         _number("last_node"),

@@ -13,9 +13,7 @@ from soong.shared.engine.tasks.step import Step
 
 MAX_ENTRIES: Final = 500
 MAX_CHARS: Final = 300
-_RUNNING: Final = frozenset(
-    {StepStatus.CLAIMED, StepStatus.RUNNING, StepStatus.WAITING, StepStatus.BLOCKED, StepStatus.EXPANDING}
-)
+_RUNNING: Final = frozenset({StepStatus.RUNNING, StepStatus.WAITING, StepStatus.BLOCKED, StepStatus.EXPANDING})
 _Status = Literal["pending", "in_progress", "completed"]
 
 

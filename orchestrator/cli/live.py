@@ -22,7 +22,6 @@ from soong.shared.engine.tasks.step import Step
 
 STYLES = {
     StepStatus.RUNNING: "cyan",
-    StepStatus.CLAIMED: "cyan",
     StepStatus.WAITING: "cyan",
     StepStatus.BLOCKED: "yellow",
     StepStatus.COMPLETED: "green",
@@ -142,7 +141,7 @@ def _steps(view: TaskSnapshot, room: int, voices: Mapping[str, str]) -> Renderab
     """Return the steps as they were planned when they fit, else those that something can be said about now."""
     steps = [step for step in view.steps if not step.map_key or step.status is not StepStatus.COMPLETED]
     if len(steps) > room:
-        order = [StepStatus.FAILED, StepStatus.BLOCKED, StepStatus.RUNNING, StepStatus.CLAIMED, StepStatus.WAITING]
+        order = [StepStatus.FAILED, StepStatus.BLOCKED, StepStatus.RUNNING, StepStatus.WAITING]
         steps = [step for status in order for step in view.steps if step.status is status][: room - 1]
     table = Table.grid(padding=(0, 2))
     for step in steps:

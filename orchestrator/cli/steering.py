@@ -52,7 +52,7 @@ async def still_running_in(store: "Store", task_id: str) -> str:
     """Return what still runs of a task, in words; empty when all of it ends within a second."""
     words = ""
     for _ in range(10):
-        held = await store.tasks.step_page(task_id, statuses=(StepStatus.CLAIMED, StepStatus.RUNNING))
+        held = await store.tasks.step_page(task_id, statuses=(StepStatus.RUNNING,))
         if not (words := still_running(held)):
             break
         await asyncio.sleep(0.1)

@@ -11,7 +11,6 @@ from soong.shared.engine.tasks.step import Step
 SYMBOLS = {
     StepStatus.PENDING: "·",
     StepStatus.READY: "○",
-    StepStatus.CLAIMED: "▸",
     StepStatus.RUNNING: "▸",
     StepStatus.BLOCKED: "?",
     StepStatus.EXPANDING: "…",

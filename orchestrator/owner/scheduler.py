@@ -36,7 +36,6 @@ BACKOFF_LIMIT_S: Final = 300.0
 
 _MOVING: Final = (
     StepStatus.READY,
-    StepStatus.CLAIMED,
     StepStatus.RUNNING,
     StepStatus.BLOCKED,
     StepStatus.EXPANDING,

@@ -19,8 +19,6 @@ MOVES: Final[Mapping[str, StepEvent]] = {
     EventType.STEP_EXPANDING: StepEvent.EXPAND,
     EventType.STEP_EXPANDED: StepEvent.EXPANDED,
     EventType.STEP_CLAIMED: StepEvent.CLAIM,
-    EventType.RUN_STARTED: StepEvent.START,
-    EventType.RUN_RESUMED: StepEvent.START,
     EventType.STEP_BLOCKED: StepEvent.PARK,
     EventType.STEP_UNPARKED: StepEvent.UNPARK,
     EventType.STEP_COMPLETED: StepEvent.COMPLETE,

@@ -25,7 +25,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 STEP_ENDS: Final = frozenset({"completed", "failed", "cancelled", "skipped"})
 RUN_ENDS: Final = frozenset({"completed", "failed", "cancelled"})
-LEASED: Final = frozenset({"claimed", "running"})
+LEASED: Final = frozenset({"running"})
 STEP_BACK_US: Final = 1_000_000
 """So much earlier than the event before it, an event tells of a wall clock that was set; it breaks no promise."""
 SHOWN: Final = 20

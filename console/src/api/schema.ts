@@ -2358,7 +2358,7 @@ export interface components {
          * @description The status of a step (DAG-04).
          * @enum {string}
          */
-        StepStatus: "pending" | "ready" | "claimed" | "running" | "blocked" | "expanding" | "waiting" | "completed" | "failed" | "cancelled" | "skipped";
+        StepStatus: "pending" | "ready" | "running" | "blocked" | "expanding" | "waiting" | "completed" | "failed" | "cancelled" | "skipped";
         /**
          * SubmissionBody
          * @description A plan and what it is to work with.

@@ -9,7 +9,6 @@ const COLOURS: Record<string, string> = {
   failed: "--bad",
   blocked: "--warn",
   running: "--busy",
-  claimed: "--busy",
   waiting: "--busy",
   expanding: "--busy",
 };

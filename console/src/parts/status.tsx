@@ -3,7 +3,6 @@ import type { StepStatus } from "../api/types";
 const SIGNS: Record<string, string> = {
   pending: "·",
   ready: "○",
-  claimed: "◔",
   running: "▸",
   blocked: "…",
   expanding: "◌",
@@ -18,7 +17,6 @@ const SIGNS: Record<string, string> = {
 const ORDER: readonly StepStatus[] = [
   "completed",
   "running",
-  "claimed",
   "blocked",
   "expanding",
   "waiting",
@@ -34,7 +32,7 @@ export function signOf(status: string): string {
 }
 
 /** Statuses from the one that a reader is to see first. */
-const LOUDEST = ["failed", "blocked", "running", "claimed", "expanding", "waiting", "ready", "pending", "cancelled", "skipped", "completed"] as const;
+const LOUDEST = ["failed", "blocked", "running", "expanding", "waiting", "ready", "pending", "cancelled", "skipped", "completed"] as const;
 
 /** Returns the status that stands for several steps. */
 export function leadingStatus(counts: Partial<Record<string, number>>): string {

@@ -135,7 +135,5 @@ def waiting_for_a_pull_worker(steps: Sequence[Step]) -> int:
     return 0 if goes_on else len(waiting)
 
 
-_GOES_ON: Final = frozenset(
-    {StepStatus.READY, StepStatus.CLAIMED, StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING}
-)
+_GOES_ON: Final = frozenset({StepStatus.READY, StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING})
 """What an assigned step is from the moment when its run may begin; a map step that waits for its items is not."""

@@ -15,8 +15,8 @@ class StepStatus(StrEnum):
     PENDING = "pending"
     """Waits for dependencies (``open_deps`` > 0) or for its retry time."""
     READY = "ready"
-    CLAIMED = "claimed"
     RUNNING = "running"
+    """Claimed: its run has a worker."""
     BLOCKED = "blocked"
     """Parked: its run waits for consent and holds no slot."""
     EXPANDING = "expanding"
@@ -34,7 +34,7 @@ class StepStatus(StrEnum):
 
     @property
     def is_leased(self) -> bool:
-        return self in (StepStatus.CLAIMED, StepStatus.RUNNING)
+        return self is StepStatus.RUNNING
 
 
 class StepEvent(StrEnum):
@@ -44,7 +44,6 @@ class StepEvent(StrEnum):
     EXPAND = "expand"
     EXPANDED = "expanded"
     CLAIM = "claim"
-    START = "start"
     PARK = "park"
     UNPARK = "unpark"
     COMPLETE = "complete"
@@ -69,13 +68,7 @@ STEP_TRANSITIONS: Mapping[tuple[StepStatus, StepEvent], StepStatus] = {
     (_S.EXPANDING, _E.FAIL): _S.FAILED,
     (_S.WAITING, _E.COMPLETE): _S.COMPLETED,
     (_S.WAITING, _E.FAIL): _S.FAILED,
-    (_S.READY, _E.CLAIM): _S.CLAIMED,
-    (_S.CLAIMED, _E.START): _S.RUNNING,
-    (_S.CLAIMED, _E.COMPLETE): _S.COMPLETED,
-    (_S.CLAIMED, _E.FAIL): _S.FAILED,
-    (_S.CLAIMED, _E.RELEASE): _S.READY,
-    (_S.CLAIMED, _E.EXPIRE): _S.READY,
-    (_S.CLAIMED, _E.QUARANTINE): _S.FAILED,
+    (_S.READY, _E.CLAIM): _S.RUNNING,
     (_S.RUNNING, _E.COMPLETE): _S.COMPLETED,
     (_S.RUNNING, _E.FAIL): _S.FAILED,
     (_S.RUNNING, _E.PARK): _S.BLOCKED,

@@ -17,7 +17,7 @@ T = TypeVar("T")
 LOOK_EVERY_S: Final = 1.0
 LOOK_AT_MOST_EVERY_S: Final = 0.1
 
-_UNDER_WAY: Final = frozenset({StepStatus.CLAIMED, StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING})
+_UNDER_WAY: Final = frozenset({StepStatus.RUNNING, StepStatus.BLOCKED, StepStatus.EXPANDING})
 
 
 async def wait_until(subscriber: Subscriber, session_id: str, look: Callable[[], Awaitable[T | None]]) -> T:

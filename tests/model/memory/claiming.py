@@ -108,7 +108,7 @@ def _share(rows: Rows, worker_id: str, ready: int, live_workers: int) -> int:
 def claim_step(rows: Rows, ready: Step, worker_id: str, now_us: int, *, holder_run_id: str = "") -> Claim:
     """Claim a ready step for its own run, or for another run that holds it beside its own."""
     tell_step(rows, ready.key, now_us)
-    status = advance_step(advance_step(ready.status, StepEvent.CLAIM), StepEvent.START)
+    status = advance_step(ready.status, StepEvent.CLAIM)
     fence = ready.fence + 1
     step = replace(
         ready,

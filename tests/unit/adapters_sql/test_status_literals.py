@@ -29,9 +29,8 @@ TAKES = re.compile(r"\bstatus(?: \|\| '')? (?:= '(\w+)'|IN \(((?:'\w+'(?:, )?)+)
 WITHOUT_SOURCE = {"wait again": {"pending"}, "take": {"ready"}, "take only": {"ready"}}
 """The statements that move what has been locked and read before, and from which statuses."""
 IN_ONE = {
-    ("ready", "running"): ("claimed",),
     ("pending", "waiting"): ("expanding",),
-    ("pending", "running"): ("ready", "claimed"),
+    ("pending", "running"): ("ready",),
 }
 """Moves that one statement makes together, and what lies between."""
 

@@ -148,7 +148,7 @@ def test_ends_of_a_step_are_the_four() -> None:
 @pytest.mark.spec("DAG-04.a")
 def test_the_states_of_a_step_are_those_of_the_specification() -> None:
     assert {status.value for status in StepStatus} == {
-        *("pending", "ready", "claimed", "running", "blocked", "completed", "failed", "cancelled", "skipped"),
+        *("pending", "ready", "running", "blocked", "completed", "failed", "cancelled", "skipped"),
         *("expanding", "waiting"),
     }
 

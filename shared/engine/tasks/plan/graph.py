@@ -50,7 +50,6 @@ _CLASS_OF: Final[Mapping[StepStatus, str]] = {
     StepStatus.FAILED: "bad",
     StepStatus.CANCELLED: "off",
     StepStatus.SKIPPED: "off",
-    StepStatus.CLAIMED: "busy",
     StepStatus.RUNNING: "busy",
     StepStatus.EXPANDING: "busy",
     StepStatus.WAITING: "busy",

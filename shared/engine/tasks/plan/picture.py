@@ -32,7 +32,6 @@ COLOURS: Final[Mapping[StepStatus, str]] = {
     StepStatus.FAILED: "#f9d6d5",
     StepStatus.CANCELLED: "#e6e6e6",
     StepStatus.SKIPPED: "#eeeeee",
-    StepStatus.CLAIMED: "#d6e6fb",
     StepStatus.RUNNING: "#d6e6fb",
     StepStatus.WAITING: "#d6e6fb",
     StepStatus.EXPANDING: "#d6e6fb",

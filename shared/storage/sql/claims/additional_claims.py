@@ -48,7 +48,7 @@ HOLDER: Final = Statement(
     """
     SELECT step_id, task_id, spec, cancel_reason, session_id, definition, model, pool FROM steps
     WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id
-      AND status IN ('claimed', 'running') /*pg FOR UPDATE */
+      AND status = 'running' /*pg FOR UPDATE */
     """,
 )
 TAKEN: Final = Statement(

@@ -84,14 +84,14 @@ LIVE_LEASES: Final = Statement(
     SELECT head.session_id, head.definition, head.model, head.pool, leased.number
     FROM (
         SELECT lane, count(*) AS number, min(key) AS key FROM steps
-        WHERE status IN ('claimed', 'running') GROUP BY lane
+        WHERE status = 'running' GROUP BY lane
     ) AS leased JOIN steps AS head ON head.key = leased.key
     UNION ALL
     SELECT s.session_id, CASE WHEN s.definition = own.definition THEN s.definition ELSE '' END,
            CASE WHEN s.model = own.model THEN s.model ELSE '' END,
            CASE WHEN s.pool = own.pool THEN s.pool ELSE '' END, -1
     FROM steps AS s JOIN runs AS holder ON holder.id = s.holder_run_id JOIN steps AS own ON own.key = holder.step_key
-    WHERE s.holder_run_id <> '' AND s.status IN ('claimed', 'running') AND own.status || '' IN ('claimed', 'running')
+    WHERE s.holder_run_id <> '' AND s.status = 'running' AND own.status || '' = 'running'
     """,
 )
 
@@ -99,7 +99,7 @@ HELD_BY_ALL: Final = Statement(
     "held by all: how many steps are held, and how many of these by one worker",
     """
     SELECT count(*), coalesce(sum(CASE WHEN worker_id = :worker_id THEN 1 ELSE 0 END), 0) FROM steps
-    WHERE status IN ('claimed', 'running')
+    WHERE status = 'running'
     """,
 )
 

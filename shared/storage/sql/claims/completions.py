@@ -23,7 +23,7 @@ END_STEP: Final = Statement(
         is_settled = CASE WHEN :status = 'failed' AND cancel_reason IS NOT NULL THEN 1 ELSE 0 END,
         cancel_reason = NULL
     WHERE key = :key AND run_id = :run_id AND fence = :fence
-      AND worker_id || '' = :worker_id AND status IN ('claimed', 'running')
+      AND worker_id || '' = :worker_id AND status = 'running'
     RETURNING key, task_id, session_id,
               CASE WHEN map_key = '' AND json_array_length(dependents /*pg ::json */) = 1
                    THEN task_id || '/' || (dependents /*pg ::json */ ->> 0) END,
@@ -46,7 +46,7 @@ OPEN_WORK: Final = Statement(
     "open work: whether a task has steps that have not ended",
     """
     SELECT 1 FROM steps WHERE task_id = :task_id
-      AND status IN ('pending', 'ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting') LIMIT 1
+      AND status IN ('pending', 'ready', 'running', 'blocked', 'expanding', 'waiting') LIMIT 1
     """,
 )
 TRY_LOCK_TAIL: Final = Statement(

@@ -44,7 +44,7 @@ PARK: Final = Statement(
     WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id || '' = :worker_id
       AND status || '' = 'running' AND cancel_reason IS NULL AND is_paused = 0
       AND NOT EXISTS (SELECT 1 FROM steps AS additional WHERE additional.holder_run_id = :run_id
-                      AND additional.holder_run_id <> '' AND additional.status IN ('claimed', 'running'))
+                      AND additional.holder_run_id <> '' AND additional.status = 'running')
     RETURNING key
     """,
 )

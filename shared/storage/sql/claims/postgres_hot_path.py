@@ -61,7 +61,7 @@ ENDED_STEPS: Final = """
         FROM e JOIN steps AS seen ON seen.key = e.key CROSS JOIN holder
         WHERE steps.key = ANY(ARRAY(SELECT key FROM e)) AND steps.key = e.key
           AND steps.run_id = e.run_id AND steps.fence = e.fence
-          AND steps.worker_id || '' = holder.id AND steps.status || '' IN ('claimed', 'running')
+          AND steps.worker_id || '' = holder.id AND steps.status || '' = 'running'
         RETURNING steps.key, steps.run_id, steps.task_id, steps.session_id, steps.status, steps.map_key,
                   e.run_status, e.end_reason, e.usage, e.added, e.events, e.nodes_added, e.nodes,
                   steps.growths <> seen.growths AS has_grown, steps.dependents, steps.pool, steps.needs

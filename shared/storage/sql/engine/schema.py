@@ -19,7 +19,7 @@ from soong.shared.storage.sql.engine.engine import (
 )
 from soong.shared.storage.sql.engine.write_lock import write_lock
 
-HEAD: Final = "0001_df895088"
+HEAD: Final = "0001_1f140cc3"
 """The revision this program was written for; a test holds it to the migrations. Its number, and until the first release
 a digest of the one migration, which is still edited: a database that an earlier form of it made differs from ours."""
 

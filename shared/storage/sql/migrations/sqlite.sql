@@ -160,7 +160,7 @@ CREATE TABLE steps (
 	depends_on TEXT, 
 	dependents TEXT, 
 	CONSTRAINT pk_steps PRIMARY KEY (ordinal), 
-	CONSTRAINT ck_steps_status CHECK (status IN ('pending', 'ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting', 'completed', 'failed', 'cancelled', 'skipped')), 
+	CONSTRAINT ck_steps_status CHECK (status IN ('pending', 'ready', 'running', 'blocked', 'expanding', 'waiting', 'completed', 'failed', 'cancelled', 'skipped')), 
 	CONSTRAINT ck_steps_kind CHECK (kind IN ('agent', 'python', 'map')), 
 	CONSTRAINT ck_steps_on_failure CHECK (on_failure IN ('skip_dependents', 'fail_task', 'keep')), 
 	CONSTRAINT ck_steps_outcome CHECK (outcome IN ('clean', 'partial')), 
@@ -169,9 +169,9 @@ CREATE TABLE steps (
 	CONSTRAINT ck_steps_is_unparked CHECK (is_unparked IN (0, 1)), 
 	CONSTRAINT ck_steps_counters CHECK (open_deps BETWEEN 0 AND 9007199254740991 AND fence BETWEEN 0 AND 9007199254740991 AND starts BETWEEN 0 AND 9007199254740991 AND lost_leases BETWEEN 0 AND 9007199254740991), 
 	CONSTRAINT ck_steps_instants CHECK (started_us BETWEEN 0 AND 9007199254740991 AND ended_us BETWEEN 0 AND 9007199254740991 AND ready_us BETWEEN 0 AND 9007199254740991), 
-	CONSTRAINT ck_steps_map_unclaimed CHECK (kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')), 
-	CONSTRAINT ck_steps_lease_holder CHECK (status NOT IN ('claimed', 'running') OR worker_id <> ''), 
-	CONSTRAINT ck_steps_unlocked CHECK (status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0), 
+	CONSTRAINT ck_steps_map_unclaimed CHECK (kind <> 'map' OR status NOT IN ('ready', 'running', 'blocked')), 
+	CONSTRAINT ck_steps_lease_holder CHECK (status <> 'running' OR worker_id <> ''), 
+	CONSTRAINT ck_steps_unlocked CHECK (status NOT IN ('ready', 'running') OR open_deps = 0), 
 	CONSTRAINT uq_steps_key UNIQUE ("key")
 );
 CREATE TABLE concurrency_limits (
@@ -484,13 +484,13 @@ CREATE INDEX ix_runs_session_id ON runs (session_id);
 CREATE INDEX ix_runs_task ON runs (task_id);
 CREATE INDEX ix_sessions_last_claimed ON sessions (last_claimed);
 CREATE INDEX ix_sessions_owner ON sessions (owner_id) WHERE is_closed = 0;
-CREATE INDEX ix_steps_additional ON steps (holder_run_id) WHERE holder_run_id <> '' AND status IN ('claimed', 'running');
+CREATE INDEX ix_steps_additional ON steps (holder_run_id) WHERE holder_run_id <> '' AND status = 'running';
 CREATE INDEX ix_steps_blocked ON steps (session_id) WHERE status = 'blocked';
 CREATE INDEX ix_steps_children ON steps (map_key, item_index) WHERE map_key <> '';
 CREATE INDEX ix_steps_due ON steps (session_id, not_before_us) WHERE status = 'pending' AND not_before_us IS NOT NULL;
 CREATE INDEX ix_steps_expanding ON steps (session_id) WHERE status = 'expanding';
 CREATE INDEX ix_steps_holder ON steps (holder_run_id) WHERE holder_run_id <> '';
-CREATE INDEX ix_steps_leased ON steps (worker_id) WHERE status IN ('claimed', 'running');
+CREATE INDEX ix_steps_leased ON steps (worker_id) WHERE status = 'running';
 CREATE INDEX ix_steps_ready ON steps (lane, is_unparked DESC, priority DESC, ordinal) WHERE status = 'ready' AND is_paused = 0;
 CREATE INDEX ix_steps_task ON steps (task_id, status);
 CREATE INDEX ix_steps_unsettled ON steps (session_id) WHERE status = 'failed' AND is_settled = 0;
@@ -501,5 +501,5 @@ CREATE INDEX ix_tasks_session ON tasks (session_id, ordinal);
 CREATE INDEX ix_tasks_unrecorded ON tasks (ordinal) WHERE is_recorded = 0 AND status IN ('completed', 'failed', 'cancelled');
 CREATE INDEX ix_workers_alive ON workers (ordinal) WHERE state <> 'gone';
 CREATE INDEX ix_workers_credential ON workers (credential);
-INSERT INTO alembic_version VALUES ('0001_df895088');
+INSERT INTO alembic_version VALUES ('0001_1f140cc3');
 COMMIT;

@@ -43,7 +43,7 @@ _DIGEST: Final = f"encode(sha256(convert_to(coalesce(current_setting('{CREDENTIA
 OURS: Final = f"IN (SELECT ours.id FROM workers AS ours WHERE ours.credential = {_DIGEST})"  # noqa: S608  # as above
 """That a worker id is one of this process's."""
 
-_FREE_OR_LEASED: Final = f"(worker_id = '' OR (status IN ('claimed', 'running') AND worker_id {OURS}))"
+_FREE_OR_LEASED: Final = f"(worker_id = '' OR (status = 'running' AND worker_id {OURS}))"
 """A row that nobody holds, or that this process holds now: others' work, and what has ended, is not touched."""
 
 _ENDS: Final = "'completed', 'failed', 'cancelled'"

@@ -25,7 +25,7 @@ AT_ONCE: Final = 100
 
 LEASE_HOLDERS: Final = Statement(
     "lease holders: the ids of all workers that hold a step",
-    "SELECT DISTINCT worker_id FROM steps WHERE status IN ('claimed', 'running')",
+    "SELECT DISTINCT worker_id FROM steps WHERE status = 'running'",
 )
 END_BAD_WORKER: Final = Statement(
     "end bad worker: whatever its beat is",

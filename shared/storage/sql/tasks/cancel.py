@@ -28,7 +28,7 @@ FREE_STEPS: Final = Statement(
         holder_run_id = CASE WHEN cancel_reason IS NULL THEN '' ELSE steps.holder_run_id END
     FROM @held h(key text, run_id text, fence bigint)
     WHERE steps.key = h.key AND steps.run_id = h.run_id AND steps.fence = h.fence
-      AND steps.worker_id || '' = :worker_id AND steps.status IN ('claimed', 'running')
+      AND steps.worker_id || '' = :worker_id AND steps.status = 'running'
     RETURNING steps.key, steps.run_id, steps.fence, status, session_id, coalesce(cancel_reason, '')
     """,
 )
@@ -47,8 +47,8 @@ EXPIRE_LEASES: Final = Statement(
                          THEN worker_id ELSE '' END,
         holder_run_id = CASE WHEN coalesce(cancel_reason, error) IS NOT NULL OR lost_leases + 1 >= :most
                              THEN holder_run_id ELSE '' END
-    WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
-    /*pg AND key IN (SELECT key FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
+    WHERE worker_id = :worker_id AND status = 'running'
+    /*pg AND key IN (SELECT key FROM steps WHERE worker_id = :worker_id AND status = 'running'
                          ORDER BY key FOR UPDATE) */
     RETURNING key, run_id, fence, status, session_id, coalesce(cancel_reason, ''), lost_leases,
               coalesce(error, '') <> ''
@@ -74,8 +74,8 @@ CANCEL_STEPS: Final = Statement(
 ASK_TO_STOP: Final = Statement(
     "ask to stop: all leased steps of a task",
     """
-    UPDATE steps SET cancel_reason = :reason WHERE task_id = :task_id AND status IN ('claimed', 'running')
-    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
+    UPDATE steps SET cancel_reason = :reason WHERE task_id = :task_id AND status = 'running'
+    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id AND status = 'running'
                          ORDER BY key FOR UPDATE) */
     RETURNING worker_id
     """,

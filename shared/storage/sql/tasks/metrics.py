@@ -80,7 +80,7 @@ LOST_LEASES: Final = Statement(
 BESIDE: Final = Statement(
     "additional: by pool, the steps that are held in addition to others and take no slot",
     """
-    SELECT pool, count(*) FROM steps WHERE holder_run_id <> '' AND status IN ('claimed', 'running') GROUP BY pool
+    SELECT pool, count(*) FROM steps WHERE holder_run_id <> '' AND status = 'running' GROUP BY pool
     """,
 )
 PARKED_NOW: Final = Statement(
@@ -96,7 +96,7 @@ HOLDINGS: Final = Statement(
                 WHEN is_paused = 1 THEN 'paused' ELSE '' END,
            progress
     FROM steps
-    WHERE status IN ('claimed', 'running') ORDER BY worker_id, ordinal
+    WHERE status = 'running' ORDER BY worker_id, ordinal
     """,
 )
 

@@ -141,7 +141,7 @@ PROCESS_ROWS: Final = (
         """
         DELETE FROM workers WHERE state = 'gone' AND started_us < :before_us
         AND NOT EXISTS (
-            SELECT 1 FROM steps WHERE steps.worker_id = workers.id AND steps.status IN ('claimed', 'running'))
+            SELECT 1 FROM steps WHERE steps.worker_id = workers.id AND steps.status = 'running')
         """,
     ),
     Statement(

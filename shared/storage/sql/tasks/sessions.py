@@ -72,7 +72,7 @@ WORKERS: Final = TableRead(
 BUSY_SLOTS: Final = Statement(
     "busy slots: of each worker; a step that a run holds in addition to its own takes none",
     """
-    SELECT worker_id, count(*) FROM steps WHERE status IN ('claimed', 'running') AND holder_run_id = ''
+    SELECT worker_id, count(*) FROM steps WHERE status = 'running' AND holder_run_id = ''
     GROUP BY worker_id
     """,
 )
@@ -145,7 +145,7 @@ HELD_WORKER: Final = Statement(
 )
 COUNT_HELD: Final = Statement(
     "count held: a worker's leases",
-    "SELECT count(*) FROM steps WHERE worker_id = :id AND status IN ('claimed', 'running')",
+    "SELECT count(*) FROM steps WHERE worker_id = :id AND status = 'running'",
 )
 SET_WORKER_STATE: Final = Statement("set worker state", "UPDATE workers SET state = :state WHERE id = :id")
 

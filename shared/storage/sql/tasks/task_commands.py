@@ -48,7 +48,7 @@ UNRECORDED: Final = Statement(
     SELECT t.id FROM tasks AS t JOIN sessions AS s ON s.id = t.session_id
     WHERE t.is_recorded = 0 AND t.status IN ('completed', 'failed', 'cancelled') AND s.owner_id IN ('', :owner_id)
       AND NOT (t.id IN @set_aside)
-      AND NOT EXISTS (SELECT 1 FROM steps WHERE steps.task_id = t.id AND steps.status IN ('claimed', 'running'))
+      AND NOT EXISTS (SELECT 1 FROM steps WHERE steps.task_id = t.id AND steps.status = 'running')
     ORDER BY t.ordinal LIMIT 100
     """,
 )
@@ -62,8 +62,8 @@ RECORDED: Final = Statement(
 PAUSE_LEASED: Final = Statement(
     "pause leased: copy a task's pause to its leased steps; their workers learn of it as an interrupt",
     """
-    UPDATE steps SET is_paused = :is_paused WHERE task_id = :task_id AND status IN ('claimed', 'running')
-    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')
+    UPDATE steps SET is_paused = :is_paused WHERE task_id = :task_id AND status = 'running'
+    /*pg AND key IN (SELECT key FROM steps WHERE task_id = :task_id AND status = 'running'
                          ORDER BY key FOR UPDATE) */
     """,
 )
@@ -95,7 +95,7 @@ STOPPED: Final = Statement(
 )
 HOLDERS: Final = Statement(
     "holders: the workers that hold steps of a task",
-    "SELECT DISTINCT worker_id FROM steps WHERE task_id = :task_id AND status IN ('claimed', 'running')",
+    "SELECT DISTINCT worker_id FROM steps WHERE task_id = :task_id AND status = 'running'",
 )
 OPEN_TASKS: Final = Statement(
     "open tasks: of a session, without their plans, which are as large as they like; and whether the run of the agent "
@@ -119,7 +119,7 @@ SESSION_WORK: Final = Statement(
            (SELECT min(not_before_us) FROM steps
             WHERE session_id = :session_id AND status = 'pending' AND not_before_us IS NOT NULL AND open_deps = 0),
            EXISTS (SELECT 1 FROM permission_requests WHERE session_id = :session_id AND state = 'pending'),
-           EXISTS (SELECT 1 FROM steps WHERE status IN ('claimed', 'running') AND session_id || '' = :session_id
+           EXISTS (SELECT 1 FROM steps WHERE status = 'running' AND session_id || '' = :session_id
                    AND error IS NOT NULL)
     """,
 )
@@ -129,7 +129,7 @@ LEFT: Final = Statement(
     "each is looked at, however many there are",
     """
     SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id
-                   AND status IN ('ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')),
+                   AND status IN ('ready', 'running', 'blocked', 'expanding', 'waiting')),
            EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status = 'pending'),
            EXISTS (SELECT 1 FROM steps WHERE session_id = :session_id AND status = 'pending'
                    AND not_before_us IS NOT NULL AND task_id || '' = :task_id AND open_deps = 0),

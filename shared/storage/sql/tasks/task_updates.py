@@ -45,15 +45,15 @@ LOCK_NAMED: Final = Statement(
     SELECT key, step_id, status, kind, map_key, is_settled, on_failure, run_id, coalesce(worker_id, ''),
            CASE WHEN starts = 0 THEN ready_us END FROM steps
     WHERE task_id = :task_id AND key IN @keys
-    ORDER BY CASE WHEN status IN ('claimed', 'running') THEN 0 ELSE 1 END, key /*pg FOR UPDATE */
+    ORDER BY CASE WHEN status = 'running' THEN 0 ELSE 1 END, key /*pg FOR UPDATE */
     """,
 )
 LOCK_OPEN: Final = Statement(
     "lock open: all steps of a task that have not ended, for a change that takes others with it",
     """
     SELECT key FROM steps WHERE task_id = :task_id
-      AND status IN ('pending', 'ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')
-    ORDER BY CASE WHEN status IN ('claimed', 'running') THEN 0 ELSE 1 END, key /*pg FOR UPDATE */
+      AND status IN ('pending', 'ready', 'running', 'blocked', 'expanding', 'waiting')
+    ORDER BY CASE WHEN status = 'running' THEN 0 ELSE 1 END, key /*pg FOR UPDATE */
     """,
 )
 TAKEN: Final = Statement("taken: which of these keys exist already", "SELECT key FROM steps WHERE key IN @keys")
@@ -94,7 +94,7 @@ OPEN_ATTEMPT: Final = Statement(
 SETTLE_ONE: Final = Statement("settle one: its failure is final", "UPDATE steps SET is_settled = 1 WHERE key = :key")
 ASK_ONE: Final = Statement(
     "ask one: a leased step, to stop",
-    "UPDATE steps SET cancel_reason = :reason WHERE key = :key AND status IN ('claimed', 'running')",
+    "UPDATE steps SET cancel_reason = :reason WHERE key = :key AND status = 'running'",
 )
 END_ONE: Final = Statement(
     "end one: a step that nobody holds",
@@ -106,8 +106,8 @@ CHILDREN_OF: Final = Statement(
     SELECT key, step_id, status, kind, map_key, is_settled, on_failure, run_id, coalesce(worker_id, ''),
            CASE WHEN starts = 0 THEN ready_us END FROM steps
     WHERE map_key = :key AND map_key <> ''
-      AND status IN ('pending', 'ready', 'claimed', 'running', 'blocked', 'expanding', 'waiting')
-    ORDER BY CASE WHEN status IN ('claimed', 'running') THEN 0 ELSE 1 END, key
+      AND status IN ('pending', 'ready', 'running', 'blocked', 'expanding', 'waiting')
+    ORDER BY CASE WHEN status = 'running' THEN 0 ELSE 1 END, key
     """,
 )
 LOCK_PENDING: Final = Statement(

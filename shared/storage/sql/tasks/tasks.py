@@ -117,7 +117,7 @@ FREE_WORKERS: Final = Statement(
     """
     SELECT id FROM workers WHERE state <> 'gone' AND state = 'live' AND slots > (
         SELECT count(*) FROM steps
-        WHERE worker_id = workers.id AND status IN ('claimed', 'running') AND holder_run_id = ''
+        WHERE worker_id = workers.id AND status = 'running' AND holder_run_id = ''
     )
     ORDER BY ordinal
     """,

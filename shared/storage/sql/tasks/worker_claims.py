@@ -42,7 +42,7 @@ REPORT_PROGRESS: Final = Statement(
     """
     UPDATE steps SET progress = :progress, error = coalesce(:error, error)
     WHERE key = :key AND run_id = :run_id AND fence = :fence AND worker_id = :worker_id
-      AND status IN ('claimed', 'running')
+      AND status = 'running'
     """,
 )
 
@@ -51,12 +51,12 @@ INTERRUPTS: Final = Statement(
     """
     SELECT s.run_id, s.key, s.fence, s.cancel_reason, t.reason, NULL AS tool_call_id, s.ordinal AS ordinal
     FROM steps AS s JOIN tasks AS t ON t.id = s.task_id
-    WHERE s.worker_id = :worker_id AND s.status IN ('claimed', 'running')
+    WHERE s.worker_id = :worker_id AND s.status = 'running'
       AND (s.cancel_reason IS NOT NULL OR s.is_paused = 1)
     UNION ALL
     SELECT s.run_id, s.key, s.fence, NULL, a.reason, a.tool_call_id, s.ordinal
     FROM steps AS s JOIN call_aborts AS a ON a.run_id = s.run_id
-    WHERE s.worker_id = :worker_id AND s.status IN ('claimed', 'running')
+    WHERE s.worker_id = :worker_id AND s.status = 'running'
     ORDER BY ordinal
     """,
 )
@@ -64,7 +64,7 @@ INTERRUPTS: Final = Statement(
 LEASES: Final = Statement(
     "leases: all that a worker holds",
     """
-    SELECT key, run_id, fence FROM steps WHERE worker_id = :worker_id AND status IN ('claimed', 'running')
+    SELECT key, run_id, fence FROM steps WHERE worker_id = :worker_id AND status = 'running'
     ORDER BY ordinal
     """,
 )

@@ -18,7 +18,7 @@ metadata = MetaData(
 
 READY = "status = 'ready' AND is_paused = 0"
 TASK_OVER = "status IN ('completed', 'failed', 'cancelled')"
-LEASED = "status IN ('claimed', 'running')"
+LEASED = "status = 'running'"
 UNSETTLED = "status = 'failed' AND is_settled = 0"
 DUE = "status = 'pending' AND not_before_us IS NOT NULL"
 UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"

@@ -122,11 +122,9 @@ steps = Table(
         _flag("is_unparked"),
         _ranges("counters", "open_deps", "fence", "starts", "lost_leases"),
         _ranges("instants", "started_us", "ended_us", "ready_us"),
-        CheckConstraint(
-            "kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')", name="map_unclaimed"
-        ),
-        CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
-        CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
+        CheckConstraint("kind <> 'map' OR status NOT IN ('ready', 'running', 'blocked')", name="map_unclaimed"),
+        CheckConstraint("status <> 'running' OR worker_id <> ''", name="lease_holder"),
+        CheckConstraint("status NOT IN ('ready', 'running') OR open_deps = 0", name="unlocked"),
     ),
     Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(READY)),
     Index("ix_steps_leased", "worker_id", **_where(LEASED)),

@@ -20,14 +20,14 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_df895088"
+revision = "0001_1f140cc3"
 down_revision = None
 branch_labels = None
 depends_on = None
 
 _READY = "status = 'ready' AND is_paused = 0"
 _TASK_OVER = "status IN ('completed', 'failed', 'cancelled')"
-_LEASED = "status IN ('claimed', 'running')"
+_LEASED = "status = 'running'"
 _UNSETTLED = "status = 'failed' AND is_settled = 0"
 _DUE = "status = 'pending' AND not_before_us IS NOT NULL"
 _UNTOLD = "kind = 'map' AND ready_us IS NOT NULL"
@@ -307,7 +307,6 @@ def _make_tasks() -> None:
                 "status",
                 "pending",
                 "ready",
-                "claimed",
                 "running",
                 "blocked",
                 "expanding",
@@ -325,11 +324,9 @@ def _make_tasks() -> None:
             _flag("is_unparked"),
             _ranges("counters", "open_deps", "fence", "starts", "lost_leases"),
             _ranges("instants", "started_us", "ended_us", "ready_us"),
-            CheckConstraint(
-                "kind <> 'map' OR status NOT IN ('ready', 'claimed', 'running', 'blocked')", name="map_unclaimed"
-            ),
-            CheckConstraint("status NOT IN ('claimed', 'running') OR worker_id <> ''", name="lease_holder"),
-            CheckConstraint("status NOT IN ('ready', 'claimed', 'running') OR open_deps = 0", name="unlocked"),
+            CheckConstraint("kind <> 'map' OR status NOT IN ('ready', 'running', 'blocked')", name="map_unclaimed"),
+            CheckConstraint("status <> 'running' OR worker_id <> ''", name="lease_holder"),
+            CheckConstraint("status NOT IN ('ready', 'running') OR open_deps = 0", name="unlocked"),
         ),
         Index("ix_steps_ready", "lane", text("is_unparked DESC"), text("priority DESC"), "ordinal", **_where(_READY)),
         Index("ix_steps_leased", "worker_id", **_where(_LEASED)),

@@ -19,7 +19,7 @@ from soong.shared.storage.sql.engine.engine import (
 )
 from soong.shared.storage.sql.engine.write_lock import write_lock
 
-HEAD: Final = "0001_1f140cc3"
+HEAD: Final = "0001_2cb9d3f5"
 """The revision this program was written for; a test holds it to the migrations. Its number, and until the first release
 a digest of the one migration, which is still edited: a database that an earlier form of it made differs from ours."""
 

@@ -501,5 +501,5 @@ CREATE INDEX ix_tasks_session ON tasks (session_id, ordinal);
 CREATE INDEX ix_tasks_unrecorded ON tasks (ordinal) WHERE is_recorded = 0 AND status IN ('completed', 'failed', 'cancelled');
 CREATE INDEX ix_workers_alive ON workers (ordinal) WHERE state <> 'gone';
 CREATE INDEX ix_workers_credential ON workers (credential);
-INSERT INTO alembic_version VALUES ('0001_1f140cc3');
+INSERT INTO alembic_version VALUES ('0001_2cb9d3f5');
 COMMIT;

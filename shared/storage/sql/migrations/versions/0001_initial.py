@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-revision = "0001_1f140cc3"
+revision = "0001_2cb9d3f5"
 down_revision = None
 branch_labels = None
 depends_on = None

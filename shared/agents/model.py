@@ -104,8 +104,16 @@ def _provider_model(name: str) -> "Model[Any]":
         raise InvalidConfigError(_unusable(name, str(error))) from error
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidConfigError(f"the model {name!r} cannot be used: {type(error).__name__}: {error}") from error
+    if provider == "bedrock":
+        _send_once(model)
     leave_long_parts()
     return model
+
+
+def _send_once(model: Any) -> None:
+    """Turn off the retries of AWS's client, which takes no `max_retries` of a request."""
+    service = "bedrock-runtime"
+    model.client.meta.events.unregister(f"needs-retry.{service}", unique_id=f"retry-config-{service}")
 
 
 def forget_models() -> None:

@@ -96,7 +96,7 @@ async def request(
         ContextFullError: the model cannot read so much.
         ProviderFailedError: no answer came.
     """
-    settings = settings_of(options)
+    settings = settings_of(options, source.model.system)
     for attempt in range(1, attempts + 1):
         if pacing is not None:
             await pacing.before(tokens)
@@ -120,9 +120,9 @@ async def request(
     raise ProviderFailedError("no attempt was allowed", is_retryable=False)
 
 
-def settings_of(options: ModelOptions) -> ModelSettings:
-    """Return the settings of a request; the retries of the provider's client are off."""
-    settings = ModelSettings(max_retries=0)
+def settings_of(options: ModelOptions, system: str) -> ModelSettings:
+    """Return the settings of a request; the retries of the provider's client are off (Bedrock's: where it is made)."""
+    settings = ModelSettings() if system == "bedrock" else ModelSettings(max_retries=0)
     if options.cache is not False:
         settings["cache"] = True  # a run's history only grows: what was sent is the beginning of what comes next
     if options.temperature is not None:

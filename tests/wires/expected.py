@@ -125,6 +125,46 @@ def _google(documents: list[Any], _is_stream: bool) -> Told:
     return Told(finish, read, written, calls, signatures, text)
 
 
+def _bedrock(documents: list[Any], is_stream: bool) -> Told:
+    if is_stream:
+        documents = [_bedrock_answer(documents)]
+    (answer,) = documents
+    blocks, usage = answer["output"]["message"]["content"], answer.get("usage") or {}
+    calls = tuple((one["toolUse"]["name"], one["toolUse"]["input"]) for one in blocks if "toolUse" in one)
+    thoughts = [one["reasoningContent"].get("reasoningText", {}) for one in blocks if "reasoningContent" in one]
+    signatures = tuple(one["signature"] for one in thoughts if one.get("signature"))
+    text = "".join(one.get("text", "") for one in blocks)
+    read = sum(usage.get(f"{kind}nputTokens") or 0 for kind in ("i", "cacheReadI", "cacheWriteI"))
+    return Told(answer["stopReason"], read, usage.get("outputTokens", 0), calls, signatures, text)
+
+
+def _bedrock_answer(events: list[Any]) -> dict[str, Any]:
+    """Return what a stream adds up to, in the form of an answer that came at once."""
+    blocks: dict[int, dict[str, Any]] = {}
+    answer: dict[str, Any] = {"output": {"message": {}}}
+    for event in events:
+        ((kind, said),) = event.items()
+        block = blocks.setdefault(said["contentBlockIndex"], {}) if "contentBlockIndex" in said else {}
+        if kind == "contentBlockStart":
+            block |= {name: {**start, "input": ""} for name, start in said["start"].items() if name == "toolUse"}
+        elif kind == "contentBlockDelta":
+            delta = said["delta"]
+            if "toolUse" in block:
+                block["toolUse"]["input"] += delta.get("toolUse", {}).get("input", "")
+            elif "reasoningContent" in delta:
+                text = block.setdefault("reasoningContent", {"reasoningText": {}})["reasoningText"]
+                text |= {name: text.get(name, "") + words for name, words in delta["reasoningContent"].items()}
+            else:
+                block["text"] = block.get("text", "") + delta.get("text", "")
+        elif kind in ("messageStop", "metadata"):
+            answer |= said
+    for block in blocks.values():
+        if "toolUse" in block:
+            block["toolUse"]["input"] = _parsed(block["toolUse"]["input"])
+    answer["output"]["message"]["content"] = list(blocks.values())
+    return answer
+
+
 def _calls(parts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (part for part in parts if "functionCall" in part)
 
@@ -141,4 +181,5 @@ _READERS: Final[Mapping[str, Callable[[list[Any], bool], Told]]] = {
     "openai-responses": _responses,
     "anthropic": _anthropic,
     "google": _google,
+    "bedrock": _bedrock,
 }

@@ -7,16 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import yaml
+from botocore.eventstream import EventStreamBuffer
 
 VARIABLE: Final = "SOONG_RECORDINGS"
 
+_FRAMES: Final = "application/vnd.amazon.eventstream"
 _WIRES: Final = {
     "openai-chat": re.compile(r"/chat/completions$"),
     "openai-responses": re.compile(r"/responses$"),
     "anthropic": re.compile(r"/v1/messages$"),
     "google": re.compile(r"/models/(?P<model>[^/:]+):(generateContent|streamGenerateContent)$"),
+    "bedrock": re.compile(r"/model/(?P<model>[^/]+)/converse(-stream)?$"),
 }
 """Where a provider's answer comes from. Every other exchange (files, caches, pages, MCP) is no turn of a model."""
 
@@ -33,10 +37,14 @@ class Exchange:
 
     @property
     def is_stream(self) -> bool:
-        return self.headers["content-type"].startswith("text/event-stream")
+        return self.headers["content-type"].startswith(("text/event-stream", _FRAMES))
 
     def documents(self) -> list[Any]:
         """Return the answer's JSON documents: one, or one for each event of a stream."""
+        if self.headers["content-type"] == _FRAMES:
+            frames = EventStreamBuffer()
+            frames.add_data(self.body)
+            return [{one.headers[":event-type"]: json.loads(one.payload)} for one in frames if one.payload]
         text = self.body.decode()
         if not self.is_stream:
             return [json.loads(text)]
@@ -74,7 +82,9 @@ def _exchanges(interactions: list[Any]) -> Iterator[Exchange]:
                 continue
             asked = request.get("parsed_body") or {}
             model = match.groupdict().get("model") or asked["model"]
-            yield Exchange(wire, model, response["status"]["code"], _headers(response["headers"]), _body(response))
+            yield Exchange(
+                wire, unquote(model), response["status"]["code"], _headers(response["headers"]), _body(response)
+            )
 
 
 def _headers(recorded: Mapping[str, list[str]]) -> dict[str, str]:
@@ -87,4 +97,5 @@ def _headers(recorded: Mapping[str, list[str]]) -> dict[str, str]:
 def _body(response: Mapping[str, Any]) -> bytes:
     if "parsed_body" in response:
         return json.dumps(response["parsed_body"], ensure_ascii=False).encode()
-    return str(response["body"]["string"]).encode()
+    body = response["body"]["string"]
+    return body if isinstance(body, bytes) else str(body).encode()

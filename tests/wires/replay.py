@@ -17,7 +17,7 @@ from tests.wires.recordings import Exchange
 PIECE_BYTES: Final = 97
 """Bodies are sent in pieces of this size: events are cut anywhere, also within a character."""
 ENDED: Final = "the recording ends here"
-_END: Final = f'{{"error": {{"message": "{ENDED}", "code": 400}}}}'.encode()
+_END: Final = f'{{"message": "{ENDED}", "error": {{"message": "{ENDED}", "code": 400}}}}'.encode()
 
 
 @dataclass(slots=True)
@@ -70,7 +70,9 @@ def environment(address: str) -> dict[str, str]:
     """Return the variables by which the providers' clients find the server."""
     keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY"), "recorded")
     bases = {"OPENAI_BASE_URL": f"{address}/v1", "ANTHROPIC_BASE_URL": address, "GOOGLE_GEMINI_BASE_URL": address}
-    return {**keys, **bases}
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    aws = {**dict.fromkeys(names, "recorded"), "AWS_DEFAULT_REGION": "us-east-1"}
+    return {**keys, **bases, **aws, "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": address}
 
 
 class RecordedModel(WrapperModel):

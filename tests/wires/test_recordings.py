@@ -134,6 +134,20 @@ def told(run: Played) -> list[tuple[Told, ModelResponse]]:
     return [(told_by(exchange), response) for exchange, response in run.model.heard]
 
 
+@pytest.mark.spec("DIS-09.a")
+async def test_a_client_with_retries_of_its_own_sends_each_attempt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Exchange("bedrock", "us.amazon.nova-lite-v1:0", 503, {"content-type": "application/json"}, b"{}")
+    recording = Recording([busy] * 20)
+    with playing(recording) as address:
+        for name, value in environment(address).items():
+            monkeypatch.setenv(name, value)
+        forget_models()
+        run = await _run(recording)
+
+    assert run.end.end_reason is EndReason.PROVIDER_FAILED
+    assert len(recording.asked) == 5
+
+
 async def test_a_recorded_answer_loses_nothing_in_its_node(played: list[Played]) -> None:
     for run in played:
         taken = [response for _, response in run.model.heard if response.finish_reason != "error"]

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -245,7 +246,9 @@ class ScriptedAgent:
         await self.tell(schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode))
 
     async def do_hang(self) -> None:
-        """Start what outlives its parent wherever it can, and never answer."""
+        """Start what outlives its parent wherever it can, ignore every signal that can be ignored, and never answer."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the child inherits it
         child = await asyncio.create_subprocess_exec("setsid", "sleep", "3600")
         (STATE / "pids").write_text(f"{os.getpid()} {child.pid}")
         await asyncio.sleep(3600)

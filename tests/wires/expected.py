@@ -130,7 +130,8 @@ def _bedrock(documents: list[Any], is_stream: bool) -> Told:
         documents = [_bedrock_answer(documents)]
     (answer,) = documents
     blocks, usage = answer["output"]["message"]["content"], answer.get("usage") or {}
-    calls = tuple((one["toolUse"]["name"], one["toolUse"]["input"]) for one in blocks if "toolUse" in one)
+    used = [one["toolUse"] for one in blocks if "toolUse" in one and one["toolUse"].get("type") != "server_tool_use"]
+    calls = tuple((one["name"], one["input"]) for one in used)
     thoughts = [one["reasoningContent"].get("reasoningText", {}) for one in blocks if "reasoningContent" in one]
     signatures = tuple(one["signature"] for one in thoughts if one.get("signature"))
     text = "".join(one.get("text", "") for one in blocks)

@@ -47,6 +47,7 @@ def _ended(cli: CliHarness, *arguments: str) -> dict[str, Any]:
     assert "Traceback" not in done.stderr + cli.logs(), done.stderr + cli.logs()
     ended: dict[str, Any] = json.loads(done.stdout)
     assert ended["exit_code"] == done.returncode
+    assert "status" in ended, ended
     return ended
 
 

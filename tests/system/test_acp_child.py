@@ -111,9 +111,11 @@ def test_a_worker_that_is_killed_leaves_no_agent_and_nothing_is_done_twice(cli: 
     until(has_acted, "the agent has written", cli.logs)
     kept = next(state.glob("s*.json"))
     kept.write_text(kept.read_text().replace('"done": 0', '"done": 1'))
-    agents = [one for one in psutil.process_iter(["cmdline"]) if str(AGENT) in (one.info["cmdline"] or [])]
+    worker = worker_of(cli)
+    agents = [one for one in worker.children(recursive=True) if str(AGENT) in one.cmdline()]
+    assert agents
 
-    worker_of(cli).kill()
+    worker.kill()
 
     psutil.wait_procs(agents, timeout=20)
     assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in agents)

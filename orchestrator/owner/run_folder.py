@@ -27,6 +27,7 @@ ERROR_EVENTS = frozenset(
     {
         EventType.TOOL_FAILED,
         EventType.TOOL_DENIED,
+        EventType.STEP_FAILED,
         EventType.RUN_FAILED,
         EventType.MODEL_FAILED,
         EventType.MODEL_FALLBACK,
@@ -146,7 +147,10 @@ def _facts(event: Event) -> dict[str, Json]:
 def _error(event: Event) -> dict[str, Json]:
     if event.type in TOOL_EVENTS:
         return {**_facts(event), "message": event.data.get("message", "")}
-    return {"seq": event.seq, "time_us": event.time_us, "type": event.type, **event.data}
+    facts = dict(event.data)
+    if event.type == EventType.STEP_FAILED:
+        facts["error"] = facts.pop("type", "")
+    return {"seq": event.seq, "time_us": event.time_us, "type": event.type, **facts}
 
 
 def write_logs(folder: RootedFolder, logs: Mapping[str, Sequence[Event]]) -> dict[str, ForeignEntryError | OSError]:

@@ -1,5 +1,6 @@
 """Which runs have folders, and how soon after their end, in a service with the intervals that users have."""
 
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -73,5 +74,12 @@ async def test_a_function_has_a_folder_when_it_failed_wrote_files_or_made_it(ser
 
     assert promised(max(took_s), LIMIT_S)
     assert (service.settings.runs / runs["wrote"] / "workspace" / "notes.txt").read_text() == "kept"
-    assert "run_failed" in (service.settings.runs / runs["failed"] / "logs" / "errors.jsonl").read_text()
+    errors = (service.settings.runs / runs["failed"] / "logs" / "errors.jsonl").read_text().splitlines()
+    failed, run_failed = map(json.loads, errors)
+    assert (failed["type"], failed["error"], failed["message"]) == (
+        "step_failed",
+        "execution_failed",
+        "RuntimeError: no",
+    )
+    assert run_failed["type"] == "run_failed"
     assert not (service.settings.runs / runs["quiet"]).exists()

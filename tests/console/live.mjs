@@ -41,6 +41,12 @@ found.moved = await elsewhere.innerText();
 await ada.screenshot({ path: join(pictures, "console-workers.png") });
 await openRun(held, "Hold on");
 found.lost = await ada.getByText(/^It lost its worker/).innerText();
+
+// Its task is cancelled, and its function does not end: the page of workers names it.
+await ask("cancel", held);
+await show(ada, "workers");
+found.unended = await ada.locator("section.card .note.warn").first().innerText();
+await ada.screenshot({ path: join(pictures, "console-unended.png") });
 await ask("release", "holds");
 
 // The server is killed while a log is followed: no reload, nothing missed, nothing twice.

@@ -95,6 +95,10 @@ class Behind:
         assert status == 201, made
         return str(made["task"]["id"])
 
+    def cancel(self, task: str) -> None:
+        status, said = self.service.call(self.tokens["ada"], f"/v1/tasks/{task}/cancel", {})
+        assert status == 200, said
+
     def release(self, name: str) -> None:
         (self.folder / name).touch()
 
@@ -131,7 +135,7 @@ def test_what_happens_to_a_service_is_seen_and_nothing_is_lost(service: Service,
         folder=folder,
         actions={
             "token": tokens.__getitem__,
-            **{name: getattr(behind, name) for name in ("submit", "release", "kill", "restart", "events")},
+            **{name: getattr(behind, name) for name in ("submit", "cancel", "release", "kill", "restart", "events")},
         },
     )
 
@@ -140,6 +144,8 @@ def test_what_happens_to_a_service_is_seen_and_nothing_is_lost(service: Service,
     assert [text.count(ANSWER) for text in found["written"]] == [1]
     assert "Hold on" in found["moved"]
     assert "died (SIGKILL" in found["lost"]
+    assert "holds0" in found["unended"]
+    assert "cancelled, still running" in found["unended"]
     assert found["isSamePage"]
     assert found["told"] == found["stored"] == list(range(1, len(found["stored"]) + 1))
     assert "ada" in found["told_bob"]

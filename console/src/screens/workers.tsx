@@ -33,7 +33,7 @@ export function WorkersScreen() {
             </span>
           </p>
           <ul>
-            {worker.runs.slice(0, 20).map((run) => (
+            {unendedFirst(worker.runs).slice(0, 20).map((run) => (
               <li key={run.run}>
                 <a href={linkTo("runs", run.run)}>
                   <Name>{run.title || run.step}</Name>
@@ -42,6 +42,7 @@ export function WorkersScreen() {
                   <Duration from={run.started} to={null} />
                   {run.attempt > 1 && `, attempt ${run.attempt}`}
                 </span>
+                {run.unended && <p className="note warn">{visible(run.unended)}</p>}
               </li>
             ))}
           </ul>
@@ -93,4 +94,9 @@ export function WorkersScreen() {
       )}
     </>
   );
+}
+
+/** Runs that were asked to end and whose functions still run come before the others. */
+function unendedFirst(runs: Workers["workers"][number]["runs"]) {
+  return [...runs].sort((one, other) => Number(other.unended !== "") - Number(one.unended !== ""));
 }

@@ -19,7 +19,7 @@ from soong.shared.core.terminal import guard_streams
 from soong.shared.core.texts import require_text
 from soong.shared.sandbox.family import mark_family
 from soong.shared.sandbox.hardening import forbid_inspection
-from soong.worker.recycling import begin_life
+from soong.shared.sandbox.subreaper import end_own_descendants
 from soong.worker.starter import StatusPipe
 
 EXIT_FAILED = 1
@@ -32,7 +32,7 @@ def main() -> int:
     faulthandler.enable(2)  # where a process is that its subreaper ends, or that a C extension crashes
     guard_streams()
     begin()
-    begin_life()
+    end_own_descendants()  # what steps have left behind in a former life of this process
     forbid_inspection()
     mark_family()
     parser = argparse.ArgumentParser(prog="soong worker", description="Claim and run steps until stopped.")

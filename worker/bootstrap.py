@@ -1,5 +1,6 @@
 """Builds a worker process out of adapters and runs it to its end; nothing else in this package names one."""
 
+import asyncio
 import os
 import random
 import secrets
@@ -31,11 +32,12 @@ from soong.worker.agent_step import AgentStepRunner
 from soong.worker.app import ParentPipe, make_worker_celery, run_celery
 from soong.worker.flower import FlowerEvents, NoFlower
 from soong.worker.function_step import FunctionStepRunner
+from soong.worker.handover import Handover
 from soong.worker.incarnation import Incarnation
 from soong.worker.isolated_call import IsolatedCalls
 from soong.worker.process import LoopThread, WorkerProcess
 from soong.worker.pulse import Pulse
-from soong.worker.recycling import RecycleLimits, restart_in_place
+from soong.worker.recycling import RecycleLimits, hear_signals, restart_in_place
 from soong.worker.retirement import EXIT_RETIRED, Retirement
 from soong.worker.run import StepRunner
 from soong.worker.starter import StatusPipe
@@ -55,6 +57,11 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     settings = with_config(settings, config)
     clean = redactor(secret_values(settings, config.secret_env, config.secret_files))
     configure(settings.log_level, process="worker", clean=clean.text)
+    if (left := Handover.taken()) is not None:
+        asyncio.run(_hand_over(settings, left))
+        if left.is_last:
+            return 0
+    hear_signals()
     # Loop, writer and heartbeat hand each other short work: with CPython's 5 ms a hop waits for the busiest of them.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if not settings.redis_url:
@@ -63,14 +70,17 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
         import_own(module, "SOONG_FUNCTIONS", settings.import_folders)
     node_name = f"{name or f'soong-{os.getpid()}'}@{socket.gethostname()}"
     recycle_limits, parent = RecycleLimits.of(settings, random.SystemRandom()), ParentPipe()
-    recycle_limits.pass_on = lambda: _pass_on(parent, pulse)
+    credential = secrets.token_hex(32)
+    recycle_limits.pass_on = lambda: _pass_on(recycle_limits, credential, parent, pulse)
     retirement = Retirement(SystemClock(), settings.worker_idle_s if ends_when_idle else 0.0)
     thread = LoopThread()
     thread.start()
     is_ready = threading.Event()
     app = make_worker_celery(settings.redis_url, settings, lambda: thread.submit(process.hold_slot()).result())
     watcher = FlowerEvents(app, node_name) if settings.flower_events else NoFlower()
-    built = _build(settings, config, clean, node_name, thread, watcher, recycle_limits, retirement, pulse, is_ready)
+    built = _build(
+        settings, config, clean, node_name, thread, watcher, recycle_limits, retirement, pulse, is_ready, credential
+    )
     process = thread.submit(built).result()
     thread.submit(process.start()).result()
     settle_gc()
@@ -94,9 +104,13 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
         thread.stop()
     if retirement.is_due and not recycle_limits.is_told_to_stop:
         return EXIT_RETIRED
-    if recycle_limits.is_over:
+    if recycle_limits.is_over or recycle_limits.left:
         restart_in_place(recycle_limits)
     return code
+
+
+async def _hand_over(settings: Settings, left: Handover) -> None:
+    await left.complete(await open_store(settings.effective_database_url, migrate=False, credential=left.credential))
 
 
 async def _build(
@@ -110,9 +124,10 @@ async def _build(
     retirement: Retirement,
     pulse: Pulse,
     is_ready: threading.Event,
+    credential: str,
 ) -> WorkerProcess:
     clock = SystemClock()
-    store = await open_store(settings.effective_database_url, migrate=False, credential=secrets.token_hex(32))
+    store = await open_store(settings.effective_database_url, migrate=False, credential=credential)
     clients = RedisClients.of(settings.redis_url, name="soong-worker")
     notifier = RedisNotifier(clients.commands)
     subscriber = RedisSubscriber(clients.blocking)
@@ -145,7 +160,9 @@ async def _build(
     )
 
 
-def _pass_on(parent: ParentPipe, pulse: Pulse) -> None:
+def _pass_on(recycle_limits: RecycleLimits, credential: str, parent: ParentPipe, pulse: Pulse) -> None:
+    if recycle_limits.left:
+        Handover(recycle_limits.left, credential, recycle_limits.is_told_to_stop).pass_on()
     parent.pass_on()
     pulse.pass_on()
 

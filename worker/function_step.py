@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from dataclasses import field
 from pathlib import Path
 from types import CodeType
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.errors import UsageError
@@ -26,9 +26,6 @@ from soong.shared.engine.tasks.step import MALFORMED, Claim, StepEnd, StepError
 from soong.shared.engine.wire.capabilities import BUILTIN
 from soong.shared.tools.value_limits import UnfitError, plain
 from soong.worker.isolated_call import MAX_OUTPUT_BYTES, IsolatedCalls, encoded
-
-ENDS_SOON_S: Final = 0.25
-"""How long a cancelled coroutine may take to end before its step is reported as one that still runs."""
 
 
 @dataclass(slots=True)
@@ -105,7 +102,7 @@ async def _result(call: "asyncio.Future[Any]", interruption: StopSignal) -> Any:
             if call.done() and not call.cancelled():
                 return call.result()
             if isinstance(call, asyncio.Task):
-                await cancelled_soon(call, ENDS_SOON_S)
+                await cancelled_soon(call)
             if interruption.stop != "release" or interruption.lets_end or call.cancelled():
                 raise
             interruption.lets_end = True

@@ -128,8 +128,7 @@ class WorkerProcess:
         is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """``is_ready``: Celery has started. Before that no call is heard, for the process could not stop in order."""
-        self._is_ready = is_ready
-        self._pulse = pulse
+        self._is_ready, self._pulse = is_ready, pulse
         self._recycle_limits, self._retirement = recycle_limits or RecycleLimits(), retirement or Retirement(clock)
         self._store, self._ring, self._subscriber = store, notifier, subscriber
         self._settings, self._incarnation = settings, incarnation
@@ -153,7 +152,8 @@ class WorkerProcess:
         )
         self.slots.claim_loop = self.slots.additional.claim_loop = self.claim_loop
         unended = self.slots.unended
-        unended.stuck_s, unended.notifier, unended.on_stuck = settings.stuck_s, notifier, self._look_for_room
+        unended.stuck_s, unended.beat_s = settings.stuck_s, settings.beat_s
+        unended.notifier, unended.on_stuck = notifier, self._look_for_room
         self._heartbeat = Heartbeat(
             store.heartbeat_writer(),
             clock,
@@ -202,16 +202,25 @@ class WorkerProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for close in self._closers:
             await close()
-        await asyncio.to_thread(self._heartbeat.stop)
-        try:
-            await self.slots.hand_over()  # at the very last: functions under way end a moment later, with this process
-        except SoongError as error:
-            log.warning("hand_over_unanswered", error=str(error))
-        await self._incarnation.leave()
+        if not await self._leaves_steps():
+            await asyncio.to_thread(self._heartbeat.stop)
+            await self._incarnation.leave()
         await self._ring.notify_owners()
         for close in self._wires:
             await close()
         await self._store.close()
+
+    async def _leaves_steps(self) -> bool:
+        """Say whether the next program hands steps back; their leases last until then, for the heartbeat continues."""
+        worker_id = self._incarnation.worker_id
+        try:
+            is_left = await self.slots.hand_over()
+        except SoongError as error:
+            log.warning("hand_over_unanswered", error=str(error))
+            is_left = True
+        if is_left and self._recycle_limits.pass_on is not None:
+            self._recycle_limits.left = worker_id
+        return bool(self._recycle_limits.left)
 
     async def _drain(self) -> None:
         self.claim_loop.drain()

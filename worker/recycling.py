@@ -21,7 +21,6 @@ from typing import Final
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
-from soong.shared.sandbox import subreaper
 
 log = get_logger(__name__)
 
@@ -56,6 +55,8 @@ class RecycleLimits:
     is_told_to_stop: bool = False
     is_over: bool = False
     """Recycling has begun."""
+    left: str = ""
+    """The incarnation whose steps the next program hands back (:mod:`soong.worker.handover`)."""
     demanded: str = ""
     """Why it is time, whatever has been run."""
     memory: Callable[[], int] = resident_mib
@@ -126,7 +127,7 @@ def restart_in_place(recycle_limits: RecycleLimits) -> None:
     A signal to stop that comes from now on waits for the new program, which ends by it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    if recycle_limits.is_told_to_stop or recycle_limits.pass_on is None:
+    if (recycle_limits.is_told_to_stop and not recycle_limits.left) or recycle_limits.pass_on is None:
         return
     recycle_limits.pass_on()
     sys.stdout.flush()
@@ -139,9 +140,8 @@ def restart_in_place(recycle_limits: RecycleLimits) -> None:
         log.error("not_recycled", error=str(error))
 
 
-def begin_life() -> None:
-    """End the processes that a former life of this process left behind, and take the signals that it left waiting."""
-    subreaper.end_own_descendants()
+def hear_signals() -> None:
+    """Take the signals that a former life of this process left waiting."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 

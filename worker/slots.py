@@ -25,7 +25,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, RunFence, StepEnd
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop, retry_s
-from soong.worker.function_step import ENDS_SOON_S, crashed
+from soong.worker.function_step import crashed
 from soong.worker.lent_slots import LentSlots
 from soong.worker.unended import HeldRun, UnendedRuns
 
@@ -181,7 +181,7 @@ class Slots:
     async def lost_functions(self) -> tuple[str, ...]:
         """Give the coroutines of lost steps a moment to end; return the functions that continue."""
         works = [held.work for held in self._held.values() if held.interruption.stop == "drop"]
-        are_ended = await asyncio.gather(*(work.end_soon(ENDS_SOON_S) for work in works))
+        are_ended = await asyncio.gather(*(work.end_soon() for work in works))
         return tuple(
             name for work, is_ended in zip(works, are_ended, strict=True) if not is_ended for name in work.names
         )
@@ -201,8 +201,11 @@ class Slots:
                     held.interruption.stop = "drop"  # its runner waits for the function no more
                 held.slot.cancel()
 
-    async def hand_over(self) -> None:
-        """Write how the runs end that end with this process; called last of all. Raises: UnavailableError."""
+    async def hand_over(self) -> bool:
+        """Write how the runs end that end with this process; say whether steps are left to hand back after that.
+
+        Called last of all. Raises: UnavailableError.
+        """
         worker_id = self.claim_loop.capacity().worker_id
         ends = [
             (held, held.end_now())
@@ -210,15 +213,9 @@ class Slots:
             if held.worker_id == worker_id and not held.is_settled
         ]
         told = [end for _, end in ends if end is not None]
-        freed = [lease for held, end in ends for lease in self._leases_of(held, with_own=end is None)]
         if told:
             await self.claim_loop.write_ends(told)
-        if freed:
-            now_us = self.clock.now_us()
-            await self.claims.release(worker_id, freed, reason="the worker stops", now_us=now_us)
-
-    def _leases_of(self, held: HeldRun, *, with_own: bool) -> tuple[Lease, ...]:
-        return (*((held.claim.lease,) if with_own else ()), *self.additional.leases_of(held.claim))
+        return bool(ends) and bool(await self.claims.leases(worker_id))
 
     def note_idle(self) -> None:
         """Wake who waits until no run is held, if none is but those that only the end of this process ends."""
@@ -316,7 +313,7 @@ class Slots:
 
     async def _release(self, held: HeldRun, reason: str) -> None:
         """Free the lease, however long the database is away: while this worker beats nobody else can."""
-        await self._free(held, self._leases_of(held, with_own=True), reason)
+        await self._free(held, (held.claim.lease, *self.additional.leases_of(held.claim)), reason)
 
     async def _free(self, held: HeldRun, leases: Sequence[Lease], reason: str) -> None:
         if not leases:

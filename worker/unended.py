@@ -77,6 +77,8 @@ class UnendedRuns:
     claims: ClaimStore
     clock: Clock
     stuck_s: float = 30.0
+    beat_s: float = 5.0
+    """So long a resumed function can still look paused."""
     on_stuck: Callable[[], object] = lambda: None
     notifier: Notifier | None = None
     _watched: "dict[RunFence, asyncio.Task[None]]" = field(default_factory=dict)
@@ -97,7 +99,8 @@ class UnendedRuns:
         error = held.end.error if held.end is not None else None
         if error is not None:
             await self._report(held, f"{error.message}; {' and '.join(held.work.names)} still runs", error)
-        await asyncio.sleep(max(0.0, self.stuck_s - REPORTED_AFTER_S))
+        late_s = self.beat_s if held.interruption.is_pausing else 0.0
+        await asyncio.sleep(max(0.0, self.stuck_s - REPORTED_AFTER_S) + late_s)
         if not held.work:
             return
         held.is_stuck = True

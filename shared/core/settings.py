@@ -275,7 +275,7 @@ class Settings(BaseModel):
 
 OTHER_NAMES: Final = (
     *("SOONG_SIGNING_KEY_FILE", "SOONG_DATABASE_URL_FILE", "SOONG_REDIS_URL_FILE"),
-    *("SOONG_PARENT_FD", "SOONG_STATUS_FD", "SOONG_PULSE_FD", "SOONG_EFFECT_ID"),
+    *("SOONG_PARENT_FD", "SOONG_STATUS_FD", "SOONG_PULSE_FD", "SOONG_HANDOVER_FD", "SOONG_EFFECT_ID"),
     *("SOONG_CONFIG_DIR", "SOONG_POSTGRES", "SOONG_REDIS", "SOONG_RECORDINGS"),
 )
 """Names besides those of settings: files of secrets, what a process gives its children, and what our scripts read."""

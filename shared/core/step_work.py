@@ -5,14 +5,15 @@ Owns the register of this work; the holder of the run (a worker's slot) waits fo
 """
 
 import asyncio
+import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import field
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
 
 from soong.shared.core.call_threads import CallThreads
 from soong.shared.core.lazy_dataclass import dataclass
@@ -22,7 +23,11 @@ T = TypeVar("T")
 STEP_THREADS: Final = "soong-step"
 """Name of the threads on which users' functions run."""
 MAX_STACK_CHARS: Final = 4000
+ENDS_SOON_S: Final = 0.25
+"""How long a cancelled coroutine may take to end before its step is reported as one that still runs."""
 
+_ASYNCIO: Final = f"{Path(asyncio.__file__).parent}{os.sep}"
+"""Where a coroutine waits in there is of no use to a reader."""
 _THREADS: Final = CallThreads(STEP_THREADS, float("inf"))
 """Slots bound the number of calls, so no call waits for a thread."""
 
@@ -37,7 +42,10 @@ class _Call:
     def stack(self, future: "asyncio.Future[Any]") -> list[traceback.FrameSummary]:
         """Return where the call is now, outermost frame first."""
         if isinstance(future, asyncio.Task):
-            frames = future.get_stack()
+            frames, awaited = [], cast("Any", future.get_coro())
+            while (frame := getattr(awaited, "cr_frame", None)) is not None:
+                frames += [] if frame.f_code.co_filename.startswith(_ASYNCIO) else [frame]
+                awaited = getattr(awaited, "cr_await", None)
             return [one for frame in frames for one in traceback.extract_stack(frame)[-1:]]
         frame = sys._current_frames().get(self.thread_id or 0)  # noqa: SLF001  # the documented way to a thread's stack
         return list(traceback.extract_stack(frame)) if frame is not None else []
@@ -74,10 +82,10 @@ class StepWork:
         for task in self._tasks():
             task.cancel()
 
-    async def end_soon(self, within_s: float) -> bool:
+    async def end_soon(self) -> bool:
         """Wait a short time for the end of the coroutines; False when a call continues, such as any on a thread."""
         if self._calls and len(tasks := self._tasks()) == len(self._calls):
-            await asyncio.wait(tasks, timeout=within_s)
+            await asyncio.wait(tasks, timeout=ENDS_SOON_S)
         return not self._calls
 
     def _tasks(self) -> "list[asyncio.Task[Any]]":
@@ -138,8 +146,17 @@ def _register(call: _Call, future: "asyncio.Future[Any]") -> None:
         work.add(call, future)
 
 
-async def cancelled_soon(task: "asyncio.Future[Any]", within_s: float) -> None:
+async def call_in_task(name: str, work: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine of a user's. One that ignores the caller's cancellation remains work of its run."""
+    task = begin_task(name, work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await cancelled_soon(task)
+        raise
+
+
+async def cancelled_soon(task: "asyncio.Future[Any]") -> None:
     """Cancel a task and wait for its end, for a short time."""
     task.cancel()
-    with suppress(TimeoutError):
-        await asyncio.wait({task}, timeout=within_s)
+    await asyncio.wait({task}, timeout=ENDS_SOON_S)

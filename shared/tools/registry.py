@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
-from soong.shared.core.foreign import call_foreign
+from soong.shared.core.foreign import await_foreign, call_foreign
 from soong.shared.core.jsontext import Json, JsonObject, digest
-from soong.shared.core.step_work import call_in_thread
+from soong.shared.core.step_work import call_in_task, call_in_thread
 from soong.shared.tools.definition import (
     NAMESPACE_TAGS,
     Handler,
@@ -220,7 +220,7 @@ def definition_of(function: Function, name: str, **more: Any) -> ToolDefinition:
         given = {fields[0]: parsed} if is_whole else {field: getattr(parsed, field) for field in fields}
         before = (context,) if takes_context else ()
         if inspect.iscoroutinefunction(function):
-            return _plain(await function(*before, **given))
+            return _plain(await call_in_task(name, await_foreign(partial(function, *before, **given))))
         return _plain(await call_in_thread(name, partial(call_foreign, function, *before, **given)))
 
     more.setdefault("description", inspect.getdoc(function) or "")

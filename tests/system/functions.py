@@ -57,6 +57,15 @@ def note(inputs: JsonObject, context: StepContext) -> Json:
     return context.attempt
 
 
+@step_function("test.tick")
+def tick(inputs: JsonObject, context: StepContext) -> Json:
+    """Write to a ledger again and again until a file is there: where it runs, and when."""
+    while not Path(str(inputs["until"])).exists():
+        _write(Path(str(inputs["ledger"])), "tick", context)
+        time.sleep(0.002)
+    return None
+
+
 @step_function("test.note_deaf")
 async def note_deaf(inputs: JsonObject, context: StepContext) -> Json:
     """Do the same in a coroutine that takes no notice of its cancellation."""

@@ -1,5 +1,6 @@
 """Tools of the tests' own, imported by workers through SOONG_TOOLS, and a scripted agent that calls them."""
 
+import asyncio
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +20,21 @@ def hang(until: str) -> str:
     return "ended"
 
 
+@tools.tool("test.hang_deaf", permission=Permission.READONLY)
+async def hang_deaf(ledger: str, until: str) -> str:
+    """Wait until a file is there, whoever cancels that."""
+    Path(ledger).write_text("begin agent\n")  # noqa: ASYNC240  # a file of a test
+    while not Path(until).exists():  # noqa: ASYNC240  # a look of microseconds
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.02)
+    return "ended"
+
+
+@scripted_agent("tests.hang_in_deaf_tool")
+async def hang_in_deaf_tool(inputs: dict[str, Any], agent: AgentHandle) -> Any:
+    return await agent.call("test.hang_deaf", ledger=inputs["ledger"], until=inputs["until"])
+
+
 @scripted_agent("tests.hang_in_tool")
 async def hang_in_tool(inputs: dict[str, Any], agent: AgentHandle) -> Any:
     """Call a tool that takes no notice of its time limit, and say what came of it."""
@@ -31,6 +47,7 @@ async def hang_in_tool(inputs: dict[str, Any], agent: AgentHandle) -> Any:
 @scripted_agent("tests.hang_itself")
 async def hang_itself(inputs: dict[str, Any], _agent: AgentHandle) -> Any:
     """Block the thread of the agent itself."""
+    Path(inputs["ledger"]).write_text("begin agent\n")  # noqa: ASYNC240  # a file of a test
     while not Path(inputs["until"]).exists():  # noqa: ASYNC240  # what it is to show
         time.sleep(0.02)  # noqa: ASYNC251  # likewise
     with suppress(OSError):

@@ -42,8 +42,10 @@ HOUR_S = 3600
 
 
 @pytest.fixture
-async def service(redis_live: RedisServer, tmp_path: Path) -> AsyncIterator[Deployment]:
-    async with Deployment(f"sqlite:///{tmp_path / 'soong.db'}", redis_live.socket_url, tmp_path) as deployment:
+async def service(redis_live: RedisServer, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Deployment]:
+    extra = {"lease_s": getattr(request, "param", LEASE_S)}
+    url = f"sqlite:///{tmp_path / 'soong.db'}"
+    async with Deployment(url, redis_live.socket_url, tmp_path, extra=extra) as deployment:
         yield deployment
 
 
@@ -151,6 +153,38 @@ async def test_a_thawed_worker_ends_the_threads_of_lost_steps_and_repeats_what_m
     assert (await service.steps(cancelled))["cancelled"].status is StepStatus.CANCELLED
     assert begun_steps() == ["cancelled", "late", "plain", "plain", "plain"]
     assert [line.split()[:2] for line in ledger.read_text().splitlines()][-1] == ["end", "plain"]
+
+
+@pytest.mark.spec("DAG-03", "OPS-06")
+@pytest.mark.parametrize("service", [20.0], indirect=True)
+async def test_a_stopped_worker_hands_a_step_back_when_its_thread_has_ended(
+    service: Deployment, tmp_path: Path
+) -> None:
+    ledger, until = tmp_path / "ledger", tmp_path / "until"
+
+    def ticks() -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for line in ledger.read_text().splitlines() if ledger.exists() else ():
+            *_, pid, at_ns = line.split()
+            found.setdefault(pid, []).append(int(at_ns))
+        return found
+
+    inputs: JsonObject = {"ledger": str(ledger), "until": str(until)}
+    step: JsonObject = {"id": "a", "kind": "python", "call": "test.tick", "inputs": inputs}
+    await start_workers(service, 1, SOONG_FUNCTIONS="tests.system.functions", SOONG_DRAIN_S="0.3")
+    task = await service.submit({"title": "t", "steps": [step]})
+    await service.until(lambda: _holds(lambda: len(ticks()) == 1))
+    await start_workers(service, 1, SOONG_FUNCTIONS="tests.system.functions")
+
+    service.workers[0].terminate()
+    await service.until(lambda: _holds(lambda: len(ticks()) == 2))
+    until.touch()
+
+    assert (await service.finished(task)).status is TaskStatus.COMPLETED
+    first, second = (ticks()[str(worker.pid)] for worker in service.workers)
+    assert max(first) < min(second)
+    assert await asyncio.to_thread(service.workers[0].wait, 10) == 0
+    assert (await service.steps(task))["a"].lost_leases == 0
 
 
 async def _holds(condition: Callable[[], bool]) -> bool:

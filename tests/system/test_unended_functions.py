@@ -1,7 +1,9 @@
 """A step has ended when its function has: slots, leases and limits count threads that run, not rows."""
 
 import sys
+import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,16 +92,31 @@ class Scene:
         return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module", params=[{}], ids=["8 slots"])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@contextmanager
+def database(request: pytest.FixtureRequest, store: str) -> Iterator[dict[str, str]]:
+    """Give one service what names its database, and the Redis that such a database asks for."""
+    if store == "sqlite":
+        yield {}
+        return
+    redis_url = request.getfixturevalue("redis_session_server").tcp_url
+    with request.getfixturevalue("postgres_session_server").fresh_database(f"soong_{uuid.uuid4().hex[:16]}") as url:
+        yield {"SOONG_DATABASE_URL": url, "SOONG_REDIS_URL": redis_url}
+
+
+@pytest.fixture(scope="module", params=[{}], ids=["10 slots"])
+def service(request: pytest.FixtureRequest, store: str) -> Iterator[Service]:
     modules = {
         "SOONG_FUNCTIONS": "tests.system.functions,tests.system.hanging_tools",
         "SOONG_TOOLS": "tests.system.hanging_tools",
     }
     given = {**modules, "PYTHONPATH": str(ROOT), "SOONG_WORKERS": "1", "SOONG_BEAT_S": "0.5"}
-    with http_service(
-        **{**given, "SOONG_SLOTS": "10", "SOONG_STUCK_S": "2", "SOONG_DRAIN_S": "1", **request.param}
-    ) as one:
+    given |= {"SOONG_SLOTS": "10", "SOONG_STUCK_S": "2", "SOONG_DRAIN_S": "1", **request.param}
+    with database(request, store) as urls, http_service(**given, **urls) as one:
         yield one
 
 
@@ -150,7 +167,7 @@ def test_a_function_that_was_paused_and_resumed_fails_at_its_time_limit(scene: S
     failed = scene.until_status(task, "failed", 8)
 
     assert "took longer than 4.0 s" in failed["reason"]
-    assert "of its pause" not in _log_of_worker(scene)
+    assert not _is_reported(scene, task)
     scene.ledger.let_end()
     until(lambda: scene.read(task)["steps"]["slow"]["status"] == "failed", "slow has ended")
 
@@ -183,7 +200,7 @@ def test_an_agent_that_has_completed_does_not_wait_for_the_thread_of_its_tool(sc
 
 def test_the_thread_of_a_scripted_agent_keeps_its_step_after_a_cancellation(scene: Scene) -> None:
     task = scene.submit(scene.ledger.agent("agent", "tests.hang_itself"))
-    until(lambda: scene.read(task)["steps"]["agent"]["status"] == "running", "it runs")
+    scene.until_count("begin", 1)
     scene.act(task, "cancel")
 
     scene.until_status(task, "cancelled", 3)
@@ -194,8 +211,32 @@ def test_the_thread_of_a_scripted_agent_keeps_its_step_after_a_cancellation(scen
     until(lambda: scene.read(task)["steps"]["agent"]["status"] == "cancelled", "agent has ended")
 
 
+@pytest.mark.parametrize("how", ["time limit", "cancel"])
+def test_an_agent_whose_tool_ignores_its_cancellation_ends_at_once_and_is_named(scene: Scene, how: str) -> None:
+    limit: dict[str, Any] = {"timeout_s": 5.0} if how == "time limit" else {}
+    task = scene.submit(scene.ledger.agent("agent", "tests.hang_in_deaf_tool", **limit))
+    scene.until_count("begin", 1)
+    if how == "cancel":
+        scene.act(task, "cancel")
+
+    ended = scene.until_status(task, "failed" if limit else "cancelled", 10)
+
+    assert ended["steps"]["agent"]["status"] == "running"
+    until(lambda: "test.hang_deaf" in scene.cli("status"), "status names it", scene.service.cli.logs)
+    assert "test.hang_deaf" in scene.cli("workers", "list")
+    scene.ledger.let_end()
+    final = "failed" if limit else "cancelled"
+    until(lambda: scene.read(task)["steps"]["agent"]["status"] == final, "agent has ended")
+
+
 def _log_of_worker(scene: Scene) -> str:
     return "".join(log.read_text() for log in (scene.service.cli.home / "logs").glob("*.log"))
+
+
+def _is_reported(scene: Scene, task: str) -> bool:
+    """Say whether a function of a task was logged as stuck."""
+    key = f"{task.rpartition('/')[2]}/"
+    return any("function_stuck" in line and key in line for line in _log_of_worker(scene).splitlines())
 
 
 @pytest.mark.parametrize(("command", "status"), [("cancel", "cancelled"), ("pause", "paused")])
@@ -332,3 +373,38 @@ def test_a_worker_without_a_slot_left_restarts_and_repeats_nothing(scene: Scene)
     until(lambda: all(one["status"] == "failed" for one in scene.read(task)["steps"].values()), "all steps failed")
     assert {one["error"]["type"] for one in scene.read(task)["steps"].values()} == {"unknown_after_crash"}
     assert failed["reason"]
+
+
+@pytest.mark.parametrize("service", [{"SOONG_BEAT_S": "3", "SOONG_STUCK_S": "1"}], indirect=True, ids=["slow beat"])
+def test_a_function_that_was_resumed_is_not_reported_however_slow_the_beat(scene: Scene) -> None:
+    task = scene.submit(scene.ledger.step("resumed"))
+    stuck = scene.submit(scene.ledger.step("stuck"))
+    scene.until_count("begin", 2)
+    scene.act(task, "pause")
+    until(lambda: scene.read(task)["status"] == "paused", "it is paused")
+    scene.act(task, "resume")
+
+    scene.act(stuck, "cancel")
+    until(lambda: _is_reported(scene, stuck), "the other one is reported", scene.service.cli.logs)
+
+    assert not _is_reported(scene, task)
+    scene.ledger.let_end()
+    scene.until_status(task, "completed")
+
+
+@pytest.mark.parametrize("service", [{"SOONG_LEASE_S": "2"}], indirect=True, ids=["short lease"])
+def test_an_embedded_worker_that_was_frozen_restarts_with_its_functions(scene: Scene) -> None:
+    task = scene.submit(scene.ledger.step("one"))
+    scene.until_count("begin", 1)
+    (_, _, _, pid, _), *_ = scene.ledger.lines()
+    worker = psutil.Process(int(pid))
+    worker.suspend()
+    until(lambda: scene.read(task)["steps"]["one"]["status"] == "ready", "its lease has ended", scene.service.cli.logs)
+
+    worker.resume()
+
+    scene.until_count("begin", 2)
+    scene.ledger.let_end()
+    scene.until_status(task, "completed")
+    assert [line[0] for line in scene.ledger.lines()] == ["begin", "begin", "end"]
+    assert {line[3] for line in scene.ledger.lines()} == {pid}

@@ -33,9 +33,6 @@ NOTIFY_FIRST_S = 0.002
 NOTIFY_AGAIN_S = 0.25
 """Owners are notified of left-over work at once, and then only now and then: a woken owner stays awake."""
 
-TOLD_SOON = 4
-"""Of so many tasks that one batch ends, who waits is notified while they are committed: of more it costs too much."""
-
 FILL_AGAIN_S = 0.02
 """A worker claims its share of what is ready, also where the others are full. What they leave, it claims after this."""
 
@@ -87,7 +84,6 @@ class ClaimLoop:
     _notifying: asyncio.Task[None] | None = None
     _filling: asyncio.TimerHandle | None = None
     _was_left: bool = False
-    _telling: set[asyncio.Task[None]] = field(default_factory=set)
     _failures: int = 0
     """Batches in a row that could not be written."""
     _given: set[RunFence] = field(default_factory=set)
@@ -231,11 +227,7 @@ class ClaimLoop:
         if advance.ready_left and advance.claims and self.free_slots() > 0:
             # If the batch was the limit, there is more of this worker's share; if not, others get a moment for theirs.
             self._fill_again(0.0 if len(advance.claims) == BATCH else FILL_AGAIN_S)
-        if advance.look_again and any(turn.ends for turn in turns):
-            self.fill()
-        elif advance.look_again:  # another still holds what was passed over, perhaps for long
-            self._fill_again(FILL_AGAIN_S)
-        await self._tell_of_tasks(advance)
+        await self._notify_owners(advance)
         await self._tell_followers(turns, advance)
 
     def _answer(self, turns: list[SlotTurn], claims: tuple[Claim, ...]) -> list[Claim]:
@@ -273,7 +265,7 @@ class ClaimLoop:
         for attempt in (end, _unstorable(end)):
             try:
                 advance = await self._write(capacity, [attempt], claim=0)
-                await self._tell_of_tasks(advance)
+                await self._notify_owners(advance)
             except Exception:
                 log.exception("end_unwritable", step=end.step_key)
             else:
@@ -303,7 +295,6 @@ class ClaimLoop:
                     capabilities=capacity.capabilities,
                     live_workers=capacity.live_workers,
                     now_us=self.clock.now_us(),
-                    before_commit=self._tell_soon,
                     may_block=len(ends) == len(self._given) == 1,
                 )
             except UnavailableError as error:
@@ -314,24 +305,13 @@ class ClaimLoop:
                 await asyncio.sleep(retry_s(attempt))
         raise AssertionError("a count does not end")
 
-    async def _tell_of_tasks(self, advance: Advance) -> None:
-        """Notify those who wait for a task that has ended, and owners of their work and of what is left for others."""
-        for session_id in advance.closed_sessions:
-            await self.notifier.notify_session(session_id)
+    async def _notify_owners(self, advance: Advance) -> None:
+        """Notify owners of their work and of what is left for others."""
         if advance.owner_sessions:
             await self.notifier.notify_owners(sorted(advance.owner_sessions))
-        if advance.unrecorded:
-            await self.notifier.notify_owners(sorted(advance.unrecorded), is_ended=True)
         if advance.ready_left:
             self._notify_later(NOTIFY_AGAIN_S if self._was_left else NOTIFY_FIRST_S)
         self._was_left = advance.ready_left
-
-    def _tell_soon(self, advance: Advance) -> None:
-        """Notify who waits for a task that is ending: by the time that its client reads, most often it has ended."""
-        for session_id in advance.closed_sessions if len(advance.closed_sessions) <= TOLD_SOON else ():
-            task = asyncio.get_running_loop().create_task(self.notifier.notify_session(session_id))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
 
     async def _tell_followers(self, turns: list[SlotTurn], advance: Advance) -> None:
         """Ring for the logs of agents' runs, which people follow; those of functions are found by a slow look."""

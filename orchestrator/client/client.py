@@ -19,7 +19,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState, session_scope
 from soong.shared.engine.runs.store import LastRuns
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
-from soong.shared.engine.tasks.ending import TaskEnd, needs_no_owner
+from soong.shared.engine.tasks.ending import TaskEnd
 from soong.shared.engine.tasks.kinds import ClaimMode, TaskKind
 from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.planner import Planner
@@ -89,7 +89,6 @@ class Client:
     planner: Planner = field(default_factory=Planner)
     closers: Sequence[Callable[[], Awaitable[None]]] = ()
     _responders: list[asyncio.Task[None]] = field(default_factory=list)
-    _calling: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def tasks(self) -> TaskService:
@@ -122,15 +121,14 @@ class Client:
         """
         check_total(0, len(task.steps), self.settings.max_children_per_run)
         what = f"submission of {task.id}"
-        worker_id = await retry_until_confirmed(lambda: self._write(session, task, max_concurrent, budget), what=what)
-        is_alone = needs_no_owner(session, task)
-        await self.notifier.notify_owners([session.id], is_called=bool(worker_id), is_alone=is_alone)
+        await retry_until_confirmed(lambda: self._write(session, task, max_concurrent, budget), what=what)
+        await self.notifier.notify_owners([session.id])
 
-    async def _write(self, session: Session, task: NewTask, max_concurrent: int, budget: Budget) -> str:
-        """Return the worker that has been called for the task; empty: owners choose one."""
+    async def _write(self, session: Session, task: NewTask, max_concurrent: int, budget: Budget) -> None:
         limit = max_concurrent or self.settings.max_concurrent_children_per_session
         if not limit and budget.is_unlimited:
-            return await self.store.tasks.submit(session, task, call=self._call_worker)
+            await self.store.tasks.submit(session, task)
+            return
         writes: list[Awaitable[object]] = [self.store.sessions.open_session(session)]
         if limit:
             writes.append(self.store.claims.set_concurrency_limits([session_limit(session.id, limit)]))
@@ -138,13 +136,6 @@ class Client:
             writes.append(self.store.budgets.set_budget(session_scope(session.id), budget))
         # Begun together, in this order: they are written in this order, and most often by one commit.
         await asyncio.gather(*writes, self.store.tasks.create_task(task))
-        return ""
-
-    def _call_worker(self, worker_id: str) -> None:
-        """Call a worker, which claims while owners hear of the session; what it does not claim they see to."""
-        calling = asyncio.get_running_loop().create_task(self.notifier.call_worker(worker_id))
-        self._calling.add(calling)
-        calling.add_done_callback(self._calling.discard)
 
     def attach(
         self,

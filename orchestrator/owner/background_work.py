@@ -45,6 +45,11 @@ class BackgroundWork:
 
         self._timers[name] = asyncio.get_running_loop().call_later(delay_s, begin)
 
+    def begin_soon(self, name: str, delay_s: float, work: Routine) -> None:
+        """Begin a part after a time, unless one of this name is to begin already."""
+        if name not in self._timers:
+            self.begin_later(name, delay_s, work)
+
     def cancel_later(self, name: str) -> None:
         """Have the part of this name not begin, if it is still to."""
         if (planned := self._timers.pop(name, None)) is not None:

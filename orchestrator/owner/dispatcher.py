@@ -95,10 +95,6 @@ class Dispatcher:
                 sent += await asyncio.get_running_loop().run_in_executor(self._thread, self._fill, pool, wanted)
         return sent
 
-    async def is_anything_ready(self) -> bool:
-        """Say whether there are steps to claim now."""
-        return bool((await self._claims.backlog(limit=1)).ready)
-
     def news(self, sessions: Collection[str]) -> set[str]:
         """Return which of the sessions are heard of for the first time.
 

@@ -1,34 +1,19 @@
 """The sessions of one incarnation of an owner, as its rows name them."""
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
-from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.engine.tasks.ending import SessionLook
-from soong.shared.engine.tasks.store import TaskStore
 
 log = get_logger(__name__)
-
-
-class AdoptingStore(Protocol):
-    """Where sessions are adopted."""
-
-    @property
-    def sessions(self) -> SessionStore: ...
-
-    @property
-    def tasks(self) -> TaskStore: ...
 
 
 class OwnedSessions(Mapping[str, Ownership]):
     """By id, what this owner writes with in each of its sessions."""
 
-    def __init__(self, store: AdoptingStore, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
+    def __init__(self, sessions: SessionStore) -> None:
+        self._sessions = sessions
         self._owned: dict[str, Ownership] = {}
         self.active: set[str] = set()
         """Those in which a task runs."""
@@ -46,27 +31,17 @@ class OwnedSessions(Mapping[str, Ownership]):
 
     async def adopt(self, owner_id: str) -> set[str]:
         """Adopt the sessions that have no owner; return their ids."""
-        adopted = await self._store.sessions.adopt_sessions(owner_id)
+        adopted = await self._sessions.adopt_sessions(owner_id)
         for session in adopted:
-            self._adopted(session)
+            self._remember(session)
+            log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
         return {session.id for session in adopted}
-
-    async def take_over(self, owner_id: str, expected: set[str], looks: dict[str, SessionLook]) -> set[str]:
-        """Adopt sessions that a worker was called for, with the look at each by the same transaction."""
-        adopted = set()
-        now_us = self._clock.now_us()
-        for session, look in await self._store.tasks.take_over(owner_id, expected, now_us=now_us):
-            self._adopted(session)
-            adopted.add(session.id)
-            if look is not None:
-                looks[session.id] = look
-        return adopted
 
     async def busy(self, owner_id: str) -> set[str]:
         """Return the sessions with open work whose rows name this owner, whether we remember them or not."""
-        busy = set(await self._store.sessions.busy_sessions(owner_id))
+        busy = set(await self._sessions.busy_sessions(owner_id))
         for session_id in sorted(busy - self._owned.keys()):
-            session = await self._store.sessions.session(session_id)
+            session = await self._sessions.session(session_id)
             if session.owner_id == owner_id:
                 self._remember(session)
         return busy
@@ -85,10 +60,6 @@ class OwnedSessions(Mapping[str, Ownership]):
         """Forget all: another owner may have them."""
         for known in (self._owned, self.active, self.closing):
             known.clear()
-
-    def _adopted(self, session: Session) -> None:
-        self._remember(session)
-        log.info("session_adopted", session=session.id, epoch=session.owner_epoch)
 
     def _remember(self, session: Session) -> None:
         self._owned[session.id] = session.ownership

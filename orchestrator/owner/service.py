@@ -8,21 +8,13 @@ not say, but for grants (PER-04): a successor begins where it ended.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import field
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Final
 
 from soong.orchestrator.owner.background_work import BackgroundWork, safely, within
-from soong.orchestrator.owner.new_sessions import (
-    FOLDERS_S,
-    CalledSessions,
-    DelayedNames,
-    FoundSessions,
-    PassedOverSessions,
-)
 from soong.orchestrator.owner.owned_sessions import OwnedSessions
 from soong.orchestrator.owner.parts import Parts
 from soong.orchestrator.owner.reaper import Reaper
@@ -35,15 +27,15 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership
 from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.wire.events import ALONE, CALLED, ENDED
 from soong.shared.engine.wire.notifier import Subscription
-from soong.shared.engine.wire.permissions import split_hint
 from soong.shared.storage.store import retry_until_confirmed
 
 log = get_logger(__name__)
 
-NO_MARKS: Final[Mapping[str, str]] = MappingProxyType({})
-
+CALLED_S: Final = 0.05
+"""How long a worker that was called has for its claim before messages are sent for what is still ready."""
+ADOPT_AGAIN_S: Final = 0.01
+"""The wait before the next try to adopt a new session; each wait is five times the one before."""
 FULL_LOOK_EVERY = 10
 """Sweeps between two looks at all sessions with open work; in between, those known to run and those heard of."""
 
@@ -59,22 +51,13 @@ class Orchestrator:
     _work: BackgroundWork = field(default_factory=BackgroundWork)
     _reaper: Reaper = field(init=False)
     _unclaimable: UnschedulableSteps = field(init=False)
-    _called: CalledSessions = field(init=False)
-    _passed_over: PassedOverSessions = field(default_factory=PassedOverSessions)
-    _unwritten: DelayedNames = field(init=False)
-    """Sessions that ended without an owner, whose runs have folders."""
     _hint: Callable[[], None] | None = None
     _reconciling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         store = self.parts.store
-        self._owned = OwnedSessions(store, self.parts.clock)
+        self._owned = OwnedSessions(store.sessions)
         self._unclaimable = UnschedulableSteps(store.tasks, store.runs, self.parts.clock, self.settings.no_worker_s)
-        self._called = CalledSessions(
-            fill=lambda: self._work.begin_safely(self._fill_after_call),
-            adopt=lambda called: self._work.begin_safely(lambda: self._adopt_called(called)),
-        )
-        self._unwritten = DelayedNames(FOLDERS_S, lambda _: self._work.begin_safely(self._write_folders))
         self.parts.agents.on_end(self._ask_ended)
 
     async def start(self) -> None:
@@ -91,7 +74,6 @@ class Orchestrator:
         """Stop looking, release the sessions for a successor, close every part."""
         await self._stop_reconciling()
         await self.parts.agents.stop()
-        await safely(self._write_folders())
         await within(self.parts.store.audit.take_reports(self.owner_id, now_us=self.parts.clock.now_us()), 0)
         try:
             await self.parts.store.sessions.release_owner(self.owner_id)
@@ -140,78 +122,50 @@ class Orchestrator:
             return False  # its new owner does what there is to do
         return work.has_commands or any(task.status is TaskStatus.RUNNING for task in work.open_tasks)
 
-    async def reconcile(
-        self, session_ids: Iterable[str], *, is_sweep: bool = False, marks: Mapping[str, str] = NO_MARKS
-    ) -> None:
+    async def reconcile(self, session_ids: Iterable[str], *, is_sweep: bool = False) -> None:
         """Look at the given sessions, at those adopted with them, and fill free slots.
 
         One look at a time. No sessions means that only slots are to be filled: two reads; a session's look costs eight.
-        ``marks``: what their clients report of new ones (:func:`soong.shared.engine.wire.events.marks_of`).
         """
         if self._hint is not None and (self._owned.active or not is_sweep):
             self._hint()
         async with self._reconciling:
-            found = await self._find(set(session_ids), marks, is_sweep=is_sweep)
-            if found is None:
-                return
-            is_over = await self._look_at(found)
-            if found.called:  # the worker claims at this moment: what it leaves is counted when it has
-                self._called.add(found.called)
-                return
-            if is_over:  # nothing has become ready by this, and of what ends leave for others workers notify
-                return
-            await within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
-            await safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
+            sessions = set(session_ids)
+            strangers = sessions - self._owned.keys()
+            news = self.parts.dispatcher.news(strangers)
+            # The claim of new steps needs no owner: a worker is called for them before anything is read.
+            is_called = bool(news) and len(sessions) == 1 and await self.parts.dispatcher.call_worker()
+            if strangers:
+                sessions |= await within(self._owned.adopt(self.owner_id), set())
+                if not news and not is_sweep and sessions.isdisjoint(self._owned):
+                    return  # they are another's, who fills the slots for them
+                self._adopt_later(news - self._owned.keys(), ADOPT_AGAIN_S)
+            if news and not is_called:
+                await within(self.parts.dispatcher.dispatch(), 0)
+            is_over = await self._look_at(sessions, news)
+            if is_called:  # the worker claims at this moment: what it leaves is counted when it has
+                self._work.begin_soon("", CALLED_S, lambda: self.reconcile(()))
+            elif not is_over:  # nothing becomes ready by an end, and workers notify of what ends leave for others
+                await within(self.parts.dispatcher.dispatch(is_full=is_sweep), 0)
+                await safely(self._unclaimable.tell(self.parts.dispatcher.unclaimable, self._owned))
 
-    async def _find(self, wanted: set[str], marks: Mapping[str, str], *, is_sweep: bool) -> FoundSessions | None:
-        """Return what is to be looked at, with the sessions that were adopted for it; None: nothing is left to do.
+    def _adopt_later(self, sessions: Collection[str], wait_s: float) -> None:
+        """Try again to adopt new sessions whose rows a claim may have held, until the sweep does."""
 
-        A new session has steps that are ready, and a claim needs no owner: a worker is called first of all.
-        """
-        strangers = wanted - self._owned.keys()
-        if not strangers:
-            return FoundSessions(wanted)
-        dispatcher = self.parts.dispatcher
-        found = FoundSessions(wanted, news=dispatcher.news(strangers))
-        for new in sorted(found.news):
-            if ALONE in marks.get(new, "") and await self._is_called(new, marks):
-                # Its end, or what the worker leaves, is heard of or looked for soon, and it is adopted with that.
-                self._called.add(new)
-                found.leave_out(new)
-        if not found.sessions:
-            return None
-        strangers &= found.sessions
-        if found.news and len(found.sessions) == 1:
-            (new,) = found.news
-            found.called = new if await self._is_called(new, marks) else ""
-        adopted = await within(self._adopt(strangers, found), set())
-        if not found.called and (adopted & found.news or adopted - wanted):
-            await within(dispatcher.dispatch(), 0)
-        found.sessions |= adopted
-        if self._passed_over.add(found.news - self._owned.keys()):
-            self._work.begin(lambda: self._passed_over.adopt_again(self._adopt_passed_over))
-        is_others = not found.news and found.sessions.isdisjoint(self._owned)
-        # Where nothing is ours, it is over, or another's, who fills the slots for it.
-        return None if is_others and not is_sweep else found
+        async def adopt_again() -> None:
+            await self.reconcile(sessions)
+            self._adopt_later(sessions - self._owned.keys(), 5 * wait_s)
 
-    async def _adopt(self, strangers: set[str], found: FoundSessions) -> set[str]:
-        """Adopt what has no owner; those that a worker was called for before, and that are heard of again, alone."""
-        if strangers <= self._called.sessions:
-            return await self._owned.take_over(self.owner_id, strangers, found.looks)
-        return await self._owned.adopt(self.owner_id)
+        if sessions and wait_s < self.settings.sweep_s:
+            self._work.begin_later(" ".join(sorted(sessions)), wait_s, adopt_again)
 
-    async def _is_called(self, session_id: str, marks: Mapping[str, str]) -> bool:
-        """Say whether a worker has been called for a new session, by its client or now."""
-        return CALLED in marks.get(session_id, "") or await self.parts.dispatcher.call_worker()
-
-    async def _look_at(self, found: FoundSessions) -> bool:
+    async def _look_at(self, sessions: Collection[str], news: Collection[str]) -> bool:
         """Look at each of the sessions that are ours; say whether all of them are over with that."""
-        are_over = bool(found.sessions)
-        for session_id in sorted(found.sessions):
+        are_over = bool(sessions)
+        for session_id in sorted(sessions):
             ownership = self._owned.get(session_id)  # what was ours may be lost while another is looked at
             if ownership is not None:
-                look = found.looks.get(session_id)
-                await safely(self._reconcile_session(ownership, look, is_new=session_id in found.news))
+                await safely(self._reconcile_session(ownership, is_new=session_id in news))
             are_over = are_over and ownership is not None and session_id not in self._owned
         return are_over
 
@@ -231,23 +185,6 @@ class Orchestrator:
             owner_id=self.owner_id,
         )
 
-    async def _adopt_passed_over(self) -> Collection[str]:
-        if adopted := await within(self._owned.adopt(self.owner_id), set()):
-            await safely(self.reconcile(adopted))
-        return self._owned
-
-    async def _adopt_called(self, called: set[str]) -> None:
-        """Adopt those of the sessions that have not ended meanwhile, as most have."""
-        if left := called - self._owned.keys():
-            unowned = await self.parts.store.sessions.without_owner(left)
-            if unowned:
-                await self.reconcile(unowned)
-
-    async def _fill_after_call(self) -> None:
-        """Send messages for what a called worker has left. Claims need no owner: nothing is adopted for that."""
-        if await self.parts.dispatcher.is_anything_ready():
-            await self.reconcile(())
-
     async def _look(self, ownership: Ownership, *, is_new: bool) -> SessionLook:
         """Look at a session; a task that its session is to end with is ended by the same transaction.
 
@@ -258,13 +195,11 @@ class Orchestrator:
             return await tasks.look_and_finish(ownership, now_us=self.parts.clock.now_us())
         return await tasks.session_work(ownership), ()
 
-    async def _reconcile_session(
-        self, ownership: Ownership, look: SessionLook | None = None, *, is_new: bool = False
-    ) -> None:
-        """Do what is due in a session; ``look`` is what has just been seen of it."""
+    async def _reconcile_session(self, ownership: Ownership, *, is_new: bool) -> None:
+        """Do what is due in a session."""
         session_id = ownership.session_id
         try:
-            work, over = look or await self._look(ownership, is_new=is_new)
+            work, over = await self._look(ownership, is_new=is_new)
             is_closed = work.has_commands and await self.parts.commands.carry_out(ownership)
             if work.has_commands:
                 work = await self.parts.store.tasks.session_work(ownership)
@@ -302,7 +237,6 @@ class Orchestrator:
     def _forget(self, ownership: Ownership) -> None:
         """Look at a session no more, unless it has become ours again in the meantime."""
         if self._owned.forget(ownership):
-            self._called.drop(ownership.session_id)
             self.parts.agents.drop(ownership.session_id)
 
     def _ask_ended(self, session_id: str, task_id: str) -> None:
@@ -403,20 +337,10 @@ class Orchestrator:
                 heard = await subscription.wait(self.settings.sweep_s)
                 if heard:
                     # An empty id: slots to fill, or a subscription that was away; the sweep looks at what it missed.
-                    hints = self._without_ended(dict(map(split_hint, heard)))
-                    fills = hints.pop("", None) is not None
-                    if hints or fills:
-                        await safely(self.reconcile(hints, marks=hints))
-                    if fills and hints:
+                    sessions = set(heard) - {""}
+                    await safely(self.reconcile(sessions))
+                    if sessions and "" in heard:
                         await safely(self.reconcile(()))
-
-    def _without_ended(self, hints: dict[str, str]) -> dict[str, str]:
-        """Return the hints without those of sessions that have ended: their folders are written a moment later."""
-        ended = {session_id for session_id, marks in hints.items() if ENDED in marks.split()} - self._owned.keys()
-        for session_id in ended:
-            self._called.drop(session_id)
-            self._unwritten.add(session_id)
-        return {session_id: marks for session_id, marks in hints.items() if session_id not in ended}
 
     async def _hear_questions(self) -> None:
         async with _listening(self.parts.subscriber.subscribe_permissions()) as subscription:

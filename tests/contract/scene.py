@@ -14,7 +14,15 @@ from soong.shared.engine.tasks.step import Advance, Claim, Lease, NewStep, Step,
 from soong.shared.engine.wire.jobs import reads
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.store import Store
-from tests.model.builders import make_children, make_command, make_retry, open_session, open_task, open_worker
+from tests.model.builders import (
+    make_children,
+    make_command,
+    make_owner,
+    make_retry,
+    open_session,
+    open_task,
+    open_worker,
+)
 from tests.model.clock import FakeClock
 
 
@@ -136,6 +144,16 @@ class ContractHarness:
 
     async def complete_all(self, claims: Iterable[Claim]) -> Advance:
         return await self.advance([completed(claim, claim.identity.step_title) for claim in claims])
+
+    async def end_session(self, session_id: str) -> None:
+        """Have an owner that then ends itself end a session with its task: it is closed and nobody's."""
+        owner = make_owner()
+        await self.store.sessions.register_owner(owner)
+        (adopted,) = await self.store.sessions.adopt_sessions(owner.id)
+        assert adopted.id == session_id
+        _, ended = await self.store.tasks.look_and_finish(adopted.ownership, now_us=self.now_us)
+        assert [end.is_closed for end in ended] == [True]
+        await self.store.sessions.release_owner(owner.id)
 
     async def finish(self, task_id: str) -> TaskStatus | None:
         return await self.store.tasks.finish_task(self.own, task_id, now_us=self.now_us)

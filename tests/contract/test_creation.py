@@ -69,28 +69,6 @@ async def test_a_session_and_its_first_task_are_written_together_or_not_at_all(s
         await store.sessions.session("sess_other")
 
 
-async def test_who_submits_gets_the_name_of_a_worker_that_lives_and_has_a_free_slot(scene: ContractHarness) -> None:
-    store = scene.store
-
-    async def submit(name: str) -> str:
-        called: list[str] = []
-        worker_id = await store.tasks.submit(make_session(name), make_task(name, "a"), call=called.append)
-        assert called == ([worker_id] if worker_id else [])
-        return worker_id
-
-    assert await submit("sess_1") == scene.worker
-    first = await scene.claim(16)
-    await scene.task(*(f"s{number}" for number in range(16)))
-    held = [*first, *await scene.claim(16 - len(first))]
-    assert len(held) == 16
-    assert await submit("sess_2") == ""
-    other = await scene.another_worker()
-    assert await submit("sess_3") == other
-    await scene.complete_all(held)
-
-    assert {await submit(f"sess_again_{number}") for number in range(5)} <= {scene.worker, other}
-
-
 @pytest.mark.spec("CARD-3", "DIS-05.a")
 async def test_each_step_has_its_run_with_lineage_before_any_worker_looks(scene: ContractHarness) -> None:
     new = make_task(scene.own.session_id, "a", "b")

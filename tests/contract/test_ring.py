@@ -7,9 +7,7 @@ from typing import TypeAlias
 
 import pytest
 
-from soong.shared.engine.wire.events import ALONE, CALLED, ENDED
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
-from soong.shared.engine.wire.permissions import hint_of
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.subscriber import RedisSubscriber
@@ -59,26 +57,6 @@ async def _publish(notifier: Notifier, run_id: str, payload: str) -> None:
 
 SUBJECTS: dict[str, tuple[Listen, Say, str]] = {
     "owners": (lambda board: board.subscribe_owner(), lambda notifier: notifier.notify_owners(["sess_1"]), "sess_1"),
-    "owners, called": (
-        lambda board: board.subscribe_owner(),
-        lambda notifier: notifier.notify_owners(["sess_1"], is_called=True),
-        hint_of("sess_1", CALLED),
-    ),
-    "owners, alone": (
-        lambda board: board.subscribe_owner(),
-        lambda notifier: notifier.notify_owners(["sess_1"], is_alone=True),
-        hint_of("sess_1", ALONE),
-    ),
-    "owners, called and alone": (
-        lambda board: board.subscribe_owner(),
-        lambda notifier: notifier.notify_owners(["sess_1"], is_called=True, is_alone=True),
-        hint_of("sess_1", f"{CALLED} {ALONE}"),
-    ),
-    "owners, ended": (
-        lambda board: board.subscribe_owner(),
-        lambda notifier: notifier.notify_owners(["sess_1"], is_ended=True),
-        hint_of("sess_1", ENDED),
-    ),
     "owners, all": (lambda board: board.subscribe_owner(), lambda notifier: notifier.notify_owners(), ""),
     "worker": (
         lambda board: board.subscribe_worker("wrk_1"),

@@ -189,6 +189,19 @@ async def test_completed_run_ends_with_a_result_node_also_when_its_worker_gave_n
     assert (node.kind, node.payload) == (NodeKind.RESULT, {"v": 1, "output": {"n": 1}})
 
 
+async def test_owner_is_named_when_nothing_was_opened_or_claimed_with_an_end(scene: ContractHarness) -> None:
+    await scene.task("a", "b", "c", make_step("d", depends_on=("a", "b")))
+    claims = {claim.step_key.rpartition("/")[2]: claim for claim in await scene.claim(2)}
+
+    with_claim = await scene.advance([completed(claims["a"])], claim=1)
+    without_claim = await scene.advance([completed(with_claim.claims[0])])
+    opening = await scene.advance([completed(claims["b"])])
+
+    assert [step_ids(with_claim.claims), with_claim.owner_sessions] == [["c"], frozenset()]
+    assert without_claim.owner_sessions == {scene.own.session_id}  # whether others still run, its owner reads
+    assert (opening.owner_sessions, opening.ready_left) == (frozenset(), True)
+
+
 async def test_owner_is_named_when_the_last_step_has_ended(scene: ContractHarness) -> None:
     await scene.task("a", make_step("b", depends_on=("a",)))
 

@@ -164,7 +164,7 @@ async def test_a_caller_whose_loop_has_ended_harms_no_other(database: Database, 
         assert may_go.wait(LIMIT_S)
 
     async def begin_and_leave() -> None:
-        writing = database.write(add("left"), before_commit=lambda _: lambda: None, flush=Flush.BEFORE_RETURN)
+        writing = database.write(add("left"), flush=Flush.BEFORE_RETURN)
         task = asyncio.ensure_future(writing)
         await asyncio.sleep(0.05)
         task.cancel()

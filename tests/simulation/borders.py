@@ -35,7 +35,7 @@ READS = frozenset({
     "task", "list_tasks", "task_with_steps", "status", "end_of", "session_work", "last_runs", "events_of",
     "steps", "step", "result", "counts", "interrupts", "backlog", "steps_in", "failures",
     "open_tasks", "owners", "session", "list_sessions", "busy_sessions", "responders", "take_commands", "command",
-    "workers", "without_owner",
+    "workers",
     "run", "list_runs", "nodes", "events", "is_tainted", "calls", "request", "pending", "answer_of", "decision_of",
     "open_questions", "settled", "still_pending", "signing_key", "signing_keys",
 })  # fmt: skip

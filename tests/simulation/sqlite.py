@@ -56,21 +56,12 @@ class InlineDatabase:
         self,
         function: Callable[[Transaction], T],
         *,
-        before_commit: Callable[[T], Callable[[], object] | None] | None = None,
         flush: Flush = Flush.BEFORE_VISIBLE,
         may_block: bool = False,
     ) -> T:
         del flush, may_block
-
-        def written(tx: Transaction) -> T:
-            result = function(tx)
-            call = None if before_commit is None else before_commit(result)
-            if call is not None:
-                call()
-            return result
-
         await asyncio.sleep(0)
-        return self.do(written)
+        return self.do(function)
 
     async def read(self, function: Callable[[Transaction], T]) -> T:
         await asyncio.sleep(0)

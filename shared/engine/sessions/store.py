@@ -4,7 +4,7 @@ Every adapter passes tests/contract. All methods are atomic: one transaction eac
 ``now_us`` for the record only; whether somebody lives is judged by watching beat counters, never by comparing clocks.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from soong.shared.engine.sessions.session import (
@@ -68,10 +68,6 @@ class SessionStore(Protocol):
 
         An owner that is gone gets none.
         """
-        ...
-
-    async def without_owner(self, session_ids: Collection[str]) -> Sequence[str]:
-        """Return which of these sessions are open and have no owner."""
         ...
 
     async def busy_sessions(self, owner_id: str) -> Sequence[str]:

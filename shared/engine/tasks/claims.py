@@ -4,7 +4,7 @@ Every adapter passes tests/contract. Each method is one transaction. A worker's 
 carry fences. A worker inserts no step and no run: claiming is an update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
@@ -38,7 +38,6 @@ class ClaimStore(Protocol):
         capabilities: Sequence[str],
         live_workers: int,
         now_us: int,
-        before_commit: Callable[[Advance], object] | None = None,
         may_block: bool = False,
     ) -> Advance:
         """Write the ends, unlock what waited for them, and claim at most ``claim`` more steps: one transaction.
@@ -60,14 +59,11 @@ class ClaimStore(Protocol):
         go, starts the run and appends step_claimed and run_started (or run_resumed). A worker that is not live
         (draining, gone, unknown) claims nothing.
 
-        ``before_commit`` is called, perhaps more than once, with what is being committed, if that ends tasks: who is
-        notified by it may look at the rows too early, and is notified again afterwards.
-
         ``may_block``: the caller's loop has nothing else to do, so a store may write in it what takes under a
         millisecond.
 
-        A power cut that ends all processes of the store may take with it the ends, of the last few milliseconds, of
-        steps that others wait for, and all that was claimed since: those steps are ready again then.
+        A power cut that ends all processes of the store may take with it the ends of the last few milliseconds
+        and all that was claimed since: those steps are ready again then.
         """
         ...
 

@@ -5,10 +5,8 @@ from typing import TypeAlias
 
 from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.store import LastRuns
-from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.status import TaskStatus
-from soong.shared.engine.tasks.step import NewTask, SessionWork, Step, Task
+from soong.shared.engine.tasks.step import SessionWork, Step, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +33,3 @@ class FinishedTask:
 
 SessionLook: TypeAlias = tuple[SessionWork, Sequence[FinishedTask]]
 """What there is to do in a session, and the tasks that the look at it has ended."""
-
-
-def needs_no_owner(session: Session, task: NewTask) -> bool:
-    """Say whether the owner of a new session has nothing to do for it before its task ends.
-
-    That is so where it is to end with this task, asks nobody and has no map that is to be expanded at once. Later
-    maps, failures, commands and lost workers are notified when it is their time.
-    """
-    expands = any(step.kind is StepKind.MAP and not step.depends_on for step in task.steps)
-    is_quiet = session.closes_with_task and session.approval_mode is ApprovalMode.DENY
-    return is_quiet and task.kind is not TaskKind.ASK and not expands

@@ -343,21 +343,15 @@ class Advance:
     """What one complete-and-claim did.
 
     ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions
-    whose owner has something to do (a map to expand, a failure to settle, a task that may be finished).
-    ``closed_sessions`` are those that no owner had adopted and that have ended with their task, which these ends ended;
-    ``unrecorded`` are those of them whose runs have folders, which an owner is to write.
-    ``ready_left`` says that claimable work is left for others; it may be true of work that only a concurrency limit
-    holds back, never missed. ``look_again`` says that others may have ended the rest of a task at the same moment, so
-    that neither end saw the other: the next ``advance``, with or without ends, sees that task as it is then.
+    whose owner has something to do: a map to expand, a failure to settle, or a task in which these ends opened nothing
+    and no step was claimed with them, so that it may be over. ``ready_left`` says that claimable work is left for
+    others; it may be true of work that only a concurrency limit holds back, never missed.
     """
 
     claims: tuple[Claim, ...] = ()
     stale: frozenset[str] = frozenset()
     owner_sessions: frozenset[str] = frozenset()
-    closed_sessions: frozenset[str] = frozenset()
-    unrecorded: frozenset[str] = frozenset()
     ready_left: bool = False
-    look_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

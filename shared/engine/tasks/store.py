@@ -9,7 +9,7 @@ task's own, are in the log of the task's root run. A run that is ended with its 
 ended in the same transaction.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Literal, Protocol
 
 from soong.shared.core.identity import OWN, Origin
@@ -52,11 +52,8 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def submit(self, session: Session, task: NewTask, *, call: Callable[[str], object] | None = None) -> str:
+    async def submit(self, session: Session, task: NewTask) -> None:
         """Insert a session and its first task in one transaction; each as if alone (``open_session``, ``create_task``).
-
-        Return the id of a living worker that has a free slot, of several by chance; empty: none has. ``call`` is called
-        with it, perhaps more than once, as soon as the worker can claim the task or waits for the commit when it tries.
 
         Raises:
             ConflictError: another session has a task of that id.
@@ -198,15 +195,6 @@ class TaskStore(Protocol):
         They end as by :meth:`finish_task`; one that completes with few runs, none of which has a folder, is recorded
         with its end. Where the session has more to do (a command, a map, a failure, a retry, an ask), nothing is
         written.
-        """
-        ...
-
-    async def take_over(
-        self, owner_id: str, session_ids: Collection[str], *, now_us: int
-    ) -> Sequence[tuple[Session, SessionLook | None]]:
-        """Take the open sessions without an owner as :meth:`SessionStore.adopt_sessions` does.
-
-        Of those named that are to end with their task also look and finish, by the same transaction.
         """
         ...
 

@@ -11,15 +11,8 @@ from typing import Protocol
 class Notifier(Protocol):
     """Sends hints. A hint that cannot be sent is logged and counted, never an error: the sweep makes it good."""
 
-    async def notify_owners(
-        self, sessions: Sequence[str] = (), *, is_called: bool = False, is_alone: bool = False, is_ended: bool = False
-    ) -> None:
-        """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots.
-
-        Of new ones, ``is_called``: a worker has been called for them (:meth:`call_worker`); ``is_alone``: an owner has
-        nothing to do for them before their task ends (:func:`soong.shared.engine.tasks.ending.needs_no_owner`).
-        ``is_ended``: these have ended without an owner, and only the folders of their runs are to be written.
-        """
+    async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
+        """Ask owners to look at these sessions; none: there is work to dispatch or a new worker, fill slots."""
         ...
 
     async def notify_worker(self, worker_id: str) -> None:
@@ -79,11 +72,7 @@ class Subscriber(Protocol):
     """
 
     async def subscribe_owner(self) -> Subscription:
-        """Hear wake-ups for owners: session ids; an empty id means "fill slots".
-
-        A new one comes with what its client reports of it (:func:`soong.shared.engine.wire.events.marks_of`,
-        :func:`soong.shared.engine.wire.permissions.split_hint`).
-        """
+        """Hear wake-ups for owners: session ids; an empty id means "fill slots"."""
         ...
 
     async def subscribe_permissions(self) -> Subscription:

@@ -22,9 +22,7 @@ from redis.exceptions import RedisError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.answers import answer_channel
 from soong.shared.engine.wire.events import (
-    MARKS,
     OWNERS_CHANNEL,
-    marks_of,
     run_channel,
     session_channel,
     worker_channel,
@@ -75,12 +73,9 @@ class RedisNotifier:
         """By run: until when nobody follows it, as far as we know."""
         self.dropped = 0
 
-    async def notify_owners(
-        self, sessions: Sequence[str] = (), *, is_called: bool = False, is_alone: bool = False, is_ended: bool = False
-    ) -> None:
-        marks = marks_of(is_called=is_called, is_alone=is_alone, is_ended=is_ended)
+    async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
         for session_id in sessions or ("",):
-            self._put("publish", OWNERS_CHANNEL, session_id, marks)
+            self._put("publish", OWNERS_CHANNEL, session_id)
 
     async def notify_worker(self, worker_id: str) -> None:
         self._put("publish", worker_channel(worker_id), worker_id)
@@ -163,8 +158,7 @@ class RedisNotifier:
             self.dropped += 1
 
     async def _send_batch(self, batch: Mapping[_Hint, str]) -> None:
-        owners = {subject: beside for (_, where, subject), beside in batch.items() if where == OWNERS_CHANNEL}
-        sessions = [subject for subject in owners if subject]
+        sessions = [subject for _, where, subject in batch if where == OWNERS_CHANNEL and subject]
         commands: list[Command] = []
         followed: dict[int, str] = {}
         for (how, where, subject), beside in batch.items():
@@ -178,8 +172,8 @@ class RedisNotifier:
                 commands.append(("PUBLISH", where, _CHANGED))
             elif not subject:
                 commands.append(("PUBLISH", where, _payload(sessions=[])))
-        if sessions:  # after the calls of workers for them
-            commands.append(("PUBLISH", OWNERS_CHANNEL, _owners_payload(sessions, owners)))
+        if sessions:
+            commands.append(("PUBLISH", OWNERS_CHANNEL, _payload(sessions=sessions)))
         answers = await self._connection.execute(commands)
         self._note_unfollowed([run_id for place, run_id in followed.items() if not answers[place]])
 
@@ -211,11 +205,6 @@ class RedisNotifier:
         if now_s - self._said_at >= SAY_EVERY_S:
             self._said_at = now_s
             log.warning("hints_wait", error=str(error), waiting=len(self._waiting), dropped=self.dropped)
-
-
-def _owners_payload(sessions: Sequence[str], marks: Mapping[str, str]) -> str:
-    said = {mark: [one for one in sessions if mark in marks[one].split()] for mark in MARKS}
-    return _payload(sessions=sessions, **{mark: marked for mark, marked in said.items() if marked})
 
 
 def _payload(**fields: object) -> str:

@@ -15,7 +15,6 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from soong.shared.core.log import get_logger
-from soong.shared.engine.wire.events import MARKS
 from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS, hint_of
 from soong.shared.storage.redis.direct_connection import DirectConnection
 
@@ -295,17 +294,14 @@ class StreamSource:
 
 
 def sessions_of(payload: str) -> Sequence[str]:
-    """Return the sessions that a wake-up for owners names, as hints; an empty id when it names none."""
+    """Return the sessions that a wake-up for owners names; an empty id when it names none."""
     value = _fields_of(payload)
     if value is None:
         log.warning("hint_unreadable", size=len(payload))
         return ()
     if not isinstance(value.get("sessions"), list):
         return ()
-    sessions = list(filter(_is_id, value["sessions"]))
-    marked = {mark: frozenset(filter(_is_id, _listed(value.get(mark)))) for mark in MARKS}
-    said = (" ".join(mark for mark in MARKS if one in marked[mark]) for one in sessions)
-    return list(map(hint_of, sessions, said)) or [""]
+    return list(filter(_is_id, value["sessions"])) or [""]
 
 
 def _fields_of(payload: str) -> Mapping[str, Any] | None:
@@ -315,10 +311,6 @@ def _fields_of(payload: str) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _listed(value: object) -> Sequence[object]:
-    return value if isinstance(value, list) else ()
 
 
 def _is_id(value: object) -> TypeGuard[str]:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from soong.shared.engine.wire.answers import answer_channel
-from soong.shared.engine.wire.events import OWNERS_CHANNEL, marks_of, run_channel, session_channel, worker_channel
+from soong.shared.engine.wire.events import OWNERS_CHANNEL, run_channel, session_channel, worker_channel
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import REQUESTS, decisions_of, hint_of
 
@@ -47,11 +47,8 @@ class MemoryBus:
         self._ears: defaultdict[str, list[MemorySubscription]] = defaultdict(list)
 
     # -- ring
-    async def notify_owners(
-        self, sessions: Sequence[str] = (), *, is_called: bool = False, is_alone: bool = False, is_ended: bool = False
-    ) -> None:
-        said = marks_of(is_called=is_called, is_alone=is_alone, is_ended=is_ended)
-        self._ring(OWNERS_CHANNEL, [hint_of(one, said) for one in sessions] or ("",))
+    async def notify_owners(self, sessions: Sequence[str] = ()) -> None:
+        self._ring(OWNERS_CHANNEL, sessions or ("",))
 
     async def notify_worker(self, worker_id: str) -> None:
         self._ring(worker_channel(worker_id), (worker_id,))

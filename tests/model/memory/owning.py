@@ -11,7 +11,7 @@ from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.runs.status import RunStatus
-from soong.shared.engine.sessions.session import Ownership, Session
+from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
 from soong.shared.engine.tasks.ending import SessionLook
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind, TaskKind
@@ -28,7 +28,7 @@ from soong.shared.engine.tasks.step import NewStep, OpenTask, SessionWork, Step,
 from soong.shared.permissions.request import RequestState
 from tests.model.memory.ending import cancel_all, cancel_unheld, complete_map, fail_map, skip_below, unlock_after
 from tests.model.memory.logs import note_run, note_step, tell_step
-from tests.model.memory.making import adopt, insert_run, insert_steps, open_step
+from tests.model.memory.making import insert_run, insert_steps, open_step
 from tests.model.memory.retrying import start_again
 from tests.model.memory.rows import Rows, transaction
 from tests.model.memory.task_ends import close_with_task, end_task, finish_alone, tell_maps
@@ -194,23 +194,6 @@ class MemoryOwning:
 
     @transaction
     def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
-        return self._look_and_finish(ownership, now_us)
-
-    @transaction
-    def take_over(
-        self, owner_id: str, session_ids: Collection[str], *, now_us: int
-    ) -> Sequence[tuple[Session, SessionLook | None]]:
-        return [
-            (
-                session,
-                self._look_and_finish(session.ownership, now_us)
-                if session.closes_with_task and session.id in session_ids
-                else None,
-            )
-            for session in adopt(self.rows, owner_id)
-        ]
-
-    def _look_and_finish(self, ownership: Ownership, now_us: int) -> SessionLook:
         work = self._work(ownership)
         ended = [
             finished

@@ -1,7 +1,7 @@
 """Sessions, owners, responders, commands and workers in memory."""
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import ConflictError, NotFoundError
@@ -98,11 +98,6 @@ class MemorySessions:
     @transaction
     def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
         return adopt(self.rows, owner_id)
-
-    @transaction
-    def without_owner(self, session_ids: Collection[str]) -> Sequence[str]:
-        found = (session for session in self.rows.sessions.values() if session.id in session_ids)
-        return [session.id for session in found if not session.owner_id and not session.is_closed]
 
     @transaction
     def busy_sessions(self, owner_id: str) -> Sequence[str]:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from soong.shared.core.errors import LeaseLostError
@@ -37,7 +37,6 @@ from tests.model.memory.making import add_session, create_task
 from tests.model.memory.parking import is_parked, parked, pending_of
 from tests.model.memory.rows import Rows, page_before, transaction
 from tests.model.memory.runs import last_runs_of
-from tests.model.memory.task_ends import end_with_last_step
 
 
 class MemorySteps:
@@ -50,19 +49,10 @@ class MemorySteps:
     def create_task(self, task: NewTask) -> None:
         create_task(self.rows, task)
 
-    async def submit(self, session: Session, task: NewTask, *, call: Callable[[str], object] | None = None) -> str:
-        worker_id = await self._submit(session, task)
-        if call is not None and worker_id:
-            call(worker_id)
-        return worker_id
-
     @transaction
-    def _submit(self, session: Session, task: NewTask) -> str:
+    def submit(self, session: Session, task: NewTask) -> None:
         add_session(self.rows, session)
         create_task(self.rows, task)
-        live = (worker for worker in self.rows.workers.values() if worker.state is ProcessState.LIVE)
-        free = (one for one in live if one.slots > sum(not step.holder_run_id for step in self.rows.leased_by(one.id)))
-        return next((worker.id for worker in free), "")
 
     @transaction
     def task(self, task_id: str) -> Task:
@@ -137,19 +127,19 @@ class MemorySteps:
         capabilities: Sequence[str],
         live_workers: int,
         now_us: int,
-        before_commit: Callable[[Advance], object] | None = None,
         may_block: bool = False,
     ) -> Advance:
-        del before_commit, may_block  # nothing here takes time
+        del may_block  # nothing here takes time
         stale: set[str] = set()
-        touched: set[str] = set()
+        before: dict[str, dict[str, Step]] = {}
         for end in ends:
             step = self._held(worker_id, Lease(end.step_key, end.run_id, end.fence))
             if step is None:
                 stale.add(end.run_id)
                 continue
+            before.setdefault(step.task_id, {one.key: one for one in self.rows.steps_of(step.task_id)})
             write_end(self.rows, end, now_us)
-            touched.add(step.task_id)
+        after = {task_id: self._changed(was) for task_id, was in before.items()}
         claims, is_left = claim_steps(
             self.rows,
             worker_id,
@@ -159,21 +149,13 @@ class MemorySteps:
             live_workers=live_workers,
             now_us=now_us,
         )
-        over = {task_id for task_id in touched if end_with_last_step(self.rows, task_id, now_us)}
-        owned = (task_id for task_id in touched - over if self._has_owner_work(task_id))
-        closed, unrecorded = self._sessions_of(over), self._sessions_of(over - self.rows.recorded)
-        return Advance(claims, frozenset(stale), self._sessions_of(owned), closed, unrecorded, is_left)
+        claimed = {claim.identity.task_id for claim in claims}
+        owned = {task_id for task_id, steps in after.items() if _is_for_owner(steps, is_claimed=task_id in claimed)}
+        sessions = frozenset(self.rows.task(task_id).session_id for task_id in owned)
+        return Advance(claims, frozenset(stale), sessions, is_left)
 
-    def _sessions_of(self, task_ids: Iterable[str]) -> frozenset[str]:
-        return frozenset(self.rows.task(task_id).session_id for task_id in task_ids)
-
-    def _has_owner_work(self, task_id: str) -> bool:
-        steps = self.rows.steps_of(task_id)
-        return all(step.status.is_terminal for step in steps) or any(
-            step.status is StepStatus.EXPANDING
-            or (step.status is StepStatus.FAILED and step.key not in self.rows.settled)
-            for step in steps
-        )
+    def _changed(self, was: Mapping[str, Step]) -> list[Step]:
+        return [self.rows.step(key) for key, step in was.items() if self.rows.step(key) != step]
 
     @transaction
     def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:
@@ -301,3 +283,10 @@ class MemorySteps:
         )
         run = move_run(self.rows, step.run_id, RunEvent.RELEASE)
         self.rows.runs[run.id] = replace(run, worker_id="")
+
+
+def _is_for_owner(changed: Sequence[Step], *, is_claimed: bool) -> bool:
+    """Say whether a task's owner has something to do, given the steps of it that the ends changed."""
+    statuses = {step.status for step in changed}
+    continues = is_claimed or not statuses.isdisjoint({StepStatus.PENDING, StepStatus.READY, StepStatus.WAITING})
+    return StepStatus.EXPANDING in statuses or not continues

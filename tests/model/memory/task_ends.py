@@ -1,4 +1,4 @@
-"""The end of a task in memory: as its owner writes it, and as the worker does that ends its last step."""
+"""The end of a task in memory, as its owner writes it."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason, RunEvent, RunStatus
 from soong.shared.engine.tasks.ending import FinishedTask
-from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Task
 from tests.model.memory.logs import end_run, note_run, tell_step
@@ -71,24 +71,3 @@ def has_no_folders(rows: Rows, task: Task) -> bool:
         or (run.id != task.root_run_id and run.started_us is not None and run.status is not RunStatus.COMPLETED)
     ]
     return len(runs) <= FEW_RUNS and not folders
-
-
-def end_with_last_step(rows: Rows, task_id: str, now_us: int) -> bool:
-    """End a task whose last step has just ended, if its session is to end with it and nobody has adopted it."""
-    task = rows.task(task_id)
-    session = rows.session(task.session_id)
-    others = [one for one in rows.tasks.values() if one.session_id == session.id and one.id != task_id]
-    commands = [one for one in rows.commands.values() if one.session_id == session.id]
-    is_wanted = any(one.id not in rows.ended_commands for one in commands)
-    if task.status is not TaskStatus.RUNNING or task.kind is TaskKind.ASK or others or is_wanted:
-        return False
-    if not session.closes_with_task or session.is_closed or session.owner_id or session.owner_epoch:
-        return False
-    runs = [run for run in rows.runs.values() if run.identity.task_id == task_id]
-    is_left = any(run.id != task.root_run_id and run.status is not RunStatus.COMPLETED for run in runs)
-    if any(step.status is not StepStatus.COMPLETED for step in rows.steps_of(task_id)) or is_left:
-        return False
-    if len(runs) > FEW_RUNS:
-        return False
-    finish_alone(rows, task_id, now_us)
-    return True

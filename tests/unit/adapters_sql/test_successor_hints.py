@@ -13,7 +13,7 @@ def completed(run_id: str) -> StepEnd:
 def left_out(hints: SuccessorHints) -> int:
     """Count the ends that are written without a try until one is worth it."""
     for number in range(PAUSE + 2):
-        hints.note(f"run_{number}", "sess_1", is_followed=True)
+        hints.note(f"run_{number}", is_followed=True)
         if hints.is_worth_a_try(completed(f"run_{number}")):
             return number
     raise AssertionError("no end was worth a try")
@@ -31,8 +31,8 @@ def test_a_failed_try_leaves_ends_out_until_one_succeeds() -> None:
 
 def test_an_end_that_did_not_complete_its_step_or_has_no_follower_is_not_worth_a_try() -> None:
     hints = SuccessorHints()
-    hints.note("run_1", "sess_1", is_followed=False)
-    hints.note("run_2", "sess_1", is_followed=True)
+    hints.note("run_1", is_followed=False)
+    hints.note("run_2", is_followed=True)
     failed = StepEnd("task_1/a", "run_2", 1, StepStatus.FAILED, EndReason.FAILED)
 
     assert not hints.is_worth_a_try(completed("run_1"))

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,11 @@ class StumblingStore(MemoryStore):
         self.error: SoongError | None = error
         self.is_written = is_written
 
-    async def submit(self, session: Session, task: NewTask, *, call: Callable[[str], object] | None = None) -> str:
+    async def submit(self, session: Session, task: NewTask) -> None:
         if self.is_written or self.error is None:
             await super().submit(session, task)
         if self.error is not None:
             raise self.error
-        return ""
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """One look at several sessions, while what is owned changes."""
 
 import asyncio
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from soong.orchestrator.owner import new_sessions, service
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.expander import Expander
@@ -16,18 +14,14 @@ from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import EventType, NewEvent
-from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.sessions.session import ApprovalMode, Ownership, Session, Worker
-from soong.shared.engine.tasks.ending import needs_no_owner
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Advance, SessionWork, StepEnd
-from soong.shared.engine.wire.events import ENDED, marks_of
 from soong.shared.permissions.audit_log.entry import AuditKind
 from tests.contract.scene import completed
 from tests.model.builders import make_owner, make_session, make_task, make_worker
 from tests.model.clock import START_US, FakeClock
 from tests.model.memory import MemoryBus, MemoryStore
-from tests.model.memory.task_ends import FEW_RUNS
 from tests.one_loop import NoFolders, NoQuestions
 
 
@@ -159,81 +153,43 @@ async def test_a_session_that_the_called_worker_holds_is_adopted_a_moment_later(
 
 
 class CountedStore(MemoryStore):
-    """Counts the adoptions that are no part of a look, and the looks for free slots."""
+    """Counts the looks for free slots."""
 
-    adoptions: int = 0
     looks_at_workers: int = 0
-    looks_for_nobodys: int = 0
-
-    async def without_owner(self, session_ids: Collection[str]) -> Sequence[str]:
-        self.looks_for_nobodys += 1
-        return await super().without_owner(session_ids)
 
     async def workers(self, *, include_gone: bool = False) -> Sequence[Worker]:
         self.looks_at_workers += 1
         return await super().workers(include_gone=include_gone)
 
-    async def adopt_sessions(self, owner_id: str) -> Sequence[Session]:
-        self.adoptions += 1
-        return await super().adopt_sessions(owner_id)
-
 
 async def called(
-    store: MemoryStore, board: MemoryBus, broker: CountedBroker | None = None, *, steps: int = 1, **session: Any
+    store: MemoryStore, board: MemoryBus, broker: CountedBroker | None = None, **session: Any
 ) -> Orchestrator:
-    """Return an owner that has just called a worker for the steps of a new session."""
+    """Return an owner that has just called a worker for the step of a new session."""
     await store.sessions.register_worker(make_worker("wrk_1"))
     orchestrator = make_orchestrator(store, board, broker)
     await orchestrator._register()
     await orchestrator.parts.dispatcher.dispatch()
     opened = make_session("sess_1", **session)
-    task = make_task("sess_1", *(f"s{number}" for number in range(steps)))
-    await store.tasks.submit(opened, task)
-    said = marks_of(is_called=False, is_alone=needs_no_owner(opened, task))
-    await orchestrator.reconcile(["sess_1"], marks={"sess_1": said})
+    await store.tasks.submit(opened, make_task("sess_1", "a"))
+    await orchestrator.reconcile(["sess_1"])
     return orchestrator
 
 
-async def test_a_session_that_needs_no_owner_is_adopted_with_the_end_of_its_task() -> None:
-    store = CountedStore()
-    of_one_task: dict[str, Any] = {"approval_mode": ApprovalMode.DENY, "closes_with_task": True}
-    orchestrator = await called(store, MemoryBus(), steps=FEW_RUNS, **of_one_task)
-    assert not orchestrator._owned
+async def test_a_task_is_ended_and_its_client_notified_by_one_look_that_fills_no_slots() -> None:
+    store, board = CountedStore(), MemoryBus()
+    orchestrator = await called(store, board, approval_mode=ApprovalMode.DENY, closes_with_task=True)
+    (claim,) = (await advance(store, claim=1)).claims
+    end = await advance(store, completed(claim))
+    waiting, looks = await board.subscribe_session("sess_1"), store.looks_at_workers
 
-    claim, *others = (await advance(store, claim=FEW_RUNS)).claims
-    await advance(store, *map(completed, (claim, *others)))
-    await orchestrator.reconcile(["sess_1"])
+    await orchestrator.reconcile(end.owner_sessions)
 
     session = await store.sessions.session("sess_1")
     assert (session.owner_id, session.owner_epoch, session.is_closed) == (orchestrator.owner_id, 1, True)
     assert (await store.tasks.task(claim.identity.task_id)).status is TaskStatus.COMPLETED
-    assert store.adoptions == 0
-    assert not orchestrator._owned
-
-
-async def ended_by_its_worker(orchestrator: Orchestrator, store: MemoryStore) -> str:
-    """End the task of the called session with a run that has a folder; return the task's id."""
-    (claim,) = (await advance(store, claim=1)).claims
-    end = await advance(store, replace(completed(claim), usage=Usage(tool_calls=1)))
-    assert end.unrecorded == {"sess_1"}
-    assert orchestrator._without_ended({"sess_1": ENDED, "sess_2": ""}) == {"sess_2": ""}
-    return claim.identity.task_id
-
-
-async def test_folders_of_a_task_that_its_worker_has_ended_are_written_without_an_adoption() -> None:
-    store = CountedStore()
-    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
-    folders = orchestrator.parts.recorder
-    assert isinstance(folders, NoFolders)
-
-    task_id = await ended_by_its_worker(orchestrator, store)
-
-    async with asyncio.timeout(10):
-        while not folders.written:  # noqa: ASYNC110  # a folder has no event
-            await asyncio.sleep(0.005)
-    await orchestrator._stop_reconciling()
-    assert folders.written == [task_id]
-    assert (store.adoptions, store.looks_for_nobodys, dict(orchestrator._owned)) == (0, 0, {})
+    assert await waiting.wait(1) == ("sess_1",)
+    assert (dict(orchestrator._owned), store.looks_at_workers) == ({}, looks)
 
 
 @pytest.mark.spec("EVT-03.d")
@@ -251,21 +207,6 @@ async def test_an_owner_of_sessions_writes_folders_before_the_end_of_tasks_with_
     await orchestrator._sweep_once(is_full=True)
 
     assert (of_nothing, folders.owners) == ([], [orchestrator.owner_id] * 2)
-
-
-async def test_an_owner_that_stops_writes_the_folders_of_tasks_that_have_just_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(service, "FOLDERS_S", 60.0)
-    store = MemoryStore()
-    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
-    folders = orchestrator.parts.recorder
-    assert isinstance(folders, NoFolders)
-    task_id = await ended_by_its_worker(orchestrator, store)
-
-    await orchestrator.stop()
-
-    assert folders.written == [task_id]
 
 
 @pytest.mark.spec("PER-12")
@@ -312,70 +253,14 @@ async def test_a_session_is_looked_at_once_when_its_next_retry_is_due() -> None:
     assert store.looks == 1
 
 
-async def test_slots_are_not_looked_at_for_a_session_that_its_worker_has_ended() -> None:
-    store = CountedStore()
-    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
-    (claim,) = (await advance(store, claim=1)).claims
-    await advance(store, completed(claim))
-    looks = store.looks_at_workers
-
-    async with asyncio.timeout(10):
-        while not store.looks_for_nobodys:  # noqa: ASYNC110  # rows have no event
-            await asyncio.sleep(0.005)
-    await orchestrator._stop_reconciling()
-
-    assert (await store.sessions.session("sess_1")).is_closed
-    assert not orchestrator._owned
-    assert store.looks_at_workers == looks
-    assert store.adoptions == 0
-
-
-async def test_a_worker_that_was_called_by_the_submitter_is_not_called_again() -> None:
-    store, board = MemoryStore(), MemoryBus()
-    await store.sessions.register_worker(make_worker("wrk_1"))
-    orchestrator = make_orchestrator(store, board)
-    await orchestrator._register()
-    await orchestrator.parts.dispatcher.dispatch()
-    ear = await board.subscribe_worker("wrk_1")
-    for number, with_call in enumerate((True, False)):
-        session = make_session(f"sess_{number}", approval_mode=ApprovalMode.DENY, closes_with_task=True)
-        await store.tasks.submit(session, make_task(session.id, "a"))
-        await orchestrator.reconcile([session.id], marks={session.id: marks_of(is_called=with_call, is_alone=True)})
-
-        assert await ear.wait(0.01) == (() if with_call else ("",))
-        assert not orchestrator._owned
-
-
-async def test_what_a_called_worker_leaves_is_sent_before_its_session_is_adopted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(new_sessions, "ALONE_S", 60.0)
+async def test_messages_are_sent_for_what_a_called_worker_leaves() -> None:
     broker = CountedBroker()
-    orchestrator = await called(
-        MemoryStore(), MemoryBus(), broker, approval_mode=ApprovalMode.DENY, closes_with_task=True
-    )
+    orchestrator = await called(MemoryStore(), MemoryBus(), broker)
+    assert (list(orchestrator._owned), broker.sent) == (["sess_1"], 0)
 
     async with asyncio.timeout(10):
         while not broker.sent:  # noqa: ASYNC110  # a queue that is counted has no event
             await asyncio.sleep(0.002)
-    assert not orchestrator._owned
-
-
-async def test_a_session_that_needs_no_owner_is_adopted_a_moment_after_the_call() -> None:
-    store = MemoryStore()
-    orchestrator = await called(store, MemoryBus(), approval_mode=ApprovalMode.DENY, closes_with_task=True)
-
-    async with asyncio.timeout(10):
-        while not orchestrator._owned:  # noqa: ASYNC110  # rows have no event
-            await asyncio.sleep(0.005)
-    assert "sess_1" in orchestrator._owned.active
-
-
-@pytest.mark.parametrize("session", [{"closes_with_task": True}, {"approval_mode": ApprovalMode.DENY}])
-async def test_a_session_that_may_ask_or_stays_open_is_adopted_at_once(session: dict[str, Any]) -> None:
-    orchestrator = await called(MemoryStore(), MemoryBus(), **session)
-
-    assert list(orchestrator._owned) == ["sess_1"]
 
 
 async def advance(store: MemoryStore, *ends: StepEnd, claim: int = 0) -> Advance:

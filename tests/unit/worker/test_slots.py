@@ -15,7 +15,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, NewTask, Step, StepEnd, StepError
-from soong.worker.claim_loop import BATCH, FILL_AGAIN_S, ClaimLoop
+from soong.worker.claim_loop import BATCH, ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.incarnation import Incarnation
 from soong.worker.slots import Slots
@@ -313,33 +313,6 @@ async def test_a_run_whose_work_loses_its_cancellation_is_cancelled_again(monkey
     (step,) = await bench.hold("a")
 
     assert step.status is StepStatus.CANCELLED
-
-
-class HeldTailStore(MemoryStore):
-    """Another worker holds the end of a task that this one has passed over."""
-
-    looks = 0
-
-    async def advance(self, *given: object, **named: object) -> Advance:
-        self.looks += 1
-        found = await super().advance(*given, **named)  # type: ignore[arg-type,no-any-return,unused-ignore]  # passed on
-        return replace(found, look_again=True)
-
-
-async def test_a_task_whose_end_another_holds_is_looked_at_again_after_a_moment_and_not_at_once() -> None:
-    async def work(claim: Claim) -> StepEnd:
-        return done(claim)
-
-    store = HeldTailStore()
-    bench = SlotsHarness(work, store=store)
-    await bench.incarnation.register()
-    pumping = asyncio.get_running_loop().create_task(bench.claim_loop.run())
-    bench.claim_loop.fill()
-
-    await asyncio.sleep(10 * FILL_AGAIN_S)
-    pumping.cancel()
-
-    assert 1 < store.looks <= 11
 
 
 class EndsSeen(NoFlower):

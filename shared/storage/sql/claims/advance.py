@@ -21,26 +21,21 @@ from soong.shared.storage.sql.claims.claiming import (
     share_out,
 )
 from soong.shared.storage.sql.claims.completions import (
-    TRY_LOCK_TAIL,
     ClaimRequest,
     CompletionResult,
-    EndedTasks,
-    ended_tasks,
-    look_at_task,
     write_ends,
 )
 from soong.shared.storage.sql.claims.readiness import note_claimed, unlock_after
 from soong.shared.storage.sql.claims.successor import claim_successor
-from soong.shared.storage.sql.claims.task_ends import LastStepEnd, end_with_last_step
 from soong.shared.storage.sql.engine.malformed import tell_malformed
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
-from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.engine.transaction import Transaction
 
 Taken: TypeAlias = dict[str, list[Claim]]
 """The claims of each lane, the next one last."""
 
-EndedAndClaimed: TypeAlias = tuple[CompletionResult, EndedTasks, list[Claim], bool]
-"""What the ends did and leave to do, the claims in turn, and whether more could have been claimed."""
+EndedAndClaimed: TypeAlias = tuple[CompletionResult, list[Claim], bool]
+"""What the ends did, the claims in turn, and whether more could have been claimed."""
 
 Take: TypeAlias = Callable[[Transaction, Contexts, RunLogBuffer, ClaimRequest, Turns], Taken]
 
@@ -55,68 +50,32 @@ def advance(tx: Transaction, contexts: Contexts, ends: Sequence[StepEnd], reques
     # A step ends once: the same end told twice in one batch is stale the second time.
     doubled = {e.run_id for e in sorted(ends, key=lambda e: e.step_key) if by_key.setdefault(e.step_key, e) is not e}
     end_and_claim = _on_postgres if tx.is_postgres else _on_sqlite
-    ended, tasks, claims, is_left = end_and_claim(tx, contexts, run_log, by_key, request)
+    ended, claims, is_left = end_and_claim(tx, contexts, run_log, by_key, request)
     run_log.flush(tx)
-    again = _look_at_passed_over(tx, contexts, tasks, claims)
-    task_ends = {
-        session_id: end_with_last_step(tx, task_id, session_id, request.now_us, asked=_last_step(tasks, task_id))
-        for task_id, session_id in tasks.over.items()
-    }
-    over = {session_id for session_id, end in task_ends.items() if end is not LastStepEnd.FOR_OWNER}
-    if len(ends) == 1:
-        contexts.successors.has_ended_task = bool(over)
-    left = ended.ready.difference(claim.step_key for claim in claims)
+    left = ended.unlocked.ready.difference(claim.step_key for claim in claims)
     return Advance(
         claims=tuple(claims),
         stale=frozenset(doubled.union(end.run_id for key, end in by_key.items() if key not in ended.written)),
-        owner_sessions=frozenset(tasks.owner_sessions - over),
-        closed_sessions=frozenset(over),
-        unrecorded=frozenset(one for one in over if task_ends[one] is LastStepEnd.UNRECORDED),
+        owner_sessions=ended.owner_sessions(claims),
         ready_left=is_left or bool(left),
-        look_again=again,
     )
-
-
-def _look_at_passed_over(tx: Transaction, contexts: Contexts, tasks: EndedTasks, claims: Sequence[Claim]) -> bool:
-    """Look at the tasks that the last transactions have passed over; say whether this one leaves any for the next.
-
-    Writers of SQLite see one another's ends. Of a task of which this worker claims a step, it will write another end.
-    No tail is waited for: this transaction holds those of its own tasks, and two would wait for each other.
-    """
-    if not tx.is_postgres:
-        return False
-    left = {key: tasks.passed_over[key] for key in tasks.passed_over.keys() - {c.identity.task_id for c in claims}}
-    left |= {
-        task_id: session_id
-        for task_id, session_id in sorted(contexts.passed_over.items())
-        if not look_at_task(tx, tasks, task_id, session_id, lock=TRY_LOCK_TAIL)
-    }
-    contexts.passed_over = left
-    return bool(left)
 
 
 def _on_postgres(
     tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, ends: Mapping[str, StepEnd], request: ClaimRequest
 ) -> EndedAndClaimed:
     only = next(iter(ends.values())) if len(ends) == 1 and request.claim > 0 else None
+    ended = CompletionResult()
     if only is not None and contexts.successors.is_worth_a_try(only):
-        ended, tasks, claim = postgres_successor.end_and_claim(tx, contexts, only, request)
+        ended, claim = postgres_successor.end_and_claim(tx, contexts, only, request)
         if claim is not None:
             tell_malformed(tx, run_log, [claim], request.now_us)
-            return ended, tasks, [claim], False
-    else:
-        ended = CompletionResult()
+            return ended, [claim], False
     if ended.written:
-        ended, tasks, seen = postgres_hot_path.open_and_scan(tx, ended, request)
+        seen = postgres_hot_path.open_and_scan(tx, ended, request)
     else:
-        last_of = contexts.successors.last_of(only) if only is not None else None
-        ended, tasks, seen = postgres_hot_path.end_and_scan(tx, ends, request, last_of)
-    return ended, tasks, *_claim(tx, contexts, run_log, request, seen, postgres_hot_path.take)
-
-
-def _last_step(tasks: EndedTasks, task_id: str) -> Reply | None:
-    tail = tasks.tails.get(task_id)
-    return None if tail is None else tail.last_step
+        ended, seen = postgres_hot_path.end_and_scan(tx, ends, request)
+    return ended, *_claim(tx, contexts, run_log, request, seen, postgres_hot_path.take)
 
 
 def _on_sqlite(
@@ -125,14 +84,12 @@ def _on_sqlite(
     ended = write_ends(tx, run_log, ends, request)
     if any(end.outcome is Outcome.PARTIAL for end in ends.values()):
         run_log.flush(tx)  # the claim of a dependent step reads its nodes (DAG-10)
-    if found := claim_successor(tx, contexts, ended, request):
-        successor, tasks = found
+    if successor := claim_successor(tx, ended, request):
         claims = _started(tx, contexts, run_log, request, [successor])
         tell_malformed(tx, run_log, claims, request.now_us)
-        return ended, tasks, claims, False
-    ended.ready = unlock_after(tx, ended.completed, request.now_us)
-    tasks = ended_tasks(tx, ended)
-    return ended, tasks, *_claim(tx, contexts, run_log, request, scan(tx, request), _take)
+        return ended, claims, False
+    ended.unlocked = unlock_after(tx, ended.completed, request.now_us)
+    return ended, *_claim(tx, contexts, run_log, request, scan(tx, request), _take)
 
 
 def _claim(
@@ -171,7 +128,7 @@ def _take(tx: Transaction, contexts: Contexts, run_log: RunLogBuffer, request: C
     steps: dict[str, list[ClaimedStep]] = {}
     for lane, number in turns.quota().items():
         rows = tx.rows(CLAIM_LANE, lane=lane, number=number, worker_id=request.worker_id, now_us=request.now_us)
-        steps[lane] = contexts.claimed(rows)
+        steps[lane] = list(map(ClaimedStep._make, rows))
     claimed = [step for of_lane in steps.values() for step in of_lane]
     if not claimed:
         return {}

@@ -16,7 +16,7 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepEnd, StepError, StepResult
+from soong.shared.engine.tasks.step import MALFORMED, Claim, Outcome, StepError, StepResult
 from soong.shared.storage.sql.claims.claim_rows import ClaimedRun, ClaimedStep, ItemRow, ResultRow
 from soong.shared.storage.sql.claims.successor_hints import SuccessorHints
 from soong.shared.storage.sql.engine.log_rows import preceding_of
@@ -24,9 +24,7 @@ from soong.shared.storage.sql.engine.rows import output_of, spec_of, unpack
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.strict import MalformedError, object_of
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
-from soong.shared.storage.sql.engine.write_ahead_log import Flush
 
-MOST_AWAITED: Final = 4_096
 KEPT: Final = 256
 """Parsed surfaces, task inputs and policies kept by a process, each by what names it; none of them ever changes."""
 
@@ -108,33 +106,6 @@ class Contexts:
         self._tasks: OrderedDict[str, tuple[JsonObject, str]] = OrderedDict()
         self._policies: OrderedDict[str, JsonObject] = OrderedDict()
         self.successors = SuccessorHints()
-        self._awaited: set[str] = set()
-        """On SQLite, runs of steps that others wait for."""
-        self.passed_over: dict[str, str] = {}
-        """Tasks whose other steps may have ended while an end here was committed, by id, with their sessions. A hint:
-        owners look at all tasks now and then."""
-
-    def claimed(self, rows: Sequence[Row]) -> list[ClaimedStep]:
-        """Return steps that were claimed on SQLite. The last column of each row is true if other steps wait for it.
-
-        RETURNING of SQLite 3.40 gives a wrong ``IS NOT NULL`` of a table with so many columns: hence ``coalesce``.
-        """
-        if len(self._awaited) >= MOST_AWAITED:  # of runs whose ends never came
-            self._awaited.clear()
-        steps = [ClaimedStep._make(row[:-1]) for row in rows]
-        self._awaited.update(step.run_id for step, row in zip(steps, rows, strict=True) if row[-1])
-        return steps
-
-    def flush_of(self, ends: Sequence[StepEnd]) -> Flush:
-        """Return when ends, and what is claimed with them, have to be on the disk. Safe to call in any thread.
-
-        A power cut that takes a claim takes its holder, too: SQLite's processes are on one machine. Of a step that
-        others wait for, the end ends no task: only its worker hears of it, and every commit that comes of it is after
-        it in the same log.
-        """
-        if not ends:
-            return Flush.WITH_NEXT
-        return Flush.AFTER_RETURN if all(end.run_id in self._awaited for end in ends) else Flush.BEFORE_VISIBLE
 
     def read(self, tx: Transaction, run_ids: Sequence[str]) -> "ClaimContext":
         """Return what the claims of these runs get."""

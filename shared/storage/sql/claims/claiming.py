@@ -114,7 +114,7 @@ CLAIM_LANE: Final = Statement(
         ORDER BY is_unparked DESC, priority DESC, ordinal LIMIT :number /*pg FOR UPDATE SKIP LOCKED */
     )
     RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
-              CASE WHEN starts = 1 THEN ready_us END, title, coalesce(dependents, '') <> ''
+              CASE WHEN starts = 1 THEN ready_us END, title
     """,
 )
 

@@ -8,11 +8,12 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.status import StepStatus
-from soong.shared.engine.tasks.step import StepEnd
+from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.storage.sql.claims.readiness import Unlocked
 from soong.shared.storage.sql.engine.rows import pack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
-from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.engine.transaction import Transaction
 
 # By key: "worker_id || ''" keeps SQLite from walking all leases of the worker once for every end.
 END_STEP: Final = Statement(
@@ -31,39 +32,6 @@ END_STEP: Final = Statement(
     """,
 )
 _END_FIELDS: Final = ("key", "run_id", "fence", "status", "outcome", "output", "error")
-
-OWNER_WORK: Final = Statement(
-    "owner work: whether a task has a map to expand, a failure to settle, or steps that neither ended nor are leased",
-    """
-    SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status = 'expanding'),
-           EXISTS (SELECT 1 FROM steps
-                   WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
-           EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id
-                   AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting'))
-    """,
-)
-OPEN_WORK: Final = Statement(
-    "open work: whether a task has steps that have not ended",
-    """
-    SELECT 1 FROM steps WHERE task_id = :task_id
-      AND status IN ('pending', 'ready', 'running', 'blocked', 'expanding', 'waiting') LIMIT 1
-    """,
-)
-TRY_LOCK_TAIL: Final = Statement(
-    "try lock tail: the same without waiting for another who ends steps of the task; nothing then",
-    """
-    SELECT 1 /*pg * has_table_privilege('tasks', 'UPDATE')::int
-    FROM (SELECT pg_try_advisory_xact_lock(hashtextextended(:task_id, 7)) AS is_had) AS locked WHERE is_had */
-    """,
-)
-LOCK_TAIL: Final = Statement(
-    "lock tail: the last steps of a task end one after another, so that one of them sees that all have ended; and "
-    "whether this database role may end tasks",
-    """
-    SELECT 1 /*pg * has_table_privilege('tasks', 'UPDATE')::int
-    FROM (SELECT pg_advisory_xact_lock(hashtextextended(:task_id, 7))) AS locked */
-    """,
-)
 
 _STEP_EVENT: Final[Mapping[StepStatus, EventType]] = {
     StepStatus.COMPLETED: EventType.STEP_COMPLETED,
@@ -99,15 +67,29 @@ class Successor(NamedTuple):
 
 @dataclass(slots=True)
 class CompletionResult:
-    """What the ends did. ``ready`` are the keys of steps that became claimable, ``sessions`` by id of task."""
+    """What the ends did. ``written`` are the keys of the steps that ended, ``sessions`` those of their tasks by id."""
 
     written: set[str] = field(default_factory=set)
     sessions: dict[str, str] = field(default_factory=dict)
-    ready: set[str] = field(default_factory=set)
+    unlocked: Unlocked = field(default_factory=Unlocked)
     completed: list[str] = field(default_factory=list)
     """The keys of steps that others waited for."""
     successor: Successor | None = None
     """Of the one step that has completed, if it alone has ended: what others leave is looked at before a claim."""
+
+    def owner_sessions(self, claims: Sequence[Claim]) -> frozenset[str]:
+        """Return the sessions whose owner has something to do, given what was claimed with the ends.
+
+        A task continues when a step of it was claimed, or one became ready or waits for fewer. Otherwise these ends may
+        be its last: only its owner, which reads after their commit, sees whether all others have ended too. A worker
+        cannot see it: the ends of two workers that commit at the same moment do not see each other.
+        """
+        continued = self.unlocked.continued.union(claim.identity.task_id for claim in claims)
+        return frozenset(
+            session_id
+            for task_id, session_id in self.sessions.items()
+            if task_id in self.unlocked.expanding or task_id not in continued
+        )
 
 
 def write_ends(
@@ -154,83 +136,3 @@ def note_end(run_log: RunLogBuffer, end: StepEnd) -> None:
     why = {} if end.error is None else end.error.as_json()
     run_log.note(end.run_id, _STEP_EVENT[end.status], fence=end.fence, **why)  # its step is its run's
     run_log.end(end.run_id, RUN_STATUS[end.status], end.end_reason, end.usage)
-
-
-class Tail(NamedTuple):
-    """What was asked about the task of the one step that ends, with that end."""
-
-    may_end: Reply
-    open_work: Reply
-    last_step: Reply
-
-
-@dataclass(slots=True)
-class EndedTasks:
-    """What the ends leave to do in the tasks that they touched."""
-
-    owner_sessions: set[str] = field(default_factory=set)
-    """The sessions whose owner has something to do."""
-    over: dict[str, str] = field(default_factory=dict)
-    """Of these the sessions whose task has no step left that has not ended, by id of the task, where this worker's
-    database role may end it."""
-    tails: dict[str, Tail] = field(default_factory=dict)
-    """By id of the task, what was asked already."""
-    passed_over: dict[str, str] = field(default_factory=dict)
-    """By id, with their sessions, the tasks in which steps wait that this end opens nothing for: others may end these,
-    without seeing this end, before it is committed. Only to be looked at again afterwards."""
-
-    def look(
-        self,
-        tx: Transaction,
-        task_id: str,
-        session_id: str,
-        is_expanding: bool,
-        is_unsettled: bool,
-        is_waiting: bool,
-        *,
-        lock: Statement = LOCK_TAIL,
-    ) -> bool:
-        """Judge one task by the flags of ``OWNER_WORK``, also when others end its last steps at this moment.
-
-        Return False if that is not known yet: another has what ``lock`` did not wait for.
-        """
-        if is_expanding or is_unsettled:
-            self.owner_sessions.add(session_id)
-        elif is_waiting:
-            self.passed_over[task_id] = session_id
-        else:
-            if task_id in self.tails:
-                may_end, open_work, _ = self.tails[task_id]
-            else:
-                with tx.pipeline():
-                    may_end, open_work = send_tail(tx, task_id, lock)
-            if not (held := may_end.rows()):
-                return False
-            if not open_work.rows():
-                self.owner_sessions.add(session_id)
-                if held[0][0]:
-                    self.over[task_id] = session_id
-        return True
-
-
-def send_tail(tx: Transaction, task_id: str, lock: Statement = LOCK_TAIL) -> tuple[Reply, Reply]:
-    """Ask whether a task has steps that have not ended, and whether it may be ended here; nobody else ends steps of it
-    that are its last until this is committed.
-    """
-    return tx.send(lock, task_id=task_id), tx.send(OPEN_WORK, task_id=task_id)
-
-
-def ended_tasks(tx: Transaction, ended: CompletionResult) -> EndedTasks:
-    """Look at the tasks that the ends touched."""
-    found = EndedTasks()
-    for task_id, session_id in sorted(ended.sessions.items()):
-        look_at_task(tx, found, task_id, session_id)
-    return found
-
-
-def look_at_task(
-    tx: Transaction, found: EndedTasks, task_id: str, session_id: str, *, lock: Statement = LOCK_TAIL
-) -> bool:
-    """Look at one task; see :meth:`EndedTasks.look`."""
-    flags = tx.rows(OWNER_WORK, task_id=task_id, session_id=session_id)[0]
-    return found.look(tx, task_id, session_id, *flags, lock=lock)

@@ -22,15 +22,10 @@ from soong.shared.storage.sql.claims.claiming import (
 from soong.shared.storage.sql.claims.completions import (
     ClaimRequest,
     CompletionResult,
-    EndedTasks,
-    Tail,
     end_row,
-    ended_tasks,
     note_end,
-    send_tail,
 )
 from soong.shared.storage.sql.claims.readiness import COUNT_DOWN, settle_unlocked
-from soong.shared.storage.sql.claims.task_ends import send_last_step
 from soong.shared.storage.sql.engine.engine import StaleReadError
 from soong.shared.storage.sql.engine.run_log_buffer import LAST_NODE, LAST_SEQ, RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
@@ -124,15 +119,14 @@ END_AND_UNLOCK: Final = Statement(
 )
 
 LOOK: Final = Statement(
-    "scan: whether the worker lives (held), limits, what the owners of the ended steps' tasks have to do, the lanes",
+    "scan: whether the worker lives (held), limits, the lanes",
     """
     WITH RECURSIVE lane(lane) AS (
         SELECT min(lane) FROM steps WHERE status = 'ready' AND is_paused = 0
         UNION ALL
         SELECT (SELECT min(s.lane) FROM steps s WHERE s.status = 'ready' AND s.is_paused = 0 AND s.lane > lane.lane)
         FROM lane WHERE lane.lane IS NOT NULL
-    ), live AS (SELECT id FROM workers WHERE id = :worker_id AND state = 'live' FOR SHARE),
-    touched AS (SELECT DISTINCT task_id, session_id FROM steps WHERE key IN @keys)
+    ), live AS (SELECT id FROM workers WHERE id = :worker_id AND state = 'live' FOR SHARE)
     SELECT 'live', NULL::json FROM live
     UNION ALL
     SELECT 'limit', to_json(scope) FROM concurrency_limits WHERE substr(scope, 1, 8) <> 'session:'
@@ -141,15 +135,6 @@ LOOK: Final = Statement(
         SELECT s.session_id FROM steps s WHERE s.lane = l.lane AND s.status = 'ready' AND s.is_paused = 0
         ORDER BY s.is_unparked DESC, s.priority DESC, s.ordinal LIMIT 1
     ) AS head JOIN concurrency_limits ON concurrency_limits.scope = 'session:' || head.session_id
-    UNION ALL
-    SELECT 'task', json_build_array(t.task_id,
-        (SELECT 1 FROM steps
-         WHERE session_id = t.session_id AND status = 'expanding' AND task_id = t.task_id LIMIT 1),
-        (SELECT 1 FROM steps
-         WHERE session_id = t.session_id AND status = 'failed' AND is_settled = 0 AND task_id = t.task_id LIMIT 1),
-        (SELECT 1 FROM steps WHERE task_id = t.task_id
-         AND status IN ('pending', 'ready', 'blocked', 'expanding', 'waiting') LIMIT 1))
-    FROM touched AS t
     UNION ALL
     SELECT 'lane', json_build_array(l.lane, head.session_id, head.pool, head.needs, head.definition, head.model,
         head.is_unparked, head.priority, head.ordinal,
@@ -234,39 +219,30 @@ TAKE: Final = Statement(
 
 
 def end_and_scan(
-    tx: Transaction, ends: Mapping[str, StepEnd], request: ClaimRequest, last_of: tuple[str, str] | None = None
-) -> tuple[CompletionResult, EndedTasks, ClaimScan]:
-    """Write the ends, unlock, and look at what the claim is decided on: one round trip.
-
-    ``last_of`` is the task, with its session, whose last step the one end probably is: it is looked at, too.
-    Return what the ends did, what they leave to do in their tasks, and the look.
-    """
-    tasks = EndedTasks()
+    tx: Transaction, ends: Mapping[str, StepEnd], request: ClaimRequest
+) -> tuple[CompletionResult, ClaimScan]:
+    """Write the ends, unlock, and look at what the claim is decided on: one round trip."""
     with tx.pipeline():
         ended_reply = None
         if ends:
             rows = [logged_end_row(end, request.now_us) for end in ends.values()]
             ended_reply = tx.send(END_AND_UNLOCK, ends=rows, worker_id=request.worker_id, now_us=request.now_us)
-        look_reply = tx.send(LOOK, worker_id=request.worker_id, keys=list(ends), most=most_ready(request))
-        if last_of is not None:
-            tasks.tails[last_of[0]] = Tail(*send_tail(tx, last_of[0]), send_last_step(tx, *last_of))
+        look_reply = tx.send(LOOK, worker_id=request.worker_id, most=most_ready(request))
     # Read after the pipeline has ended: its end is a round trip, and reading within it would be another.
     ended_rows = ended_reply.rows() if ended_reply is not None else ()
     ended = CompletionResult()
     for key, task_id, session_id, *_, has_grown in (fields for kind, *fields in ended_rows if kind == _ENDED):
         note_ended(ended, key, task_id, session_id, has_grown=has_grown)
     opened = [tuple(fields) for kind, *fields in ended_rows if kind == _UNLOCKED]
-    return _settled(tx, ended, opened, look_reply.rows(), request, tasks)
+    return ended, _settled(tx, ended, opened, look_reply.rows(), request)
 
 
-def open_and_scan(
-    tx: Transaction, ended: CompletionResult, request: ClaimRequest
-) -> tuple[CompletionResult, EndedTasks, ClaimScan]:
-    """Do the same after ends that have been written and have opened nothing yet."""
+def open_and_scan(tx: Transaction, ended: CompletionResult, request: ClaimRequest) -> ClaimScan:
+    """Unlock after ends that have been written and have opened nothing yet, and look in the same round trip."""
     with tx.pipeline():
         opened = tx.send(COUNT_DOWN, ended=ended.completed, now_us=request.now_us)
-        seen = tx.send(LOOK, worker_id=request.worker_id, keys=sorted(ended.written), most=most_ready(request))
-    return _settled(tx, ended, opened.rows(), seen.rows(), request, EndedTasks())
+        seen = tx.send(LOOK, worker_id=request.worker_id, most=most_ready(request))
+    return _settled(tx, ended, opened.rows(), seen.rows(), request)
 
 
 def note_ended(ended: CompletionResult, key: str, task_id: str, session_id: str, *, has_grown: bool) -> None:
@@ -278,23 +254,11 @@ def note_ended(ended: CompletionResult, key: str, task_id: str, session_id: str,
 
 
 def _settled(
-    tx: Transaction,
-    ended: CompletionResult,
-    opened: Sequence[Row],
-    seen: Sequence[Row],
-    request: ClaimRequest,
-    tasks: EndedTasks,
-) -> tuple[CompletionResult, EndedTasks, ClaimScan]:
-    ended.ready, has_completed_maps = settle_unlocked(tx, opened, request.now_us)
-    if has_completed_maps:
-        # More has opened since that look.
-        return ended, ended_tasks(tx, ended), scan(tx, request)
-    for task_id, *flags in sorted(fields for kind, fields in seen if kind == "task"):  # locks, in one order
-        if task_id in ended.sessions:
-            tasks.look(tx, task_id, ended.sessions[task_id], *flags)
-    for _, task_id, *_ in opened:  # what waits for an end cannot overtake it
-        tasks.passed_over.pop(task_id, None)
-    return ended, tasks, _scan(seen)
+    tx: Transaction, ended: CompletionResult, opened: Sequence[Row], seen: Sequence[Row], request: ClaimRequest
+) -> ClaimScan:
+    """Complete ``ended`` by what was opened; return the look, taken again where completed maps have opened more."""
+    ended.unlocked, has_completed_maps = settle_unlocked(tx, opened, request.now_us)
+    return scan(tx, request) if has_completed_maps else _scan(seen)
 
 
 def logged_end_row(end: StepEnd, now_us: int) -> tuple[object, ...]:
@@ -348,7 +312,7 @@ def told_claims(
         claimed.append((ClaimedStep._make(row[:_STEP]), lane))
         runs.append(tuple(run))
         dependencies += told_of or ()
-        contexts.successors.note(run[0], run[1], is_followed=is_followed)
+        contexts.successors.note(run[0], is_followed=is_followed)
     if end is not None:
         dependencies = [_as_ended(ResultRow._make(row), end) for row in dependencies]
     context, results = contexts.told(tx, runs), results_of_rows(tx, dependencies)

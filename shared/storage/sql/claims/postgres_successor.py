@@ -9,7 +9,7 @@ from typing import Final
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.claim_context import Contexts
-from soong.shared.storage.sql.claims.completions import ClaimRequest, CompletionResult, EndedTasks
+from soong.shared.storage.sql.claims.completions import ClaimRequest, CompletionResult
 from soong.shared.storage.sql.claims.postgres_hot_path import (
     ENDED_STEPS,
     HAS_ONE_DEPENDENT,
@@ -58,10 +58,6 @@ END_AND_CLAIM: Final = Statement(
                                   FOR NO KEY UPDATE SKIP LOCKED)
     )
     SELECT ended.key, ended.task_id, ended.session_id, ended.has_grown,
-           (SELECT 1 FROM steps WHERE session_id = ended.session_id AND status = 'expanding'
-                                  AND task_id = ended.task_id LIMIT 1),
-           (SELECT 1 FROM steps WHERE session_id = ended.session_id AND status = 'failed' AND is_settled = 0
-                                  AND task_id = ended.task_id LIMIT 1),
            {TOLD_CLAIMS}
     FROM ended LEFT JOIN (started AS s JOIN sessions ON sessions.id = s.session_id) ON true
     """,  # noqa: S608  # our own words
@@ -70,9 +66,9 @@ END_AND_CLAIM: Final = Statement(
 
 def end_and_claim(
     tx: Transaction, contexts: Contexts, end: StepEnd, request: ClaimRequest
-) -> tuple[CompletionResult, EndedTasks, Claim | None]:
+) -> tuple[CompletionResult, Claim | None]:
     """Write an end and claim its step's successor; without a claim, what waited for it is still to be opened."""
-    ended, tasks = CompletionResult(), EndedTasks()
+    ended = CompletionResult()
     rows = tx.rows(
         END_AND_CLAIM,
         ends=[logged_end_row(end, request.now_us)],
@@ -80,11 +76,10 @@ def end_and_claim(
         now_us=request.now_us,
     )
     claim = None
-    for key, task_id, session_id, has_grown, is_expanding, is_unsettled, *told in rows:
+    for key, task_id, session_id, has_grown, *told in rows:
         note_ended(ended, key, task_id, session_id, has_grown=has_grown)
         ended.completed.append(key)
         if told[0] is not None:
             ((_, claim),) = told_claims(tx, contexts, [tuple(told)], end)
-            tasks.look(tx, task_id, session_id, is_expanding, is_unsettled, is_waiting=True)  # at the least for it
     contexts.successors.note_try(end, has_claimed=claim is not None)
-    return ended, tasks, claim
+    return ended, claim

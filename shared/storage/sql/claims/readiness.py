@@ -7,9 +7,11 @@ Nothing is written here in the logs of what opens: a worker writes in the logs o
 The claim of a step says since when it was ready, its owner what became of maps (:func:`tell_maps`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import field
 from typing import Final
 
+from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
@@ -74,40 +76,53 @@ REPORTED_MAPS: Final = Statement(
 )
 
 
-def unlock_after(tx: Transaction, ended: Iterable[str], now_us: int) -> set[str]:
-    """Count these steps as done for their dependents and their maps, and so on for the maps that this completes.
+@dataclass(slots=True)
+class Unlocked:
+    """What ends did to the steps that waited for them.
 
-    Return the keys of the steps that became ready.
+    ``ready`` are the keys of steps that became claimable. By ids of tasks: in those ``continued`` a step became ready
+    or waits for fewer, in those ``expanding`` a map is to be expanded.
     """
-    ready: set[str] = set()
-    rest = sorted(ended)
-    while rest:
-        opened, rest = _opened(tx, tx.rows(COUNT_DOWN, ended=rest, now_us=now_us))
-        ready.update(opened)
-    return ready
+
+    ready: set[str] = field(default_factory=set)
+    continued: set[str] = field(default_factory=set)
+    expanding: set[str] = field(default_factory=set)
 
 
-def settle_unlocked(tx: Transaction, rows: Sequence[Row], now_us: int) -> tuple[set[str], bool]:
+def unlock_after(tx: Transaction, ended: Collection[str], now_us: int) -> Unlocked:
+    """Count these steps as done for their dependents and their maps, and so on for the maps that this completes."""
+    return settle_unlocked(tx, tx.rows(COUNT_DOWN, ended=sorted(ended), now_us=now_us) if ended else (), now_us)[0]
+
+
+def settle_unlocked(tx: Transaction, rows: Sequence[Row], now_us: int) -> tuple[Unlocked, bool]:
     """Continue from rows that were counted down with their ends.
 
-    Return the keys of the steps that became ready, and whether map steps completed, which may have opened more.
+    Return what was unlocked, and whether map steps completed, which may have opened more.
     """
-    ready, completed = _opened(tx, rows)
-    return ready | unlock_after(tx, completed, now_us), bool(completed)
+    unlocked = Unlocked()
+    completed = rest = _note_counted(tx, unlocked, rows)
+    while rest:
+        rest = _note_counted(tx, unlocked, tx.rows(COUNT_DOWN, ended=rest, now_us=now_us))
+    return unlocked, bool(completed)
 
 
-def _opened(tx: Transaction, rows: Sequence[Row]) -> tuple[set[str], list[str]]:
-    """Return the keys of steps that became ready, and of maps that completed."""
-    ready: set[str] = set()
+def _note_counted(tx: Transaction, unlocked: Unlocked, rows: Sequence[Row]) -> list[str]:
+    """Note what was counted down; return the keys of the maps that this completed."""
     completed: list[str] = []
-    for key, _, status, kind, _, open_deps in tx.paced(rows):
-        if not open_deps and status == StepStatus.READY:
-            ready.add(key)
-        elif not open_deps and kind == StepKind.MAP and status == StepStatus.COMPLETED:
-            completed.append(key)
+    for key, task_id, status, _, _, _ in tx.paced(rows):
+        match status:
+            case StepStatus.COMPLETED:
+                completed.append(key)
+            case StepStatus.EXPANDING:
+                unlocked.expanding.add(task_id)
+            case StepStatus.READY:
+                unlocked.ready.add(key)
+                unlocked.continued.add(task_id)
+            case _:
+                unlocked.continued.add(task_id)
     if completed:
         tx.rows(SET_MAP_OUTCOME, keys=completed)
-    return ready, sorted(completed)
+    return sorted(completed)
 
 
 def tell_maps(tx: Transaction, run_log: RunLogBuffer, task_id: str, root_run_id: str) -> None:

@@ -8,10 +8,9 @@ opened, and claimed in its turn, as every other.
 
 from typing import Final
 
-from soong.shared.storage.sql.claims.claim_context import Contexts
 from soong.shared.storage.sql.claims.claim_rows import ClaimedStep
 from soong.shared.storage.sql.claims.claiming import TURNS, next_turn
-from soong.shared.storage.sql.claims.completions import ClaimRequest, CompletionResult, EndedTasks
+from soong.shared.storage.sql.claims.completions import ClaimRequest, CompletionResult
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 
@@ -29,29 +28,18 @@ CLAIM_SUCCESSOR: Final = Statement(
       AND NOT EXISTS (SELECT 1 FROM concurrency_limits WHERE substr(scope, 1, 8) <> 'session:')
       AND NOT EXISTS (SELECT 1 FROM concurrency_limits WHERE scope = 'session:' || steps.session_id)
     RETURNING key, fence, starts, run_id, kind, spec, attempt, task_id, session_id, priority, ordinal, is_unparked,
-              CASE WHEN starts = 1 THEN ready_us END, title, coalesce(dependents, '') <> ''
+              CASE WHEN starts = 1 THEN ready_us END, title
     """,
 )
 
-AROUND_SUCCESSOR: Final = Statement(
-    "around successor: what its task leaves its owner to do (map, failure), and the turns of its session and of all",
-    """
-    SELECT EXISTS (SELECT 1 FROM steps WHERE task_id = :task_id AND status = 'expanding'),
-           EXISTS (SELECT 1 FROM steps
-                   WHERE session_id = :session_id AND status = 'failed' AND is_settled = 0 AND task_id = :task_id),
-           last_claimed, (SELECT max(last_claimed) FROM sessions)
-    FROM sessions WHERE id = :session_id
-    """,
+TURN_OF_SESSION: Final = Statement(
+    "turn of session: its last turn, and the last of all sessions",
+    "SELECT last_claimed, (SELECT max(last_claimed) FROM sessions) FROM sessions WHERE id = :session_id",
 )
 
 
-def claim_successor(
-    tx: Transaction, contexts: Contexts, ended: CompletionResult, request: ClaimRequest
-) -> tuple[ClaimedStep, EndedTasks] | None:
-    """Claim the successor of the one step that has ended; None when there is none, or the next claim takes another.
-
-    Return with it what is left to do in its task.
-    """
+def claim_successor(tx: Transaction, ended: CompletionResult, request: ClaimRequest) -> ClaimedStep | None:
+    """Claim the successor of the one step that has ended; None when there is none, or the next claim takes another."""
     if ended.successor is None or ended.successor.key is None or request.claim < 1:
         return None
     key, pool, needs = ended.successor
@@ -59,10 +47,8 @@ def claim_successor(
     rows = tx.rows(CLAIM_SUCCESSOR, key=key, pool=pool, needs=needs, **told)
     if not rows:
         return None
-    (step,), tasks = contexts.claimed(rows), EndedTasks()
-    around = tx.rows(AROUND_SUCCESSOR, task_id=step.task_id, session_id=step.session_id)
-    is_expanding, is_unsettled, last_claimed, last_turn = around[0]
-    tasks.look(tx, step.task_id, step.session_id, is_expanding, is_unsettled, is_waiting=True)  # at the least for it
+    step = ClaimedStep._make(rows[0])
+    last_claimed, last_turn = tx.rows(TURN_OF_SESSION, session_id=step.session_id)[0]
     if not 0 < last_claimed == last_turn:  # else another turn would change no order
         tx.change(TURNS, "turns", [(step.session_id, next_turn(last_turn))])
-    return step, tasks
+    return step

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from soong.shared.core.ids import task_id_of
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import StepEnd
 
@@ -18,17 +17,11 @@ class SuccessorHints:
     def __init__(self) -> None:
         self._followed: set[str] = set()
         self._left_out = 0
-        self._sessions: dict[str, str] = {}
-        """By id of a run that is held, its session."""
-        self.has_ended_task = False
-        """The last end that was written alone has ended its task, too."""
 
-    def note(self, run_id: str, session_id: str, *, is_followed: bool) -> None:
+    def note(self, run_id: str, *, is_followed: bool) -> None:
         """Note a claim."""
-        if len(self._sessions) >= MOST_HELD:  # of runs whose ends never came
-            self._sessions.clear()
+        if len(self._followed) >= MOST_HELD:  # of runs whose ends never came
             self._followed.clear()
-        self._sessions[run_id] = session_id
         if is_followed:
             self._followed.add(run_id)
 
@@ -42,16 +35,4 @@ class SuccessorHints:
     def note_try(self, end: StepEnd, *, has_claimed: bool) -> None:
         """Note what became of a try."""
         self._followed.discard(end.run_id)
-        self._sessions.pop(end.run_id, None)
         self._left_out = 0 if has_claimed else PAUSE
-
-    def last_of(self, end: StepEnd) -> tuple[str, str] | None:
-        """Return the task and the session that an end probably ends, as the last one that was written alone did.
-
-        That one says also that this database role may: if an error comes of it now, the next end does not ask.
-        """
-        session_id = self._sessions.pop(end.run_id, None)
-        is_likely, self.has_ended_task = self.has_ended_task, False
-        if not is_likely or session_id is None or end.status is not StepStatus.COMPLETED:
-            return None
-        return task_id_of(end.step_key), session_id

@@ -72,23 +72,21 @@ class Database:
         self,
         function: Callable[[Transaction], T],
         *,
-        before_commit: Callable[[T], Callable[[], object] | None] | None = None,
         flush: Flush = Flush.BEFORE_VISIBLE,
         may_block: bool = False,
     ) -> T:
         """Run ``function`` in a transaction and return its result once that is committed.
 
         The function may run more than once; only its last run counts. Cancelling the caller does not undo the work.
-        ``before_commit`` is given its result, when it has run and before its commit has ended, and says what to call in
-        the loop then, if anything: hints to those who wait for the rows that it holds. ``flush`` says when it is on
-        SQLite's disk, at the latest: what is written together is flushed as the strictest of it. ``may_block``: the
+        ``flush`` says when it is on SQLite's disk, at the latest: what is written together is flushed as the strictest
+        of it. ``may_block``: the
         loop has nothing else to do, so on SQLite it is written in it if that waits neither for the disk nor for others.
 
         Raises:
             UnavailableError: the database did not answer; whether the work was done is then unknown.
         """
         loop = asyncio.get_running_loop()
-        work = Work(function, loop, loop.create_future(), flush=flush, before_commit=before_commit)
+        work = Work(function, loop, loop.create_future(), flush=flush)
         if not (may_block and self._writer.write_here(work)):
             await self._until_written(work)
         result: T = work.future.result()

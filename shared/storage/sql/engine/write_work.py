@@ -23,17 +23,8 @@ class Work:
     """Takes the ``item`` with those of others, where there is no function."""
     item: Any = None
     flush: Flush = Flush.BEFORE_VISIBLE
-    before_commit: Callable[[Any], Callable[[], object] | None] | None = None
     result: Any = None
     error: BaseException | None = None
-
-
-def announce_commit(group: Sequence[Work]) -> None:
-    """Call what is to be called once all has been run and before the commit has ended."""
-    for work in (work for work in group if work.error is None):
-        call = None if work.before_commit is None else work.before_commit(work.result)
-        if call is not None:
-            call_in_loop(work.loop, call)
 
 
 def answer(group: Sequence[Work]) -> None:

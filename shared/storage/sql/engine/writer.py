@@ -30,7 +30,7 @@ from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.unflushed_log import UnflushedLog
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
-from soong.shared.storage.sql.engine.write_work import Together, Work, announce_commit, answer, resolve
+from soong.shared.storage.sql.engine.write_work import Together, Work, answer, resolve
 from soong.shared.storage.sql.engine.writer_connection import WriterConnection
 
 log = get_logger(__name__)
@@ -292,7 +292,6 @@ class Writer:
             raise _UndoneError from error
         try:
             self._run_all(group, transaction.connection)
-            announce_commit(group)
             self._commit(transaction)
             self._connection.note_commit(transaction, is_heard_after_flush=is_heard_after_flush)
         except _UndoneError as undone:

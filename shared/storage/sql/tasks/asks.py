@@ -13,7 +13,6 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.claim_context import Contexts, identity_of
-from soong.shared.storage.sql.claims.task_ends import move_task
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import check_owned, owned_task
 from soong.shared.storage.sql.engine.rows import unpack
@@ -22,6 +21,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all
 from soong.shared.storage.sql.tasks.run_writes import append_held
+from soong.shared.storage.sql.tasks.task_ends import move_task
 
 OPEN_ASKS: Final = Statement(
     "open asks: of a session, with the calls of their agents that were aborted",

@@ -12,7 +12,6 @@ from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
-from soong.shared.storage.sql.claims.task_ends import move_task
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import command_done, owned_task
 from soong.shared.storage.sql.engine.rows import plain
@@ -23,6 +22,7 @@ from soong.shared.storage.sql.tasks.failures import complete_map, start_again
 from soong.shared.storage.sql.tasks.inserts import opened, opening
 from soong.shared.storage.sql.tasks.step_results import KEEP_CHILD_RESULTS
 from soong.shared.storage.sql.tasks.task_commands import HOLDERS
+from soong.shared.storage.sql.tasks.task_ends import move_task
 
 SET_ROOT_RUN: Final = Statement(
     "set root run: of a task that is tried again",

@@ -1,6 +1,6 @@
 """Sessions and the processes around them."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final
@@ -41,6 +41,7 @@ from soong.shared.storage.sql.engine.strict import MalformedError
 from soong.shared.storage.sql.engine.table_read import TableRead
 from soong.shared.storage.sql.engine.tables import commands, owners, responders, sessions, workers
 from soong.shared.storage.sql.engine.transaction import Reply, Transaction
+from soong.shared.storage.sql.engine.write_ahead_log import Flush
 
 _ORDER: Final = (ProcessState.LIVE, ProcessState.DRAINING, ProcessState.GONE)
 _GONE: Final[ColumnElement[str]] = literal_column("'gone'")
@@ -104,10 +105,6 @@ BUSY: Final = Statement(
     ) AS open_work JOIN sessions AS s ON s.id = open_work.session_id
     WHERE s.owner_id = :owner_id ORDER BY s.ordinal
     """,
-)
-WITHOUT_OWNER: Final = Statement(
-    "without owner: which of some sessions are open and nobody's",
-    "SELECT id FROM sessions WHERE id IN @ids AND owner_id = '' AND is_closed = 0",
 )
 LIVE_OWNER: Final = Statement(
     "live owner: held, so that it cannot be declared gone while it adopts",
@@ -216,10 +213,8 @@ class SqlSessions:
 
         if not await self._database.read(look):
             return []
-        return await self._database.write(lambda tx: adopt(tx, owner_id))
-
-    async def without_owner(self, session_ids: Collection[str]) -> Sequence[str]:
-        return await self._database.read(lambda tx: tx.column(WITHOUT_OWNER, ids=sorted(session_ids)))
+        # An adoption that a power cut takes takes its owner, too; what the owner writes is after it in the same log.
+        return await self._database.write(lambda tx: adopt(tx, owner_id), flush=Flush.WITH_NEXT)
 
     async def busy_sessions(self, owner_id: str) -> Sequence[str]:
         return await self._database.read(lambda tx: tx.column(BUSY, owner_id=owner_id))

@@ -8,22 +8,13 @@ from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
-from soong.shared.engine.sessions.session import Ownership, Session
+from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.change import check_over, why_failed
 from soong.shared.engine.tasks.ending import FinishedTask, SessionLook
 from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import OpenTask, SessionWork
 from soong.shared.storage.sql.claims.readiness import tell_maps
-from soong.shared.storage.sql.claims.task_ends import (
-    CLOSE_WITH_TASK,
-    FEW_RUNS,
-    HELD_SESSION,
-    RUNS_WITH_FOLDERS,
-    end_task,
-    move_task,
-    write_completion,
-)
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.ownership import (
     OWNED,
@@ -38,7 +29,15 @@ from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Row, Transaction
 from soong.shared.storage.sql.tasks.cancel import SETTLE_ALL, cancel_all, cancel_unheld
-from soong.shared.storage.sql.tasks.sessions import adopt
+from soong.shared.storage.sql.tasks.task_ends import (
+    CLOSE_WITH_TASK,
+    FEW_RUNS,
+    HELD_SESSION,
+    RUNS_WITH_FOLDERS,
+    end_task,
+    move_task,
+    write_completion,
+)
 from soong.shared.storage.sql.tasks.task_updates import SqlChanging
 
 UNRECORDED: Final = Statement(
@@ -201,22 +200,6 @@ class SqlTaskCommands(SqlChanging):
 
     async def look_and_finish(self, ownership: Ownership, *, now_us: int) -> SessionLook:
         return await self._database.write(lambda tx: _look_and_finish(tx, ownership, now_us))
-
-    async def take_over(
-        self, owner_id: str, session_ids: Collection[str], *, now_us: int
-    ) -> Sequence[tuple[Session, SessionLook | None]]:
-        def write(tx: Transaction) -> list[tuple[Session, SessionLook | None]]:
-            return [
-                (
-                    session,
-                    _look_and_finish(tx, session.ownership, now_us)
-                    if session.closes_with_task and session.id in session_ids
-                    else None,
-                )
-                for session in adopt(tx, owner_id)
-            ]
-
-        return await self._database.write(write)
 
     async def unrecorded(self, owner_id: str, *, set_aside: Collection[str] = ()) -> Sequence[str]:
         without = list(set_aside)

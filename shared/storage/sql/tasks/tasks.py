@@ -1,8 +1,6 @@
 """Tasks and steps: how they are made and read."""
 
-import random
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from sqlalchemy import func, select
@@ -112,16 +110,6 @@ ENDED_TASK: Final = TableRead("ended task", tasks, f"WHERE id = :task_id AND {EN
 STEPS_OF_ENDED: Final = steps_where("steps of an ended task", f"steps.task_id = :task_id AND EXISTS ({ENDED_ONE})")
 FEW_STEPS: Final = 16
 """The end of a task with more is read in a thread."""
-FREE_WORKERS: Final = Statement(
-    "free workers: those that live and have a free slot",
-    """
-    SELECT id FROM workers WHERE state <> 'gone' AND state = 'live' AND slots > (
-        SELECT count(*) FROM steps
-        WHERE worker_id = workers.id AND status = 'running' AND holder_run_id = ''
-    )
-    ORDER BY ordinal
-    """,
-)
 LEFT_OF_TASK: Final = Statement(
     "left of task: steps of one of that id that is being removed",
     "SELECT 1 FROM steps WHERE task_id = :task_id LIMIT 1",
@@ -141,7 +129,7 @@ class SqlTasks:
         )
         await self._database.write(lambda tx: _create(tx, task, rows))
 
-    async def submit(self, session: Session, task: NewTask, *, call: Callable[[str], object] | None = None) -> str:
+    async def submit(self, session: Session, task: NewTask) -> None:
         values = session_values(session)
         rows = await self._database.built(
             lambda: _task_rows(task, is_postgres=self._database.is_postgres), are_many=len(task.steps) > MANY_STEPS
@@ -149,14 +137,13 @@ class SqlTasks:
 
         is_retry = False
 
-        def write(tx: Transaction) -> str:
+        def write(tx: Transaction) -> None:
             nonlocal is_retry
             # The task is new, unless it is submitted again: the server inserts it while the looks travel. If it was
             # there, all is undone and done again, looks first. On SQLite nothing travels.
             is_ahead, is_retry = tx.is_postgres and not is_retry, True
             with tx.pipeline():
                 added = send_session(tx, self._trail, values)
-                free = tx.send(FREE_WORKERS)
                 found = _send_looks(tx, task)
                 tx.flush()
                 if is_ahead:
@@ -167,18 +154,8 @@ class SqlTasks:
                 note_session(tx, self._trail, session, added)
                 if is_new and not is_ahead:
                     _put_all(tx, rows)
-            workers = free.rows()
-            return str(random.choice(workers)[0]) if workers else ""  # noqa: S311  # no secret
 
-        def hint(chosen: str) -> Callable[[], object] | None:
-            return partial(call, chosen) if call is not None and chosen else None
-
-        if not self._database.is_postgres:  # one lock for all: its claim waits for our commit
-            return await self._database.write(write, before_commit=hint, flush=Flush.BEFORE_RETURN)
-        chosen = await self._database.write(write)
-        if call is not None and chosen:
-            call(chosen)
-        return chosen
+        await self._database.write(write, flush=Flush.BEFORE_RETURN)
 
     # -- reading
     async def task(self, task_id: str) -> Task:

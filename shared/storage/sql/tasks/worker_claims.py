@@ -1,7 +1,6 @@
 """Claims: a worker's side, and what all owners of the deployment do about workers."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
@@ -35,6 +34,7 @@ from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.tables import concurrency_limits as limits_table
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.upsert import upsert
+from soong.shared.storage.sql.engine.write_ahead_log import Flush
 from soong.shared.storage.sql.tasks.cancel import expire_leases, free_steps
 
 REPORT_PROGRESS: Final = Statement(
@@ -95,16 +95,14 @@ class SqlWorkerClaims:
         capabilities: Sequence[str],
         live_workers: int,
         now_us: int,
-        before_commit: Callable[[Advance], object] | None = None,
         may_block: bool = False,
     ) -> Advance:
         request = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
         return await self._database.write(
             lambda tx: advance(tx, self._contexts, ends, request),
-            before_commit=lambda found: (
-                partial(before_commit, found) if before_commit and found.closed_sessions else None
-            ),
-            flush=self._contexts.flush_of(ends),
+            # A power cut that takes a claim takes its holder, too: SQLite's processes are on one machine. Owner and
+            # worker act on an end by commits of their own, which are after it in the same log.
+            flush=Flush.AFTER_RETURN if ends else Flush.WITH_NEXT,
             may_block=may_block,
         )
 

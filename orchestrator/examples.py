@@ -6,7 +6,7 @@ from typing import Final
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.installation import PACKAGE
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 EXAMPLES: Final = PACKAGE / "examples"
 AUDITED: Final = "celery"
@@ -15,8 +15,7 @@ AUDITED: Final = "celery"
 _SHOWN: Final = frozenset({".py", ".yaml", ".md"})
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(Value):
     """One plan, and the files that go with it: all of its own folder, or those next to it that have its name."""
 
     name: str

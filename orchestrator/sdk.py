@@ -5,9 +5,10 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
@@ -23,9 +24,9 @@ from soong.orchestrator.embedded.starter import attach
 from soong.orchestrator.schemas.task import TaskResult
 from soong.shared.core.errors import InvalidConfigError, UnavailableError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
 from soong.shared.core.texts import require_text
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import parse_budget
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.model_settings import read_settings
@@ -48,8 +49,7 @@ END_LIMIT_S = 10.0
 """How long a program waits for the end of the service that it started; longer only while another client needs it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PlanCall:
+class _PlanCall(Value):
     """What a caller says of a plan's run."""
 
     inputs: Mapping[str, Json]

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.agents.acp_agents import acp_agent
@@ -10,7 +11,6 @@ from soong.shared.agents.runtime.assembly import AgentRuntime
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.running_calls import AbortableCalls
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim

@@ -5,12 +5,11 @@ other, so a worker that dies loses both. A run that stops lets go of it in the s
 answer if it fits; failed, it fails; in every other case somebody else takes the step.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.agents.runtime.without_secrets import clean_end
 from soong.shared.core.errors import TemplateError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal, undoable

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from soong.shared.agents.pacing import LocalPacer, Pacer
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
@@ -13,7 +13,6 @@ from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd

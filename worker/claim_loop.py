@@ -9,12 +9,14 @@ a single dispatch fills a process. Rows decide everything; the claim loop holds 
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.kinds import StepKind
@@ -53,8 +55,7 @@ class SlotTurn:
     """The run ids among its ends that did not count; None while nothing of it has been written."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCapacity:
+class WorkerCapacity(Value):
     """What this worker may claim; with no ``worker_id`` (between two incarnations) it claims and ends nothing."""
 
     worker_id: str

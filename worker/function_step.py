@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 from collections.abc import Awaitable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 from typing import Any, cast
@@ -18,7 +18,6 @@ from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.errors import UsageError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.step_work import begin_task, begin_thread, cancelled_soon
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.tasks.functions import StepContext, StepFunction, resolve

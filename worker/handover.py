@@ -11,8 +11,8 @@ from typing import Final
 
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import SoongError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.storage.store import Store
 
@@ -21,8 +21,7 @@ log = get_logger(__name__)
 HANDOVER_FD: Final = "SOONG_HANDOVER_FD"
 
 
-@dataclass(frozen=True, slots=True)
-class Handover:
+class Handover(Value):
     """The incarnation that still holds steps. ``is_last``: its successor only hands them back, and ends."""
 
     worker_id: str

@@ -7,7 +7,7 @@ back never reuses its old ID.
 import asyncio
 import os
 import socket
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Final
 
@@ -15,7 +15,6 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, UnavailableError
 from soong.shared.core.ids import new_id
 from soong.shared.core.installation import DISTRIBUTION
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore

@@ -8,13 +8,14 @@ import json
 import os
 import signal
 import sys
-from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import StepContext
 from soong.shared.engine.tasks.step import StepError
 from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, Stream
@@ -29,8 +30,7 @@ _NO_LIMIT: Final = timedelta(days=3660)
 """The step's own limit cancels the call."""
 
 
-@dataclass(frozen=True, slots=True)
-class IsolatedCalls:
+class IsolatedCalls(Value):
     """Makes such calls. ``modules`` register the functions, ``folders`` is where they are looked for."""
 
     modules: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class IsolatedCalls:
     variables: tuple[str, ...] = ()
     """Names of what the process gets of our environment besides PATH, HOME and TMPDIR."""
     secret_variables: tuple[str, ...] = ()
-    runner: CommandRunner = field(default_factory=ProcessRunner)
+    runner: CommandRunner = msgspec.field(default_factory=ProcessRunner)
 
     async def call(self, name: str, inputs: JsonObject, context: StepContext) -> tuple[Json, StepError | None]:
         """Call a function; return its output, or why there is none. A cancelled call ends its process first.

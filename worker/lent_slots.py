@@ -5,11 +5,10 @@ slot is free, before any new step.
 """
 
 import asyncio
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from soong.shared.agents.pacing import LIFTED
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 
 log = get_logger(__name__)

@@ -9,14 +9,14 @@ the time again.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.step import Lease
 from soong.shared.tools.definition import ToolDefinition
@@ -162,8 +162,7 @@ class RunParking:
             self.task.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedCalls:
+class WatchedCalls(Value):
     """A turn's executor whose calls are counted for parking."""
 
     executor: Executor

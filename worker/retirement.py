@@ -6,11 +6,10 @@ claiming, waits for what it has claimed at that moment, however long that takes,
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.core.clock import Clock
-from soong.shared.core.lazy_dataclass import dataclass
 
 EXIT_RETIRED: Final = 3
 """By this its service knows the end from a failure (:mod:`soong.orchestrator.embedded.child`)."""

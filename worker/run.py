@@ -5,14 +5,13 @@ run under the step's time limit, and whatever happens becomes one :class:`StepEn
 """
 
 import asyncio
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.without_secrets import clean_end
 from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
 from soong.shared.core.foreign import contained, place_of
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.failure_report import with_report

@@ -8,14 +8,13 @@ when all that it has started has ended: until then it keeps its slot and its lea
 import asyncio
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal, cancel_until_done
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
 from soong.shared.core.foreign import place_of
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.step_work import StepWork, holding
 from soong.shared.engine.runs.status import EndReason

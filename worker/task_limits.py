@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from soong.shared.core.clock import Clock
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import MICRO, TASK_LIMIT, BudgetStore, TaskTime, time_words
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.step import Claim, StepEnd
@@ -16,8 +16,7 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLimits:
+class TaskLimits(Value):
     """What a worker process does about them; it reads rows for steps of tasks with limits alone."""
 
     budgets: BudgetStore

@@ -6,13 +6,14 @@ step reports it to owners and people: at once when a time limit has passed, and 
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.step_work import StepWork
 from soong.shared.engine.runs.status import EndReason

@@ -6,7 +6,7 @@ is an ask in it, and the editor's user is the responder of the session.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,6 @@ from soong.orchestrator.client.submission import Ids, Submission, another_ask, a
 from soong.shared.core.clock import SystemClock, rfc3339
 from soong.shared.core.errors import NotFoundError, SoongError
 from soong.shared.core.ids import new_id
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode

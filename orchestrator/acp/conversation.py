@@ -10,7 +10,7 @@ from typing import Final
 
 from soong.orchestrator.client.client import Client
 from soong.shared.core.errors import NotFoundError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.asks import follows
@@ -21,8 +21,7 @@ MANY: Final = 1000
 """Asks of one session, and sessions that one was forked from."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionConversation:
+class SessionConversation(Value):
     """What a client knows of a session's conversation. ``origin`` is the run that a fork without an ask continues."""
 
     client: Client

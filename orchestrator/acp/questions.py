@@ -4,7 +4,7 @@ The front end is a responder like a terminal: its user answers, and the owner of
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -13,7 +13,6 @@ from acp import schema
 
 from soong.orchestrator.approvals.full_input import FullInput, read_full_input
 from soong.shared.core.inert import inert
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import acp
@@ -17,7 +17,6 @@ from soong.orchestrator.client.tail import RunTail
 from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.sessions.session import CommandKind, Session
 from soong.shared.engine.tasks.status import TaskStatus

@@ -11,7 +11,7 @@ from soong.orchestrator.approvals.question_status import QuestionStatus, status_
 from soong.orchestrator.approvals.target_check import TargetChecker, TargetStatus
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.identity import RunIdentity
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.request import PermissionRequest, Question
@@ -21,8 +21,7 @@ MAX_PARENTS: Final = 32
 PAGE: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Approval:
+class Approval(Value):
     """``parents`` lead from the asking run's parent up to the session's first run; ``withdrawn`` is why, if it was."""
 
     question: Question

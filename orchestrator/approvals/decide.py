@@ -1,12 +1,14 @@
 """What an owner rules on a question, before it is signed: pure, with a distinct outcome per denial (PER-14)."""
 
 from collections.abc import Sequence
-from dataclasses import field, replace
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.gate import facts_of
@@ -30,8 +32,7 @@ FAULTS = frozenset({ErrorType.PERMISSION_TIMEOUT, ErrorType.PERMISSION_NO_CALLBA
 """Not getting a yes because asking failed: each is a permission_failed event of its own (PER-05)."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnsignedDecision:
+class UnsignedDecision(Value):
     """An outcome and its author. ``error`` is set exactly when the choice is deny.
 
     ``rule`` names the rule and its source, ``grant`` the decision that a session grant came from, ``metadata`` is what
@@ -47,7 +48,7 @@ class UnsignedDecision:
     error: ErrorType | None = None
     rule: str = ""
     grant: str = ""
-    metadata: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = msgspec.field(default_factory=dict)
     state: RequestState = RequestState.DECIDED
     security: str = ""
 

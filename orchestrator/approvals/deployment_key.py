@@ -6,12 +6,12 @@ by an operator: ``soong keys rotate`` or ``soong keys adopt``.
 """
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.permissions.audit_log.notes import of_refused_key
 from soong.shared.permissions.audit_log.store import AuditStore

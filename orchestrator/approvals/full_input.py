@@ -10,7 +10,7 @@ from typing import Final
 
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, digest, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.permissions.gate import MAX_SHOWN_CHARS
@@ -22,8 +22,7 @@ REDACTED: Final = f"without secrets, which read {MARK}; an answer is bound to th
 SUMMARY: Final = "a summary: the run's log does not have the full input; deny the call if you need to see it"
 
 
-@dataclass(frozen=True, slots=True)
-class FullInput:
+class FullInput(Value):
     """``input`` as a person may see it; ``note`` says what it is. Nothing of it is cut exactly when ``is_complete``."""
 
     input: JsonObject

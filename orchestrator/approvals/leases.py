@@ -6,11 +6,10 @@ A row is alive while it beats. One that was declared gone is created again with 
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.ids import new_id
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import Responder
 from soong.shared.engine.sessions.store import SessionStore

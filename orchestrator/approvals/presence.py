@@ -1,10 +1,9 @@
 """Who is there to answer: responders judged by their beats on our own monotonic clock."""
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.session import Responder
 
 

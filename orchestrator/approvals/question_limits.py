@@ -5,11 +5,10 @@ bounded number of them, and none may hold back the questions of others.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.core.clock import Clock
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.permissions.request import PermissionRequest

@@ -6,7 +6,7 @@ Pure. Texts of others (reasons, principals) are returned as they are; their call
 from typing import Final
 
 from soong.orchestrator.approvals.decide import FAULTS
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.request import Answer, Decision, Question, RequestState
 from soong.shared.permissions.store import ConsentStore
 from soong.shared.tools.result import ErrorType
@@ -31,8 +31,7 @@ _REFUSALS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionStatus:
+class QuestionStatus(Value):
     """``word`` for tables, ``sentence`` for people. A question that waits has one, too."""
 
     word: str

@@ -6,7 +6,7 @@ asks a question and when it has closed one.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from soong.orchestrator.approvals.decide import by_policy
@@ -17,7 +17,6 @@ from soong.orchestrator.approvals.responders import POLL_EVERY_S, answer_by, ins
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.foreign import words_of
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session

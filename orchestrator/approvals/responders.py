@@ -5,14 +5,16 @@ worth is for the broker to say. Who attaches is :mod:`soong.orchestrator.approva
 """
 
 import asyncio
-from dataclasses import field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import AlreadyDecidedError, UnavailableError
 from soong.shared.core.foreign import ForeignError, await_foreign, shown, words_of
 from soong.shared.core.jsontext import JsonObject, canonical, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import (
     NO_CALLBACK,
@@ -64,13 +66,12 @@ async def answer_by(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _CallbackReply:
+class _CallbackReply(Value):
     """What a callback said; no choice means that it failed, and the reason says how."""
 
     choice: Choice | None
     reason: str
-    metadata: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = msgspec.field(default_factory=dict)
 
 
 async def _ask(

@@ -8,7 +8,7 @@ session grant would answer (a lane). Grants and deadlines are kept in memory; ev
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from soong.orchestrator.approvals import decide
@@ -29,9 +29,9 @@ from soong.shared.core.errors import (
     UnavailableError,
 )
 from soong.shared.core.foreign import words_of
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Responder, Session
 from soong.shared.engine.tasks.status import TaskStatus
@@ -61,8 +61,7 @@ class OpenQuestion:
     """When somebody was there to see it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalContext:
+class ApprovalContext(Value):
     """What every session's broker works with."""
 
     store: Store

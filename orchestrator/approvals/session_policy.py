@@ -1,10 +1,9 @@
 """The policy of a session, read once: it never changes, and its row comes with every question."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.policy import Policy, policy_for
 

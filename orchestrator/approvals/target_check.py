@@ -12,7 +12,7 @@ from pathlib import Path
 from soong.orchestrator.approvals.full_input import FullInput
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import call_foreign
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.request import PermissionRequest
@@ -22,8 +22,7 @@ from soong.shared.tools.definition import NO_PROGRESS, RunDirs, Target, ToolCont
 from soong.shared.tools.results.normalize import failure_of
 
 
-@dataclass(frozen=True, slots=True)
-class TargetStatus:
+class TargetStatus(Value):
     """``is_changed`` is None where it cannot be determined here; ``note`` says why, or what has changed.
 
     ``preview`` is what the person would be shown now: a diff against the file as it is.
@@ -34,8 +33,7 @@ class TargetStatus:
     preview: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetChecker:
+class TargetChecker(Value):
     """What is looked with: the tools that are known here, and where runs of this home work and may write."""
 
     tools: Sequence[ToolDefinition]

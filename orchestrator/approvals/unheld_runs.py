@@ -4,8 +4,8 @@ import asyncio
 from typing import Protocol
 
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.storage.store import Store
 
@@ -20,8 +20,7 @@ class RunEvents(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class UnheldRuns:
+class UnheldRuns(Value):
     """Tells of runs whose question is gone. Without ``events`` nothing shows runs."""
 
     store: Store

@@ -12,14 +12,14 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import IO, BinaryIO, Final, cast
 
 from soong.shared.core.errors import ForgedError, UsageError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -96,8 +96,7 @@ def new_archive(path: Path) -> Iterator[ArchiveWriter]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Value):
     """A file of an archive. ``part`` is where it belongs, ``name`` its path below that."""
 
     part: str

@@ -4,7 +4,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -15,7 +15,6 @@ from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings
 
 DATABASE_FILE: Final = "soong.db"

@@ -15,12 +15,11 @@ from soong.orchestrator.embedded.service_file import LOCK_FILE, ServiceHeldError
 from soong.shared.core.errors import ForgedError, UsageError
 from soong.shared.core.file_systems import flush_file_system
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings
+from soong.shared.core.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreReport:
+class RestoreReport(Value):
     """What was restored."""
 
     home: Path

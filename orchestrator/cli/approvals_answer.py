@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -17,8 +17,8 @@ from soong.orchestrator.cli.question_text import short_id
 from soong.orchestrator.client.program import program
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import AlreadyDecidedError, InvalidConfigError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.policy import Policy, policy_for
@@ -38,8 +38,7 @@ class AnswerExitCode(IntEnum):
     NOT_ALLOWED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerOutcome:
+class AnswerOutcome(Value):
     """The report of an answer."""
 
     exit_code: AnswerExitCode

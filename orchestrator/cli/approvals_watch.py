@@ -4,7 +4,7 @@ Leaving answers nothing: questions stay open for the next responder.
 """
 
 import asyncio
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.approvals.question_status import question_of
@@ -15,7 +15,6 @@ from soong.orchestrator.cli.ids import deployment, opened_store
 from soong.orchestrator.cli.watch import Interrupts
 from soong.orchestrator.schemas.approval import ApprovalSchema
 from soong.shared.core.errors import UnavailableError, UsageError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions.request import PermissionRequest

@@ -17,8 +17,8 @@ from soong.orchestrator.embedded.early_service import early_start
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.value import Value
 from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.model_settings import parse_settings
@@ -80,8 +80,7 @@ def command(
         raise typer.Exit(asyncio.run(run_and_follow(settings, prepared, is_detached=detach, is_json=is_json)))
 
 
-@dataclass(frozen=True, slots=True)
-class _FollowUp:
+class _FollowUp(Value):
     """What the command says of another goal for a session."""
 
     agent: str

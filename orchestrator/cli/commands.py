@@ -6,11 +6,10 @@ Nothing is imported here: `soong --help` prints this table without paying for th
 from collections.abc import Mapping
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class CommandEntry:
+class CommandEntry(Value):
     """A command before its module is imported. ``module`` has a function ``command`` or a group ``app``."""
 
     module: str

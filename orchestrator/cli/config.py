@@ -1,22 +1,21 @@
 """``soong config``: every setting with its value and where the value comes from; nothing is changed here."""
 
-from dataclasses import asdict
 from typing import Final
 
 import typer
+from msgspec.structs import asdict
 
 from soong.orchestrator.cli.console import emit, output, table
 from soong.shared.core.config import CONFIG_FILE, Config, load_config
 from soong.shared.core.configured_settings import given_by, with_config
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings, source_of, without_password
+from soong.shared.core.value import Value
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 _URLS: Final = frozenset({"artifacts_url", "database_url", "redis_url"})
 
 
-@dataclass(frozen=True, slots=True)
-class SettingValue:
+class SettingValue(Value):
     """One setting as it is in force.
 
     ``source`` is `environment`, `file` (``SOONG_<NAME>_FILE``), `config.toml` or `default`.

@@ -5,8 +5,9 @@ import re
 import sys
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TextIO, TypedDict
+
+from msgspec.structs import asdict
 
 from soong.orchestrator.cli.verbosity import Verbosity, chosen
 from soong.shared.core.errors import Problem

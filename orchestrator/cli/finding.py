@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
 class Level(StrEnum):
@@ -12,8 +12,7 @@ class Level(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Value):
     """What one check says. ``hint`` is empty when there is nothing to do."""
 
     check: str

@@ -1,10 +1,10 @@
 """Reports workers that died with steps of a task to the person who follows it."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 from soong.orchestrator.cli.console import one_line
 from soong.orchestrator.client.client import TaskSnapshot
-from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """What the agent of an ask says and does, line by line, while people watch."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, cast
 
 from soong.orchestrator.cli.console import compact, one_line, visible
@@ -9,7 +10,6 @@ from soong.orchestrator.client.client import Client
 from soong.orchestrator.client.live_run import follow_live
 from soong.orchestrator.client.tail import RunTail, no_subscription
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.wire.answers import AnswerDelta
 

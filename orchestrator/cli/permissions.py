@@ -4,11 +4,11 @@ import asyncio
 import os
 import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.console import emit, output
 from soong.orchestrator.cli.ids import find_task, opened_store

@@ -32,9 +32,9 @@ from soong.orchestrator.embedded.plan_request import (
 )
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode
 from soong.shared.engine.tasks.plan.model_settings import parse_settings
 from soong.shared.engine.tasks.plan.reader import parse_plan
@@ -54,8 +54,7 @@ class _RefusedError(Exception):
     """The command does better by itself; the text is for the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanIntake:
+class PlanIntake(Value):
     """Takes plans for the ``client`` of a service. See :class:`soong.orchestrator.embedded.control.PlanRunner`."""
 
     client: Client

@@ -9,16 +9,18 @@ writes, and never read from a task's rows.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.module_import import import_apart, import_here
 from soong.orchestrator.client.catalog import Catalogue, deployed_hint, deployed_modules
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import Plan, PlanNames, Registered
 from soong.shared.engine.tasks.step import NewTask
 from soong.shared.permissions.configured import configured_write_roots
@@ -34,8 +36,7 @@ MAX_TASKS: Final = 200
 """Tasks whose modules are kept; of older ones they are named again by ``SOONG_FUNCTIONS``."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanModules:
+class PlanModules(Value):
     """Loads the modules of one plan file by ``importer``; without one it only looks where they lie."""
 
     settings: Settings
@@ -43,7 +44,7 @@ class PlanModules:
     file: Path
     importer: Importer | None = import_here
 
-    _loaded: list[str] = field(default_factory=list)
+    _loaded: list[str] = msgspec.field(default_factory=list)
 
     @property
     def folders(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import sys
 import termios
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from rich.cells import cell_len
@@ -37,7 +37,7 @@ from soong.orchestrator.client.program import program
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError
 from soong.shared.core.inert import inert
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.request import Choice, PermissionDecision, PermissionRequest, offered_choices
 
 LEAST_PREVIEW_ROWS: Final = 6
@@ -252,8 +252,7 @@ def question(request: PermissionRequest, preview: Sequence[Text]) -> RenderableT
     return Panel(Group(*parts), title=title, title_align="left", border_style=style)
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(Value):
     """Names and values, in one row where the terminal is wide enough."""
 
     facts: tuple[tuple[str, str], ...]

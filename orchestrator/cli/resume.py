@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Final, TypeAlias
 
 import typer
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.provenance import check_person_now
 from soong.orchestrator.cli.asking import why_nobody_is_asked

@@ -6,13 +6,12 @@ from pathlib import Path
 from soong.orchestrator.cli.console import emit, output, say
 from soong.orchestrator.client.program import program
 from soong.shared.core.errors import UsageError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.core.worker_range import WorkerRange
 from soong.shared.engine.sessions.session import ApprovalMode
 
 
-@dataclass(frozen=True, slots=True)
-class RunArguments:
+class RunArguments(Value):
     """What the command line of `soong run` says. ``plan`` is a file, or ``-``."""
 
     plan: Path

@@ -15,9 +15,12 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.console import emit, is_terminal, output, say, visible
 from soong.orchestrator.cli.run_arguments import RunArguments, read_inputs, say_who_answers, tell_detached
@@ -31,7 +34,7 @@ from soong.orchestrator.embedded.plan_request import (
 )
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.ids import new_id
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode
 
 WRITTEN_LIMIT_S: Final = 3.0
@@ -60,8 +63,7 @@ class EarlySignals:
         self.count += 1
 
 
-@dataclass(frozen=True, slots=True)
-class Handed:
+class Handed(Value):
     """What became of a plan. With an ``exit_code`` everything is done and reported; else a client continues."""
 
     session_id: str
@@ -69,7 +71,7 @@ class Handed:
     exit_code: int | None = None
     is_written: bool = False
     """The service has written the task, and its beginning is on the terminal."""
-    signals: EarlySignals = field(default_factory=EarlySignals)
+    signals: EarlySignals = msgspec.field(default_factory=EarlySignals)
 
 
 def hand_over(arguments: RunArguments) -> Handed:

@@ -15,8 +15,8 @@ from soong.orchestrator.embedded.starter import living_service
 from soong.shared.core.clock import SystemClock, to_the_second
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.metrics import Metrics, WorkerLoad
 from soong.shared.engine.tasks.step import Task
@@ -25,8 +25,7 @@ TASKS_SHOWN = 5
 _SERVING = frozenset({ProcessState.LIVE, ProcessState.DRAINING})
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceState:
+class ServiceState(Value):
     """What answers. ``state`` is `ready`, `starting`, `stopping`, `servers` (a deployment), `stuck` or `none`."""
 
     state: str
@@ -39,8 +38,7 @@ class ServiceState:
         return self.state not in {"none", "stuck"}
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Value):
     """The service and its rows; the rows are None where there is no database yet."""
 
     service: ServiceState

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from soong.orchestrator.approvals.provenance import is_run_here
 from soong.orchestrator.cli.console import emit, is_terminal, output, say
@@ -15,7 +16,6 @@ from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.config import Config
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.permissions.request import PermissionCallback

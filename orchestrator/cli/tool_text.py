@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from soong.orchestrator.cli.console import one_line, table
 from soong.shared.core.inert import inert

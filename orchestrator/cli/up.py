@@ -14,9 +14,9 @@ from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.service import EmbeddedService, ServiceOwner
 from soong.orchestrator.embedded.service_file import ServiceHeldError
 from soong.orchestrator.embedded.starter import EXIT_HELD
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings, without_password
 from soong.shared.core.startup import settle_gc
+from soong.shared.core.value import Value
 from soong.shared.core.worker_range import WorkerRange
 from soong.shared.storage.store import Store
 
@@ -75,8 +75,7 @@ async def build_owner(settings: Settings) -> tuple[ServiceOwner, Store, PlanRunn
     return orchestrator, parts.store, FirstPlans(client)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstPlans:
+class FirstPlans(Value):
     """Runs the plans that commands hand over; what that takes is imported with the first, and not at the start."""
 
     client: "Client"

@@ -1,14 +1,13 @@
 """What the models of running steps are writing, for a display that shows it."""
 
 import asyncio
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.cli.display import Display
 from soong.orchestrator.cli.narration import GrowingAnswer
 from soong.orchestrator.client.client import Client, TaskSnapshot
 from soong.orchestrator.client.live_run import listen_to_answers
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.wire.answers import AnswerDelta

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from soong.orchestrator.cli.console import emit, output, say, visible
 from soong.orchestrator.cli.display import Display, make_display
@@ -19,7 +19,6 @@ from soong.orchestrator.client.stall_reasons import StallReasons
 from soong.orchestrator.embedded.control import ShutdownState
 from soong.orchestrator.embedded.starter import Attachment, attach, last_words
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Session
 from soong.shared.engine.tasks.kinds import TaskKind

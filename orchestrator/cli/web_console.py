@@ -8,7 +8,7 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,6 @@ import typer
 
 from soong.orchestrator.cli.console import say
 from soong.shared.core.errors import UsageError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, load_settings
 
 CODE_LIVES_S: Final = 60

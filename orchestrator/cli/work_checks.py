@@ -10,8 +10,8 @@ from soong.orchestrator.embedded.health import ChildHealth, ServiceHealth, healt
 from soong.orchestrator.embedded.service_file import read_record
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import NotFoundError, SoongError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.metrics import WorkerLoad
 from soong.shared.permissions.request import Question
@@ -110,8 +110,7 @@ async def _live(store: Store) -> list[Worker]:
     return [worker for worker in await store.sessions.workers() if worker.state is not ProcessState.GONE]
 
 
-@dataclass(frozen=True, slots=True)
-class _LateStep:
+class _LateStep(Value):
     """A step that is held beyond its time limit."""
 
     holding: WorkerLoad

@@ -1,10 +1,10 @@
 """The audit log read page by page: for its export, and for the check that nothing in it was changed."""
 
 from collections.abc import AsyncIterator, Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.audit_log.entry import AuditEntry, Break, Verifier
 from soong.shared.permissions.audit_log.store import AuditStore
 from soong.shared.permissions.audit_log.uses import problem
@@ -26,8 +26,7 @@ async def entries(
         after = page[-1].ordinal
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(Value):
     """What was found. ``heads`` are the last digests by chain, to be noted elsewhere."""
 
     entries: int

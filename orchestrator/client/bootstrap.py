@@ -13,8 +13,8 @@ from soong.orchestrator.client.client import Client
 from soong.shared.agents.pacing import Pauses
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import RUNS, Settings, secret_values
+from soong.shared.core.value import Value
 from soong.shared.engine.wire.notifier import Notifier, Subscription
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients
@@ -53,8 +53,7 @@ async def open_client(settings: Settings) -> Client:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Listeners:
+class Listeners(Value):
     """The subscriptions of a client that only listens; its creator closes it."""
 
     subscriber: RedisSubscriber

@@ -5,9 +5,12 @@ are known where they run.
 """
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.orchestrator.client.tool_registry import registry_of
 from soong.shared.agents.acp_agents import acp_tool_names, with_acp
@@ -23,8 +26,8 @@ from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, PlanStep, Registered
 from soong.shared.engine.tasks.planner import Planner
@@ -60,24 +63,25 @@ def deployed_hint(settings: Settings) -> str:
     return "add it to SOONG_FUNCTIONS of this command and of every worker; a deployment takes modules from nowhere else"
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
+class Catalogue(Value, dict=True):
     """Built once a client. ``policy`` is what the configuration says, before any ``--allow``."""
 
-    tools: tuple[ToolDefinition, ...] = field(default_factory=lambda: tools_of(ToolEnvironment()))
-    definitions: AgentDefinitionRegistry = field(default_factory=builtin_definitions)
+    tools: tuple[ToolDefinition, ...] = msgspec.field(default_factory=lambda: tools_of(ToolEnvironment()))
+    definitions: AgentDefinitionRegistry = msgspec.field(default_factory=builtin_definitions)
     """As they were when this was built."""
-    config: Config = field(default_factory=Config)
+    config: Config = msgspec.field(default_factory=Config)
     needs_project: bool = False
     """Workers may run where the project is not: its mark, if it has one, says who has it."""
     live: LiveDefinitions | None = None
     """The same as they are now; None where they do not change."""
-    policy: Policy = field(init=False)
-    names: frozenset[str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", policy_of(self.config))
-        object.__setattr__(self, "names", frozenset(tool.name for tool in self.tools))
+    @cached_property
+    def policy(self) -> Policy:
+        return policy_of(self.config)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
 
     @classmethod
     def of(cls, settings: Settings, *, starts_servers: bool = True) -> Self:

@@ -9,13 +9,15 @@ import functools
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
+
+import msgspec
 
 from soong.shared.core.clock import Clock, utc_date
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import DAY, NO_BUDGET, Budget, BudgetState, session_scope
 from soong.shared.engine.runs.store import LastRuns
 from soong.shared.engine.sessions.session import CommandKind, ProcessState, Session, Worker
@@ -48,15 +50,14 @@ BRIEF_STEPS: Final = 60
 """Steps of such a task that are shown, and failed ones in addition."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSnapshot:
+class TaskSnapshot(Value):
     """The current state of a task, for people who watch it."""
 
     task: Task
     steps: tuple[Step, ...]
     workers: tuple[Worker, ...]
     questions: tuple[PermissionRequest, ...]
-    lacks: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By step key: why no worker may take what is ready."""
     planned: tuple[Task, ...] = ()
     """The tasks that the agent of an ask has made; their steps are among ``steps``."""

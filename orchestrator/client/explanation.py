@@ -5,8 +5,10 @@ and nothing is written; a target may look at the disk, as it does before a real 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import existing_folder
@@ -14,8 +16,8 @@ from soong.shared.core.errors import UsageError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject, digest
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import RUNS
+from soong.shared.core.value import Value
 from soong.shared.permissions.configured import configured_write_roots, surface_request
 from soong.shared.permissions.explain import (
     CallExplanation,
@@ -41,14 +43,13 @@ from soong.shared.toolsets.skills.loader import all_skills, places
 _NOBODY = RunIdentity("sess_explain", "run_explain", "agent_explain", Role.MAIN, "")
 
 
-@dataclass(frozen=True, slots=True)
-class Explainer:
+class Explainer(Value):
     """The effective policy of a project under the configuration of a home, with the rules of a command line."""
 
     catalogue: Catalogue
     paths: PathPolicy
     project: Path
-    home: str = field(default_factory=lambda: str(Path.home()))
+    home: str = msgspec.field(default_factory=lambda: str(Path.home()))
     allow: Sequence[str] = ()
     is_tainted: bool = False
     cwd: Path | None = None

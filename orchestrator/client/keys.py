@@ -11,7 +11,7 @@ from typing import Final
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotFoundError, UsageError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.keys import ExpiredDecision, KeyStore, SigningKey
 from soong.shared.permissions.signing import Signer
 
@@ -19,8 +19,7 @@ OVERLAP: Final = timedelta(seconds=60)
 """How long the old key still signs after a rotation: owners' clocks may differ from that of the rotating process."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndedKey:
+class EndedKey(Value):
     """What became of a key. ``successor`` is the key that was made in its place, if it was the one that signs here.
 
     ``replaced`` is the key that the file held although it was never published; ``key_id`` is then empty.
@@ -32,8 +31,7 @@ class EndedKey:
     replaced: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRing:
+class KeyRing(Value):
     """The keys of a deployment: the file of this machine and the rows of all."""
 
     store: KeyStore

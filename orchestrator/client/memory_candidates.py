@@ -11,8 +11,8 @@ from typing import Final, Protocol
 from soong.shared.core.clock import to_the_second
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
@@ -70,8 +70,7 @@ class CandidateRows(Protocol):
     def tasks(self) -> TaskStore: ...
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryCandidate:
+class MemoryCandidate(Value):
     """A proposed memory and the run of the job that proposes it."""
 
     memory: Memory

@@ -12,7 +12,7 @@ from soong.orchestrator.client.memory_candidates import CandidateRows, MemoryCan
 from soong.shared.core.clock import Clock, to_the_second
 from soong.shared.core.errors import ConflictError, NotFoundError, UsageError
 from soong.shared.core.jsontext import dump
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.toolsets.memory.provider import Memory, MemoryProvider
 
@@ -21,8 +21,7 @@ MAX_DECISIONS_BYTES: Final = 16 * 1024 * 1024
 MIN_ID_CHARS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReview:
+class MemoryReview(Value):
     """What ``soong memory`` works on. ``folder`` is ``memory/`` of the home; ``rows`` None: nothing has run yet."""
 
     provider: MemoryProvider

@@ -1,16 +1,17 @@
 """What a task came to: its steps, what its runs wrote, what they were denied, and how that counts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import IntEnum
 from itertools import groupby
 from pathlib import Path
+
+import msgspec
 
 from soong.orchestrator.approvals.question_status import denial_sentence
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.task_limits import TaskLimit, limits_of
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import TASK_LIMIT, BudgetSpentError
 from soong.shared.engine.runs.events import Event, EventType, NodeKind
 from soong.shared.engine.tasks.failure_report import is_unclean, tools_of
@@ -32,8 +33,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
+class Denial(Value):
     """A call that did not get a yes. ``author``, ``principal`` and ``channel`` are of the decision, if there is one.
 
     ``reason`` is the one that was given for it; empty when a person gave none.
@@ -56,8 +56,7 @@ class Denial:
         return denial_sentence(self.error, self.reason, **said)
 
 
-@dataclass(frozen=True, slots=True)
-class Deliverable:
+class Deliverable(Value):
     """A file that a run wrote. ``copy`` is the run's own, kept in the data folder."""
 
     run_id: str
@@ -65,8 +64,7 @@ class Deliverable:
     copy: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(Value):
     """The report of a step in addition to its row (DAG-10): its tools, and for an unclean one what it left.
 
     ``tools`` are those ``requested`` (None: its definition's) and ``granted``; None for a step that runs no agent.
@@ -78,14 +76,13 @@ class StepReport:
     partial: Json = None
 
 
-@dataclass(frozen=True)
-class TaskOutcome:
+class TaskOutcome(Value):
     """The state of a task, read from rows: final when the task has ended. ``reports`` are by step id."""
 
     view: TaskSnapshot
     deliverables: tuple[Deliverable, ...]
     denials: tuple[Denial, ...]
-    reports: Mapping[str, StepReport] = field(default_factory=dict)
+    reports: Mapping[str, StepReport] = msgspec.field(default_factory=dict)
     undone: tuple[Denial, ...] = ()
     """Calls that a person allowed and that were not made: their target was no longer what was shown."""
     answer: Json = None
@@ -171,8 +168,7 @@ async def step_report(store: Store, step: Step, granted: Sequence[str]) -> StepR
     return StepReport(tools, result.denials, result.unknown_effects, result.partial)
 
 
-@dataclass(frozen=True, slots=True)
-class _RunLog:
+class _RunLog(Value):
     """What the log of a step's last run says of its calls."""
 
     step: Step

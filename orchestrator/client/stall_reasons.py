@@ -6,6 +6,7 @@ deployment of several machines has nobody to ask: there the rows are all there i
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -15,7 +16,6 @@ from soong.orchestrator.embedded.health import ServiceHealth, health_of, modules
 from soong.orchestrator.embedded.service_file import ServiceRecord
 from soong.orchestrator.embedded.starter import last_words
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.status import StepStatus

@@ -5,10 +5,11 @@ Everything that can be wrong with a plan, its inputs and its rules is found here
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.agents.definition import AgentDefinition
@@ -19,9 +20,9 @@ from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.telemetry import trace_parent
 from soong.shared.core.texts import require_text
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, configured_budget, parse_budget
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
@@ -49,8 +50,7 @@ class Ids(NamedTuple):
     task: str
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(Value):
     """A session and its first task, ready to be written."""
 
     session: Session

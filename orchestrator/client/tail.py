@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.wire.notifier import NullSubscription, Subscription
@@ -27,8 +27,7 @@ async def no_subscription(_run_id: str) -> Subscription:
     return NullSubscription()
 
 
-@dataclass(frozen=True, slots=True)
-class RunTail:
+class RunTail(Value):
     """``listen`` subscribes to a run (``Subscriber.subscribe_run``); it may take its time, or never report anything."""
 
     runs: RunStore

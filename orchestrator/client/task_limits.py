@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Final
+
+from msgspec.structs import fields, replace
 
 from soong.shared.core.clock import utc_date
 from soong.shared.core.errors import ConflictError, UsageError
 from soong.shared.core.jsontext import Json, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import (
     MICRO,
     NO_BUDGET,
@@ -31,8 +32,7 @@ NAMES: Final[Mapping[str, str]] = {
 """The fields of a budget by the names of limits in plans."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLimit:
+class TaskLimit(Value):
     """A limit by its name in plans, in the plan's unit. ``used`` counts requests under way as they may cost at most."""
 
     name: str

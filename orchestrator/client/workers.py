@@ -5,7 +5,7 @@ Read from rows alone: nobody is asked over the broker, so a busy or stalled work
 
 from collections.abc import Sequence
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.claims import ClaimStore
@@ -13,8 +13,7 @@ from soong.shared.engine.tasks.metrics import LimitUsage, MetricsSource, WorkerL
 from soong.shared.engine.wire.capabilities import CATALOGUE, VERSION, announced, labels
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(Value):
     """A worker that is not gone, and what it holds, oldest first."""
 
     worker: Worker
@@ -35,8 +34,7 @@ class WorkerView:
         return announced(self.worker.capabilities, CATALOGUE)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolView:
+class PoolView(Value):
     """A queue: what could be claimed from it now, and who could take more."""
 
     pool: str
@@ -44,8 +42,7 @@ class PoolView:
     free_slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersView:
+class WorkersView(Value):
     workers: tuple[WorkerView, ...]
     pools: tuple[PoolView, ...]
     concurrency_limits: tuple[LimitUsage, ...] = ()

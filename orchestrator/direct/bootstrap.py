@@ -21,8 +21,8 @@ from soong.shared.core.errors import UnavailableError, UsageError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import ARTIFACTS, RUNS, Settings, load_settings, secret_values
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.functions import suggestion
@@ -65,8 +65,7 @@ DEFINITION = "direct"
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
-@dataclass(frozen=True, slots=True)
-class DirectRequest:
+class DirectRequest(Value):
     """What a caller wants of a session. ``timeout`` bounds every handler and is at most the setting's maximum."""
 
     project: Path = Path()

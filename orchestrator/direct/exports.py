@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from soong.orchestrator.direct.session import DirectSession
 from soong.shared.core.jsontext import Json, dump
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.naming import NameTable
 from soong.shared.tools.result import ToolResult
 from soong.shared.tools.results.rendering import for_model
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedTools:
+class ExportedTools(Value):
     """The tools that a session can call, as they are when it is asked.
 
     Providers take neither dots nor long names: :meth:`call` takes their form of a name as well as the canonical one.

@@ -6,14 +6,13 @@ each event is appended when it comes. Results themselves are given back to the c
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from soong.orchestrator.owner.run_folder import StoredArtifacts, lines_of, make_folders, write_deliverable
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForeignEntryError, ForgedError, UnavailableError
 from soong.shared.core.jsontext import JsonObject, dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, started_event
 from soong.shared.engine.runs.events import Event, NewEvent

@@ -7,8 +7,10 @@ owner's own rules (:mod:`soong.orchestrator.approvals.decide`).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals import decide
 from soong.orchestrator.approvals.decide import UnsignedDecision
@@ -16,7 +18,6 @@ from soong.orchestrator.approvals.provenance import provenance_here
 from soong.orchestrator.approvals.responders import Lane, answer_by, lane_of
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions import call_facts

@@ -8,9 +8,11 @@ those of any agent. All calls of one :class:`ServiceCalls` belong to one session
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.provenance import check_person
 from soong.shared.agents.definition import DEFINITION, builtin_definitions
@@ -18,7 +20,6 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import SoongError, StartedByRunError, UnavailableError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.kinds import StepKind

@@ -4,14 +4,13 @@ Leaves the building of its parts to :mod:`soong.orchestrator.direct.bootstrap`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from soong.orchestrator.direct.folder import FolderLog
 from soong.shared.core.clock import Clock
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.tools.definition import RunDirs, ToolDefinition

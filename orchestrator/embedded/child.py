@@ -6,12 +6,12 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from soong.orchestrator.embedded.environment import STATUS_FD, kept_command
 from soong.orchestrator.embedded.preforked_workers import PreforkedProcess
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.process import HAS_SUBREAPER
 from soong.shared.sandbox.subreaper import END_NOW
 

@@ -13,14 +13,14 @@ import socket
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 CONTROL_VERSION = 1
 LINE_LIMIT_BYTES = 64 * 1024
@@ -49,8 +49,7 @@ _SO_PEERPIDFD = 77
 """Linux 6.5: a descriptor of the process that connected."""
 
 
-@dataclass(frozen=True, slots=True)
-class SocketPeer:
+class SocketPeer(Value):
     """The process that connected, by the kernel's word. It is kept by a descriptor: its id may be another's later."""
 
     pid: int

@@ -8,14 +8,13 @@ from soong.orchestrator.embedded.child import STEADY_AFTER_S
 from soong.orchestrator.embedded.control import ask_once
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 DYING_AFTER: Final = 3
 """Ends in a row after which a worker counts as one that does not stay alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildHealth:
+class ChildHealth(Value):
     """A worker that the service keeps running: how often it ended by itself, how often in a row, and how last."""
 
     name: str
@@ -39,8 +38,7 @@ class ChildHealth:
         return f"{self.name} ended unexpectedly {times}{row}, last by {self.last_exit}{since}"
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceHealth:
+class ServiceHealth(Value):
     """``starting`` workers are not ready yet; with ``is_hopeless`` none will be, and ``problem`` says why.
 
     ``functions`` are the modules of ``SOONG_FUNCTIONS`` that the service was started with, ``folders`` where it looks

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 _INSTALLED: Final = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
 _MOST_FILES: Final = 1_000
 """So many files of a package are looked at for their time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleFile:
+class ModuleFile(Value):
     """A module's file, or its package's folder, and when it was last changed. No path: it is found nowhere."""
 
     path: str = ""
@@ -46,8 +45,7 @@ def read_module_files(value: object) -> dict[str, ModuleFile]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleDifference:
+class ModuleDifference(Value):
     """What a running service lacks of a command's modules, by name. Without any it has the same."""
 
     missing: tuple[str, ...] = ()

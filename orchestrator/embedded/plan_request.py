@@ -10,12 +10,13 @@ This module imports little: commands pay for it at their start.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Final
 
+from msgspec.structs import fields
+
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.secret_names import SECRET_ENDINGS
+from soong.shared.core.value import Value
 
 MAX_REQUEST_BYTES: Final = 60_000
 """Below the limit of a line of the control socket; larger plans take the way over the database."""
@@ -27,8 +28,7 @@ _OF_THE_REQUEST: Final = frozenset({"SOONG_AGENT_HOME", "SOONG_MODEL"})
 """Variables that the request carries itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
+class PlanRequest(Value):
     """The arguments of one `soong run`, as its command line has them. Paths are absolute.
 
     ``session_id`` and ``task_id`` are chosen by the command: written again, they are the same session and task, so a

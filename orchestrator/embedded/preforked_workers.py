@@ -19,15 +19,15 @@ import runpy
 import sys
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from soong.orchestrator.embedded.environment import ORPHAN_GRACE_S, PARENT_FD, STATUS_FD, child_environment
 from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.redis import redis_url
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.process import HAS_SUBREAPER
 from soong.shared.toolsets.controls import know_the_program
@@ -133,8 +133,7 @@ class PreforkedWorkers:
         self._waiting[beginning.arguments[1]] = PreforkedProcess(pid, report)
 
 
-@dataclass(frozen=True, slots=True)
-class _Beginning:
+class _Beginning(Value):
     """What a forked process needs to become a worker under its subreaper."""
 
     arguments: Sequence[str]

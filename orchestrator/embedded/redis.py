@@ -12,7 +12,7 @@ from pathlib import Path
 
 from soong.orchestrator.embedded.folders import REDIS_SOCKET
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.programs import SYSTEM_FOLDERS, own_folders, programs_of_the_system
 
 OLDEST = (6, 2)
@@ -21,8 +21,7 @@ OLDEST = (6, 2)
 _VERSION = re.compile(r"v=(\d+)\.(\d+)\.(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class RedisProgram:
+class RedisProgram(Value):
     """A program that can be the embedded Redis. ``origin`` says where it comes from, for people."""
 
     path: str

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.matching import lacking
 from soong.shared.engine.tasks.step import Backlog, WaitingSteps
@@ -28,8 +28,7 @@ APART_S: Final = 0.25
 """Between the last look for one hint and the first for the next: tasks that follow one another hint all the time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Value):
     """What the rows show at one moment: ``held`` steps of ``live`` workers, and what waits for one of them."""
 
     live: int = 0

@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Literal, Protocol
 
@@ -30,7 +30,6 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.open_files import raise_open_files
 from soong.shared.core.settings import Settings

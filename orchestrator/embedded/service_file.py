@@ -9,12 +9,13 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from soong.orchestrator.embedded.process_start import birth_of, start_of
 from soong.shared.core.errors import ConflictError, InvalidConfigError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 LOCK_FILE = "service.lock"
 RECORD_FILE = "service.json"
@@ -22,8 +23,7 @@ RECORD_VERSION = 1
 EPHEMERAL = b"ephemeral\n"
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceRecord:
+class ServiceRecord(Value):
     """``birth`` tells its process from a later one with its pid; empty where the system, or an older version, has none.
 
     Then ``started_at`` does, the process's start in seconds since the epoch, which a step of the clock changes.
@@ -111,7 +111,7 @@ def read_record(home: Path) -> ServiceRecord | None:
     """Return the record of a home, or None when none can be read; one of an older version has no birth."""
     try:
         value = {"birth": "", **json.loads((home / RECORD_FILE).read_text(encoding="utf-8"))}
-        return ServiceRecord(**{name: value[name] for name in ServiceRecord.__slots__})
+        return ServiceRecord(**{name: value[name] for name in ServiceRecord.__struct_fields__})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

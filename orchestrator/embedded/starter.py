@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from soong.orchestrator.embedded.control import ControlClient
@@ -15,7 +16,6 @@ from soong.orchestrator.embedded.folders import prepare_home
 from soong.orchestrator.embedded.running_modules import RunningModules
 from soong.orchestrator.embedded.service_file import ServiceRecord, read_record
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
 
 START_LIMIT_S = 60.0

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from soong.orchestrator.embedded import die_with_parent
@@ -21,7 +21,6 @@ from soong.orchestrator.embedded.folders import REDIS_SOCKET
 from soong.orchestrator.embedded.preforked_workers import PreforkedWorkers
 from soong.orchestrator.embedded.redis import RedisProgram, redis_arguments
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.sandbox.subreaper import SWEEP_LIMIT_S

@@ -7,14 +7,16 @@ when it comes back, or when another orchestrator continues.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol
 
+import msgspec
+
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import SoongError, UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.event_feed import EventFeed, FeedCursor, FeedPart, Totals
 
 log = get_logger(__name__)
@@ -32,12 +34,11 @@ class UndeliveredError(SoongError):
     """A receiver accepted nothing: the same is sent again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Value):
     """What a consumer made of some events: its places after them, and what is to be added to the totals."""
 
     cursors: Sequence[FeedCursor]
-    totals: Totals = field(default_factory=dict)
+    totals: Totals = msgspec.field(default_factory=dict)
 
 
 class EventConsumer(Protocol):

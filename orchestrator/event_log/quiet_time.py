@@ -8,7 +8,7 @@ from typing import Final
 
 import psutil
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 WINDOW_S: Final = 0.25
 FREE_CORES: Final = 0.75 * min(2, os.cpu_count() or 1)
@@ -23,8 +23,7 @@ def idle_s() -> float:
     return float(times.idle + getattr(times, "iowait", 0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class QuietTime:
+class QuietTime(Value):
     """Waits for ``longest_s`` at most. ``now_s`` is a clock that never goes back."""
 
     longest_s: float

@@ -7,7 +7,7 @@ would refuse, so that a slip of the caller does not cost the question.
 import asyncio
 import hashlib
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -29,7 +29,6 @@ from soong.orchestrator.http.questions import AnswerableApproval, AnswerableAppr
 from soong.orchestrator.http.schemas import Page, respond
 from soong.orchestrator.http.strict import Body, StrictRoute
 from soong.shared.core.errors import AlreadyDecidedError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.wire.notifier import Subscription

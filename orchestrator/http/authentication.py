@@ -6,14 +6,14 @@ and not in an address, which is logged by everybody on the way.
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.http.peers import Peer
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.shared.core.clock import Clock
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.permissions.access.store import AccessStore
 from soong.shared.permissions.access.token import ApiToken, Right, digest_of, read_token
 
@@ -29,8 +29,7 @@ _NOBODYS: Final = ApiToken("", "", frozenset(), digest_of(""), 0)
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Value):
     """Who sent a request: the principal of a token, with its rights, and where the request came from.
 
     ``peer`` is who holds the connection, looked up for requests that may need the right to approve: what a run started

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 router = APIRouter(tags=["service"])
 
@@ -33,8 +33,7 @@ _TYPES: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleFile:
+class ConsoleFile(Value):
     """One file as it is sent. ``tag`` is its ETag."""
 
     data: bytes

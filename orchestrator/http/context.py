@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,7 +20,7 @@ from soong.orchestrator.http.shared_reads import SharedReads
 from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.orchestrator.http.task_feed import TaskFeeds
 from soong.orchestrator.http.watched_reads import WatchedReads
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.metrics import MetricsSource
 from soong.shared.engine.tasks.service import TaskService
@@ -41,8 +41,7 @@ class ArtifactReader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Rhythm:
+class Rhythm(Value):
     """How often somebody who waits is attended to: whether the caller has left, and where wanted, the rows."""
 
     every_s: float
@@ -138,8 +137,7 @@ def api_of(request: Request) -> Api:
     return api
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(Value):
     """A route's claim: its caller must carry this right. Gives the route the caller."""
 
     right: Right

@@ -6,7 +6,7 @@ For servers of other protocols, which have established who the caller is.
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,12 +14,11 @@ from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.edge import CALLER, App, Message
 from soong.orchestrator.mcp.api import ApiProblemError, ApiReply
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.access.token import Right
 
 
-@dataclass(frozen=True, slots=True)
-class DirectCalls:
+class DirectCalls(Value):
     """The API for one caller. ``app`` is the application behind the edge. Implements ``mcp.api.ApiCalls``."""
 
     app: App

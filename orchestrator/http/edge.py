@@ -8,10 +8,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, cast
 
+from msgspec.structs import replace
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -22,7 +23,6 @@ from soong.orchestrator.http.limits import Limits
 from soong.orchestrator.http.origin_checks import RequestPolicy
 from soong.orchestrator.http.peers import Address, Peers
 from soong.orchestrator.http.problems import TOLD, ProblemCode, ProblemError, problem_of
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.access.token import Right
 
 OPEN_PATHS: Final = frozenset({"/", "/api", "/docs", "/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/sign-in"})

@@ -7,6 +7,7 @@ a comment now and then, and ends when its caller's token does, or when the serve
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.responses import StreamingResponse
@@ -16,7 +17,6 @@ from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api
 from soong.orchestrator.http.frames import END, KEEP_ALIVE, RETRY, frame
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.answers import AnswerDelta

@@ -1,10 +1,9 @@
 """How much one server takes and holds, and for how long, so that no one caller is all that it has."""
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Value):
     """Constants of the product; tests move them instead of waiting."""
 
     body_bytes: int = 2 * 1024 * 1024

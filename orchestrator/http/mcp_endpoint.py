@@ -7,7 +7,7 @@ looked who holds the connection: a program of a run is refused, so the server is
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -15,6 +15,7 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from soong.orchestrator.http.authentication import Caller
@@ -24,7 +25,6 @@ from soong.orchestrator.http.edge import CALLER, MCP_PATH, App, Receive, Scope, 
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.orchestrator.mcp.api import ServerState
 from soong.orchestrator.mcp.server import make_server
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 
 log = get_logger(__name__)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from soong.orchestrator.http.problems import ProblemCode, ProblemError
 from soong.shared.core.errors import UsageError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
@@ -24,8 +24,7 @@ Scope = Any
 """An ASGI connection scope."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestPolicy:
+class RequestPolicy(Value):
     """``hosts`` are names without ports, lower case; ``origins`` are written out in full (``https://console.example``)."""
 
     hosts: frozenset[str] = LOOPBACK_NAMES

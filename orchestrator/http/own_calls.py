@@ -6,7 +6,7 @@ connection does not wait for a service, and outlives it.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from soong.orchestrator.approvals.provenance import check_person
 from soong.orchestrator.client.bootstrap import open_artifacts, open_client, open_metrics
@@ -16,7 +16,6 @@ from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api
 from soong.orchestrator.http.direct_calls import DirectCalls
 from soong.orchestrator.http.peers import Peer
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.permissions.access.token import ApiToken, Right
 
 OWN = "own"

@@ -10,15 +10,15 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import psutil
 
 from soong.orchestrator.approvals.provenance import provenance_of, workers_here
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.sandbox.family import HAS_MARK, RegisteredWorker
@@ -30,16 +30,14 @@ _TABLES: Final = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 Address = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Value):
     """``problem`` says why nothing that comes over the connection is a person's; empty when nothing speaks for that."""
 
-    provenance: Provenance = field(default_factory=Provenance)
+    provenance: Provenance = msgspec.field(default_factory=Provenance)
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Peers:
+class Peers(Value):
     """Looks callers of this machine up."""
 
     store: SessionStore
@@ -87,8 +85,7 @@ def _may_be_of_a_run(entry: "_SocketEntry", hidden: Sequence[int], workers: Sequ
     return entry.uid in {os.getuid(), *(user for pid in own if (user := _user_of(pid)) is not None)}
 
 
-@dataclass(frozen=True, slots=True)
-class _SocketEntry:
+class _SocketEntry(Value):
     """A connection in the kernel's table."""
 
     uid: int
@@ -118,8 +115,7 @@ def _in_table(address: Address, family: socket.AddressFamily) -> str:
     return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Holders:
+class _Holders(Value):
     """The processes that hold a socket; ``hidden`` are those of its user that do not show what they hold."""
 
     pids: tuple[int, ...]

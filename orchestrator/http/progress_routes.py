@@ -1,6 +1,7 @@
 """A task followed by long polls: how many steps are done, what runs, what failed, what waits for an answer."""
 
 import hashlib
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header
@@ -14,7 +15,6 @@ from soong.orchestrator.http.parameters import TaskId, Wait
 from soong.orchestrator.http.schemas import respond
 from soong.orchestrator.http.strict import StrictRoute
 from soong.orchestrator.schemas.progress import TaskProgress
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Task
 from soong.shared.permissions.access.token import Right

@@ -13,7 +13,7 @@ from soong.orchestrator.schemas.base import Schema
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.permissions.access.token import Right
 from soong.shared.permissions.policy import Policy, policy_for
@@ -36,8 +36,7 @@ class AnswerableApprovalDetail(ApprovalDetail, Offer):
     """A permission question with everything that its row and its run's log say."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalView:
+class ApprovalView(Value):
     """A question in its session, for one caller. No grant ever covers a folder around ``home``."""
 
     question: Question

@@ -6,12 +6,11 @@ Between two polls of one caller lies a moment without a request; the lease outli
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.client.client import Client
-from soong.shared.core.lazy_dataclass import dataclass
 
 CHANNEL: Final = "http"
 POLL_EVERY_S: Final = 1.0

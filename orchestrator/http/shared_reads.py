@@ -5,10 +5,8 @@ Two hundred browsers that wait for a question ask the same each second.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
-
-from soong.shared.core.lazy_dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from msgspec.structs import replace
 from pydantic import Field, JsonValue
 from starlette.requests import Request
 
@@ -26,8 +26,8 @@ from soong.orchestrator.http.strict import Body
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.jsontext import Json, digest
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.model_settings import SETTING_NAMES, read_settings
@@ -156,8 +156,7 @@ def read_plan(source: dict[str, JsonValue] | str, catalogue: Catalogue) -> Plan:
     return parse_plan(source, "plan", known) if isinstance(source, str) else plan_from_json(source, "plan", known)
 
 
-@dataclass(frozen=True, slots=True)
-class _CheckedPlan:
+class _CheckedPlan(Value):
     """A body whose fields, looked at one by one, can be used."""
 
     plan: Plan

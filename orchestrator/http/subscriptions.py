@@ -7,10 +7,9 @@ second, and rows alone decide what is sent.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.wire.notifier import NullSubscription, Subscriber, Subscription
 
 POLL_EVERY_S: Final = 1.0

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.client.client import tasks_planned_by
@@ -20,7 +20,6 @@ from soong.orchestrator.http.subscriptions import SubscriptionPool
 from soong.orchestrator.schemas.task import StepErrorSchema, TaskSchema
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.tasks.step_snapshot import StepSnapshot

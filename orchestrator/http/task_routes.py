@@ -1,10 +1,10 @@
 """Tasks: submission, state and control."""
 
 import asyncio
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
+from msgspec.structs import replace
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response

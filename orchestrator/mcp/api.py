@@ -4,7 +4,7 @@ Every tool is a call of the API, so its rights, limits and messages are the API'
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from mcp.server.mcpserver import Context
@@ -13,15 +13,14 @@ from starlette.requests import Request
 
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 MAX_ERRORS_SHOWN: Final = 10
 
 Document = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ApiReply:
+class ApiReply(Value):
     """A document; ``tag`` is its ``ETag``. One that is unchanged since the tag that was sent is empty."""
 
     document: Document
@@ -59,8 +58,7 @@ ApiOf = Callable[[Request | None], Awaitable[ApiCalls]]
 """Returns the API for the user who sent a request; None where one caller has the connection to itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
+class ServerState(Value):
     """What every request of one server shares. ``rights_of`` says what its caller may do, at once."""
 
     api_of: ApiOf

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from soong.orchestrator.mcp.api import ServerState
 from soong.shared.core.inert import inert
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.problems import Unknown
 
 READ, RUN, APPROVE = "read", "run", "approve"
@@ -29,8 +29,7 @@ _FACTS: Final = re.compile(
 _HEAD: Final = re.compile(r"\d+ validation errors? for \w+")
 
 
-@dataclass(frozen=True, slots=True)
-class CallCheck:
+class CallCheck(Value):
     """Middleware of the server. ``rights`` and ``arguments`` are by the names of its tools."""
 
     rights: Mapping[str, str]

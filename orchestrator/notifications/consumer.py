@@ -4,6 +4,7 @@ An event that is read again gives a notice of the same id, which the outbox has 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Final
@@ -13,7 +14,6 @@ from soong.orchestrator.event_log.follower import CATCH_UP, Taken
 from soong.orchestrator.notifications.facts import Occurrence, facts_of, notice_id, occurrence_of
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, NotFoundError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import EventName, NotificationRule, NotificationsConfig
 from soong.shared.engine.runs.store import RunStore

@@ -6,15 +6,16 @@ is read from its own row and sent only while that row waits for an answer; budge
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from typing import Final
+
+import msgspec
 
 from soong.orchestrator.event_log.event_facts import word
 from soong.orchestrator.notifications.foreign_text import one_line
 from soong.shared.core.clock import utc_date
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import EventName
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.event_feed import FeedRun
@@ -31,8 +32,7 @@ _ENDS: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Occurrence:
+class Occurrence(Value):
     """Something that a channel may be notified of. ``names`` are the events it counts as, the most telling first.
 
     ``key`` is the same whenever the same events are read again. However often a worker repeats an event of its own,
@@ -46,7 +46,7 @@ class Occurrence:
     reason: str = ""
     request_id: str = ""
     step: str = ""
-    facts: JsonObject = field(default_factory=dict)
+    facts: JsonObject = msgspec.field(default_factory=dict)
 
 
 def occurrence_of(run: FeedRun, event: Event) -> Occurrence | None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.notification_outbox import Notice
 
 SHOWN: Final = 10
@@ -26,8 +26,7 @@ _WORDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Value):
     """Notices that are sent together. ``id`` is the same in every attempt."""
 
     id: str

@@ -17,9 +17,9 @@ from soong.orchestrator.notifications.sender import NotificationSender
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.ids import new_id
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import NotificationsConfig
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.notification_outbox import Notice
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
@@ -32,8 +32,7 @@ LEFTOVERS_S: Final = 60.0
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Notifications:
+class Notifications(Value):
     """What an orchestrator runs from start to stop, and what it awaits at its stop."""
 
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()

@@ -6,7 +6,7 @@ in between leaves a message that waits, and its successor sends it again under t
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from random import SystemRandom
@@ -19,7 +19,6 @@ from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UnavailableError
 from soong.shared.core.ids import new_id
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.notification_config import EVENTS, ChannelConfig, EventName, NotificationsConfig
 from soong.shared.engine.tasks.event_feed import Totals

@@ -5,8 +5,9 @@ therefore touch nothing but Soong's own state: they plan and delegate, and worke
 (docs/security.md).
 """
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.orchestrator.client.tool_registry import owner_registry
 from soong.orchestrator.owner.asks import AskRunner

@@ -5,8 +5,10 @@ paused, cancelled or is no longer ours. A successor takes a run up under the nex
 """
 
 import asyncio
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.orchestrator.owner.parts import Ended
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
@@ -23,7 +25,6 @@ from soong.shared.core.errors import (
     UsageError,
 )
 from soong.shared.core.foreign import contained
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
@@ -32,7 +33,6 @@ from soong.shared.core.config import Config
 from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import RUNS, Settings, secret_values
 from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.budgets import DAY, configured_budget

@@ -4,14 +4,15 @@ What may not be done twice (a change, a retry, an end) is carried out and marked
 that dies in between leaves nothing for its successor to repeat.
 """
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, assert_never
+
+from msgspec.structs import replace
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotOwnerError, UsageError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.call_aborts import CallAbort, calls_under_way
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import RunStore

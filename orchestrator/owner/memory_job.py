@@ -10,8 +10,10 @@ It runs in the owner: workers only read the home (docs/decisions/0024-the-memory
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from soong.orchestrator.client.memory_candidates import (
     ARCHIVE_FILE,
@@ -33,7 +35,6 @@ from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import ConflictError, NotFoundError, UnavailableError
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.store import RunStore

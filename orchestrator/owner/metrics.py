@@ -4,8 +4,9 @@ No counter lives in a process: whichever process is asked says the same, also ri
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 from soong.orchestrator.client.workers import free_slots
 from soong.orchestrator.owner.metric_totals import families
 from soong.shared.core.clock import Clock
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState, Worker
 from soong.shared.engine.tasks.event_feed import Totals
 from soong.shared.engine.tasks.metrics import LimitUsage, Metrics, MetricsSource, PoolMetrics
@@ -22,8 +23,7 @@ from soong.shared.storage.store import Store
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Value):
     """One look. ``claimable`` is by pool what the concurrency limits leave of the ready steps: what more workers
     could take.
     """
@@ -34,7 +34,7 @@ class Snapshot:
     owners: int
     now_us: int
     concurrency_limits: Sequence[LimitUsage] = ()
-    totals: Totals = field(default_factory=dict)
+    totals: Totals = msgspec.field(default_factory=dict)
 
     @property
     def pools(self) -> Sequence[str]:

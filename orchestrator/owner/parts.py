@@ -1,14 +1,13 @@
 """What an orchestrator is made of: the ports that it drives, and the parts that bootstrap builds for it."""
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
 from soong.orchestrator.owner.scheduler import Scheduler
 from soong.shared.core.clock import Clock
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.wire.notifier import Notifier, Subscriber
 from soong.shared.storage.store import Store

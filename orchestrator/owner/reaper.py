@@ -8,12 +8,11 @@ heartbeat can be written either.
 """
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.sessions.store import SessionStore

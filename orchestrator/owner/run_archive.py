@@ -12,7 +12,7 @@ it, and :mod:`soong.orchestrator.owner.run_folder` says what is in it.
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol
 
@@ -21,7 +21,6 @@ from soong.orchestrator.owner.run_folder import StoredArtifacts
 from soong.orchestrator.owner.run_folder_writer import LoggedStore, RunFolderWriter, batches
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import ForeignEntryError, UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.record import Run, Usage
 from soong.shared.engine.runs.status import RunStatus

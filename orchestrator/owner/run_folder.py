@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from soong.shared.core.errors import ForeignEntryError, NotFoundError
 from soong.shared.core.jsontext import Json, dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.tools.results.rendering import log_line
@@ -70,8 +70,7 @@ def deliverable_names(events: Sequence[Event]) -> dict[str, str]:
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class _Delivered:
+class _Delivered(Value):
     """What an event says of a deliverable; a worker wrote it."""
 
     name: str

@@ -6,7 +6,7 @@ reported to the audit log.
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, Protocol
 
@@ -19,7 +19,6 @@ from soong.orchestrator.owner.run_folder import (
 )
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForeignEntryError, ForgedError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run

@@ -9,13 +9,14 @@ An ask ends with its own run, and never here.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from soong.orchestrator.owner.expander import Expander
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidTransitionError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import LIMIT_ENDS, TASK_LIMIT
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership
@@ -43,8 +44,7 @@ _MOVING: Final = (
 """A step of one of these makes others possible; one that is pending or waiting waits for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReconcileResult:
+class ReconcileResult(Value):
     """What one look did and when the session's next retry is due."""
 
     ended: tuple[FinishedTask, ...]

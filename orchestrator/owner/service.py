@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -21,7 +21,6 @@ from soong.orchestrator.owner.reaper import Reaper
 from soong.orchestrator.owner.unschedulable import UnschedulableSteps
 from soong.shared.core.errors import NotOwnerError, UnavailableError
 from soong.shared.core.ids import new_id
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Owner, Ownership

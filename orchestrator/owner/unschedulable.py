@@ -6,11 +6,10 @@ They wait all the same: a capable worker may start at any time. A client that sh
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, NotOwnerError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from soong.shared.agents.replay.lives import RunRecord
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.step import Step, StepResult, Task
@@ -12,8 +12,7 @@ from soong.shared.storage.store import Store
 MAX_RUNS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRecord:
+class TaskRecord(Value):
     """A task as its rows have it. ``runs`` are in the order in which they were made, all attempts of all steps."""
 
     task: Task

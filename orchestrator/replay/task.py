@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, cast
+
+from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.replay.dag import dag_differences
@@ -17,8 +18,8 @@ from soong.shared.agents.replay.replay import replay_run
 from soong.shared.agents.runtime.agent_task import ModelRules, agent_task
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, secret_values
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.inputs import bind_step
@@ -43,8 +44,7 @@ OUTSIDE: Final = "an agent of others: what it did is the recorded one"
 NOT_BEGUN: Final = "it never began"
 
 
-@dataclass(frozen=True, slots=True)
-class RunVerdict:
+class RunVerdict(Value):
     """What became of one run: an attempt of a step, or an ask's own."""
 
     name: str
@@ -71,8 +71,7 @@ class RunVerdict:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReplay:
+class TaskReplay(Value):
     """What a replay of a task found. ``dag`` are differences of its steps, ``runs`` its runs in order."""
 
     task_id: str
@@ -96,8 +95,7 @@ class TaskReplay:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Replayer:
+class Replayer(Value):
     """Replays under the settings, the configuration and the tools of this process."""
 
     settings: Settings
@@ -168,8 +166,7 @@ class Replayer:
         return redactor(secret_values(self.settings, config.secret_env, config.secret_files))
 
 
-@dataclass(frozen=True, slots=True)
-class _Opening:
+class _Opening(Value):
     """What a run was given when it began. ``is_inherited``: it began with the conversation of another."""
 
     instructions: str

@@ -12,9 +12,9 @@ from soong.orchestrator.retention.amounts import read_age, read_size
 from soong.orchestrator.retention.collector import GarbageCollector, RetentionLimits
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError, SoongError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 
 log = get_logger(__name__)
 
@@ -22,8 +22,7 @@ FIRST_AFTER_S: Final = 60.0
 """The first collection waits, so that a service that has just started first serves its clients."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionSettings:
+class RetentionSettings(Value):
     """``SOONG_GC_OLDER_THAN``, ``SOONG_GC_KEEP``, ``SOONG_GC_EVERY_S``. None: no limit by age; 0: none by size."""
 
     age_s: int | None
@@ -45,8 +44,7 @@ class RetentionSettings:
         return self.age_s is not None or bool(self.keep_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class AutomaticRetention:
+class AutomaticRetention(Value):
     """Collects until it is cancelled. ``open_collector`` connects for one collection."""
 
     wanted: RetentionSettings

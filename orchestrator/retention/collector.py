@@ -7,15 +7,15 @@ collection leaves nothing that the next one does not find. It works next to a ru
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from soong.orchestrator.retention.files import StoredFiles, StoredFolders
 from soong.orchestrator.retention.forecast import Forecast, Removal, ended_tasks, forecast
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.retention import EndedTask, Retention, StoredArtifact
 
 ROWS_AT_ONCE: Final = 1000
@@ -26,8 +26,7 @@ FOREVER_US: Final = 1 << 62
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionLimits:
+class RetentionLimits(Value):
     """What is to be removed. ``keep_bytes`` 0: no limit by size.
 
     Artifacts, sessions and rows of processes that are younger than ``grace_s`` stay.

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from soong.shared.core.errors import ForeignEntryError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.retention import StoredArtifact
 from soong.shared.sandbox.rooted import RootedFolder
 
@@ -36,8 +36,7 @@ class StoredFiles(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFolders:
+class StoredFolders(Value):
     """The folders of runs. A folder that the system does not let us read or remove is reported and stays."""
 
     root: RootedFolder

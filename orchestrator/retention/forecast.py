@@ -3,19 +3,18 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.retention.files import StoredFiles, StoredFolders
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.retention import EndedTask, Retention, StoredArtifact
 
 PAGE: Final = 100
 UNKNOWN_KIND: Final = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Value):
     """One ended task and what goes with it. ``artifacts`` are those that no task after it names."""
 
     task: EndedTask

@@ -6,13 +6,12 @@ restart neither loses nor repeats any.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.orchestrator.event_log.event_facts import count, microusd, word
 from soong.orchestrator.event_log.follower import Taken
 from soong.orchestrator.telemetry.open_work import OpenSpan, OpenWork, keep
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart
 

@@ -1,13 +1,12 @@
 """What a run has begun and not ended, as far as its log was read: it is stored with the place in the log."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import TypeAdapter
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 
 MAX_OPEN: Final = 200
 """Of calls and questions of one run at once; older ones are forgotten. More than any turn has."""

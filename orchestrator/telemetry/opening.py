@@ -9,9 +9,9 @@ from soong.orchestrator.telemetry.metrics_consumer import MetricsConsumer
 from soong.orchestrator.telemetry.span_consumer import SpanConsumer
 from soong.shared.core.clock import Clock
 from soong.shared.core.installation import install_line
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.telemetry import TelemetrySettings
+from soong.shared.core.value import Value
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)
@@ -24,8 +24,7 @@ METRICS_INTERVAL_S: Final = 5.0
 NOT_INSTALLED: Final = f"OpenTelemetry is not installed; {install_line('otel')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Telemetry:
+class Telemetry(Value):
     """What an orchestrator runs from start to stop, and what it awaits at its stop."""
 
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()

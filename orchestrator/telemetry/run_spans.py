@@ -6,6 +6,7 @@ the one before.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
 from soong.orchestrator.event_log.event_facts import MAX_WORD, MICRO, count, microusd, provider_of, word
@@ -14,7 +15,6 @@ from soong.orchestrator.telemetry.open_work import OpenSpan, OpenWork, keep
 from soong.orchestrator.telemetry.spans import Attribute, Attributes, Span, SpanEvent, TraceOrigin, span_id
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import JsonObject, dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedRun
 from soong.shared.engine.tasks.kinds import TaskKind

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from soong.orchestrator.event_log.follower import Taken, UndeliveredError
@@ -10,7 +10,6 @@ from soong.orchestrator.telemetry.open_work import OpenWork
 from soong.orchestrator.telemetry.run_spans import RunSpans
 from soong.orchestrator.telemetry.spans import Span, TraceOrigin, parse_trace_parent, span_id, trace_id
 from soong.shared.core.errors import NotFoundError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart, FeedRun

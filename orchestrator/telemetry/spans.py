@@ -6,12 +6,13 @@ its note of it, is the same span; and a child names its parent although that one
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Literal, TypeAlias
 
-from soong.shared.core.lazy_dataclass import dataclass
+import msgspec
+
+from soong.shared.core.value import Value
 
 Attribute: TypeAlias = str | int | float | bool | tuple[str, ...]
 Attributes: TypeAlias = Mapping[str, Attribute]
@@ -20,8 +21,7 @@ _TRACE_PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{1
 SAMPLED: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TraceOrigin:
+class TraceOrigin(Value):
     """The trace of a task. ``parent_id`` is the span outside of Soong that it hangs under, 0 where there is none."""
 
     trace_id: int
@@ -30,15 +30,13 @@ class TraceOrigin:
     """What that span's side decided; without one, nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpanEvent:
+class SpanEvent(Value):
     name: str
     time_us: int
-    attributes: Attributes = field(default_factory=dict)
+    attributes: Attributes = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Value):
     """A span that has ended. ``links`` are spans of its trace; ``error`` is a type, empty of one that went well."""
 
     trace_id: int

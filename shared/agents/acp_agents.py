@@ -8,16 +8,18 @@ the code tool that does the same, so what takes ``code.write_file`` from a run t
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
 from soong.shared.core.acp_config import AcpAgentConfig
 from soong.shared.core.config import CONFIG_FILE, Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_program
@@ -55,8 +57,7 @@ If something is refused, do not try it again in another way: finish with what yo
 End with the result that is asked for, and add nothing else."""
 
 
-@dataclass(frozen=True, slots=True)
-class AcpAgent:
+class AcpAgent(Value):
     """One program. ``command`` is found on PATH; ``env`` names what it gets of the worker's environment."""
 
     name: str
@@ -66,10 +67,10 @@ class AcpAgent:
     """What follows the command, also one of the configuration: it makes the agent ask."""
     readable: tuple[Path, ...] = ()
     """Files of ours that the arguments name; a sandbox shows them."""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
     mode: str = ""
     """The session mode it is put into; empty for one that has none."""
-    session: Mapping[str, Any] = field(default_factory=dict)
+    session: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The ``_meta`` of a new session."""
     state: tuple[str, ...] = ()
     """Folders where it keeps its sessions and its sign-in: writable in a sandbox. ``~/`` is the user's home."""

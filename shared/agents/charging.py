@@ -14,7 +14,7 @@ from pydantic_ai.usage import RequestUsage
 from soong.shared.agents.compaction import tokens_of
 from soong.shared.agents.definition import Price
 from soong.shared.agents.model import SCRIPT
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import MICRO, Charge
 from soong.shared.engine.runs.record import Usage
 
@@ -22,8 +22,7 @@ USUAL_ANSWER_TOKENS: Final = 4096
 """What an answer is estimated with that has no limit of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(Value):
     """A request that was charged. ``share`` is the largest part of a budget that is charged by now."""
 
     number: int

@@ -6,7 +6,7 @@ nothing of its own.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ModelResponsePart, ToolCallPart
@@ -29,7 +29,6 @@ from soong.shared.agents.ports import RunTranscript
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node, NodeKind
 from soong.shared.tools.arguments import shown_arguments
 from soong.shared.tools.ports import ToolCall

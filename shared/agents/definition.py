@@ -6,14 +6,16 @@ worker needs no file of its own, and a file that changes later changes nothing o
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final, cast
 
+import msgspec
+from msgspec.structs import asdict, replace
+
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.surface import DEFAULT_WORKER_TOOLS, RunMode
 
 ID: Final = r"[a-z0-9][a-z0-9_-]{0,63}"
@@ -24,8 +26,7 @@ DEFINITION: Final = "definition"
 """Where the document of a run's surface holds its definition."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLimits:
+class AgentLimits(Value):
     """What ends a run by itself (DIS-07). Its time is limited by its step."""
 
     max_turns: int = 50
@@ -46,8 +47,7 @@ class AgentLimits:
     """Most US dollars that its model requests may cost in all; None: any sum."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
+class ModelOptions(Value):
     """Settings of each model request; None leaves a setting to the provider. ``timeout_s``: of one request."""
 
     temperature: float | None = None
@@ -65,7 +65,7 @@ class ModelOptions:
 
     def with_settings(self, settings: JsonObject) -> "ModelOptions":
         """Return the options with those that a step or a command sets instead."""
-        return replace(self, **dict(settings))  # type: ignore[arg-type]  # validated where they were read
+        return replace(self, **dict(settings))  # validated where they were read
 
 
 class CompactionStrategy(StrEnum):
@@ -76,8 +76,7 @@ class CompactionStrategy(StrEnum):
     OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
-class Compaction:
+class Compaction(Value):
     """When and how a run's history is made shorter (DIS-12). ``at`` is a share of ``window``.
 
     ``window`` is how many tokens the model reads at most; 0 takes what the model library knows. Where neither is known,
@@ -89,8 +88,7 @@ class Compaction:
     window: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(Value):
     """US dollars for a million tokens, read and written."""
 
     input: float
@@ -101,8 +99,7 @@ class Price:
         return (Decimal(str(self.input)) * input_tokens + Decimal(str(self.output)) * output_tokens) / 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class AgentDefinition:
+class AgentDefinition(Value):
     """``suggested_tools`` None takes the role's default; ``limits`` are those of :class:`AgentLimits` that it sets.
 
     ``source`` is ``built-in`` or the path of its file.
@@ -115,7 +112,7 @@ class AgentDefinition:
     model: str = ""
     suggested_tools: tuple[str, ...] | None = None
     mode: RunMode = RunMode.DEFAULT
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = msgspec.field(default_factory=dict)
     options: ModelOptions = ModelOptions()
     fallback_models: tuple[str, ...] | None = None
     """The models that continue its runs where a provider fails for good; None: those of the configuration."""

@@ -4,10 +4,10 @@ Most homes have no definitions of their own: only who reads one imports this.
 """
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
+from msgspec.structs import fields
 from pydantic import BeforeValidator, Field
 
 from soong.shared.agents.definition import ID, AgentDefinition, ModelOptions

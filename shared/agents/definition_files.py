@@ -11,7 +11,7 @@ from typing import Final
 
 from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry, builtin_definitions
 from soong.shared.core.errors import InvalidPlanError, Problem
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_file
 
 FOLDER: Final = "agents"
@@ -20,8 +20,7 @@ MAX_FILES: Final = 500
 """Of the folder that are read, in the order of their names."""
 
 
-@dataclass(frozen=True, slots=True)
-class DefinitionFile:
+class DefinitionFile(Value):
     """A file of the folder: its definition, or what is wrong with it. ``notes`` say what of it is not taken."""
 
     path: Path

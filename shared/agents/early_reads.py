@@ -8,7 +8,7 @@ be cut off, and every call before it in the answer is such a read. So the order 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic_ai.messages import (
@@ -21,7 +21,7 @@ from pydantic_ai.messages import (
 )
 
 from soong.shared.agents.model_answers import AnswerFollower
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.arguments import parsed, validated
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.early import EarlyCall
@@ -37,8 +37,7 @@ CallOf = Callable[[ToolCallPart, Collection[str]], ToolCall]
 """Makes the call of a part; the ids are those of the answer's calls before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _EarlyRead:
+class _EarlyRead(Value):
     call: ToolCall
     early: EarlyCall
     task: "asyncio.Task[ToolResult]"

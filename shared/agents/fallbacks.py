@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.agents.definition import Price
 from soong.shared.agents.pacing import Pacing
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
@@ -21,8 +21,7 @@ ANSWERED_BY: Final = "soong_model"
 """Where the metadata of an answer names the fallback that gave it. It is stored with the answer and never sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunModel:
+class RunModel(Value):
     """A model as one run asks it. ``window``: how many tokens it reads at most; 0 takes what the library knows."""
 
     name: str
@@ -36,8 +35,7 @@ async def _none_to_open(name: str) -> RunModel:
     raise NotImplementedError(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Fallbacks:
+class Fallbacks(Value):
     """A run's, in the order in which they are tried.
 
     ``open`` raises InvalidConfigError for a model that this process cannot ask. ``price`` is the configuration's own.

@@ -5,8 +5,9 @@ serves both. What is copied counts for nothing in the fork: neither its turns an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.agents.messages import calls_of, messages_of, user_node
 from soong.shared.core.errors import ConflictError

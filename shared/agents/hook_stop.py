@@ -1,6 +1,7 @@
 """A hook that stops the run: what was not begun is not run any more (EXE-13)."""
 
-from soong.shared.core.lazy_dataclass import dataclass
+from dataclasses import dataclass
+
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolResult

@@ -7,7 +7,7 @@ records the end of calls under way. A lost lease passes through: the new holder 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic_ai.messages import ModelResponse, ToolCallPart
@@ -47,7 +47,6 @@ from soong.shared.agents.turn import FINAL_TOOL, ModelAnswer, judge
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ScriptFailedError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.budgets import BudgetSpentError
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.status import EndReason

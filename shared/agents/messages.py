@@ -5,12 +5,13 @@ Owns the payloads of system, user, assistant and result nodes; results of calls 
 it stopped.
 """
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
 
+from msgspec.structs import replace
 from pydantic_ai.messages import (
     ModelMessage,
     ModelMessagesTypeAdapter,
@@ -80,7 +81,7 @@ def taken_in(answer: ModelResponse) -> ModelResponse:
     """Return an answer as everything behind it can take it: halves of a character are joined, or become U+FFFD."""
     parts = [_with_characters(part) for part in answer.parts]
     is_changed = any(new is not old for new, old in zip(parts, answer.parts, strict=True))
-    return _with_characters(replace(answer, parts=parts) if is_changed else answer)
+    return _with_characters(dataclasses.replace(answer, parts=parts) if is_changed else answer)
 
 
 def _with_characters(value: _Part) -> _Part:
@@ -88,7 +89,7 @@ def _with_characters(value: _Part) -> _Part:
     arguments = changed.get("args", value.args) if isinstance(value, ToolCallPart) else None
     if isinstance(arguments, str) and _HALF_ESCAPED.search(arguments):
         changed["args"] = _ESCAPE.sub(lambda found: r"\ufffd" if found[1] else found[0], arguments)
-    return replace(value, **changed) if changed else value
+    return dataclasses.replace(value, **changed) if changed else value
 
 
 def _characters(value: Any) -> Any:

@@ -4,6 +4,7 @@ Owns the judgement of an answer's end. It is made on the wire: the provider's ow
 cut, whatever the library made of it.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pydantic_ai.exceptions import AgentRunError, UnexpectedModelBehavior
@@ -15,7 +16,6 @@ from pydantic_ai.settings import ModelSettings
 
 from soong.shared.agents.foreign_bodies import watch_bodies
 from soong.shared.agents.scripted_model import ScriptedModel
-from soong.shared.core.lazy_dataclass import dataclass
 
 _STREAMED: Final = frozenset({"anthropic"})
 """Providers whose answers arrive as a stream within one request, also when they are asked for complete ones."""

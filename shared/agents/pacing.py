@@ -9,10 +9,10 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 MINUTE_S: Final = 60.0
 LONGEST_S: Final = 600.0
@@ -56,8 +56,7 @@ class Pauses(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimits:
+class RateLimits(Value):
     """Most requests and tokens a minute of one provider key; None: any number."""
 
     requests: int | None = None
@@ -105,8 +104,7 @@ class LocalPacer:
         return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Pacing:
+class Pacing(Value):
     """The pace of one run's model: ``name``. ``longest_s`` is the longest pause that its provider may ask for."""
 
     pacer: Pacer

@@ -1,13 +1,14 @@
 """What the agent loop is given, what it needs of the layer above it, and how a run ends."""
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Final, Protocol
+
+import msgspec
 
 from soong.shared.agents.definition import AgentLimits, Compaction, ModelOptions, Price
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import EndReason
@@ -21,8 +22,7 @@ GIVEN_UP: Final = "run_ends_because"
 """In the data of a run's report on its own step: why the step cannot be done. The run ends, and its step fails so."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentTask:
+class AgentTask(Value):
     """One run's work. ``tools`` is its surface in the order a model sees it; ``run_dirs`` is sent to the model.
 
     ``output_schema`` None takes the model's text as the output, or the JSON object or array that the text is.
@@ -33,13 +33,13 @@ class AgentTask:
     instructions: str
     inputs: JsonObject
     tools: Sequence[ToolDefinition]
-    run_dirs: JsonObject = field(default_factory=dict)
-    deferred: DeferredTools = field(default_factory=DeferredTools)
+    run_dirs: JsonObject = msgspec.field(default_factory=dict)
+    deferred: DeferredTools = msgspec.field(default_factory=DeferredTools)
     """Those of the tools that the model finds before it sees their schemas."""
     output_schema: JsonObject | None = None
-    limits: AgentLimits = field(default_factory=AgentLimits)
-    options: ModelOptions = field(default_factory=ModelOptions)
-    compaction: Compaction = field(default_factory=Compaction)
+    limits: AgentLimits = msgspec.field(default_factory=AgentLimits)
+    options: ModelOptions = msgspec.field(default_factory=ModelOptions)
+    compaction: Compaction = msgspec.field(default_factory=Compaction)
     price: Price | None = None
     """The configuration's own for its model."""
     is_streamed: bool = True
@@ -77,8 +77,7 @@ class RunTranscript(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AgentEnd:
+class AgentEnd(Value):
     """How a run ended. ``nodes`` and ``events`` are not written yet: they go into the step's end.
 
     ``denials`` and ``unknown_effects`` say what was refused and what may or may not have happened (DAG-10); with any of
@@ -88,7 +87,7 @@ class AgentEnd:
     end_reason: EndReason
     output: Json = None
     outcome: Outcome = Outcome.CLEAN
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = msgspec.field(default_factory=Usage)
     denials: Sequence[JsonObject] = ()
     unknown_effects: Sequence[JsonObject] = ()
     error: StepError | None = None

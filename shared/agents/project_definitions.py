@@ -7,10 +7,11 @@ is sent to: a model is taken only where the user's configuration lists it, and l
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.agents.definition import AgentDefinitionRegistry, AgentLimits
 from soong.shared.agents.definition_files import DefinitionFile, claude_file, definition_file

@@ -15,7 +15,7 @@ from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.wrapper import WrapperModel
 
 from soong.shared.core.errors import InvalidToolError, SoongError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import PROVIDER_MAX_CHARS, PROVIDER_PATTERN, NameTable
 
@@ -32,8 +32,7 @@ class SchemaUnsupportedError(SoongError):
         super().__init__(f"the model {model!r} cannot take {about}: {problem}")
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderLimits:
+class ProviderLimits(Value):
     """What one provider takes. ``max_tools`` None: it states no number. ``source`` is where it says so."""
 
     source: str

@@ -10,10 +10,9 @@ Turns are counted in which calls of the tool were denied, until one is permitted
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ToolResult
 

@@ -1,10 +1,12 @@
 """The model requests of one run: charged to its budgets, sent, and counted (DIS-09, DIS-11)."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
+from msgspec.structs import replace
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
 
@@ -22,7 +24,6 @@ from soong.shared.agents.spending import NEARLY_SPENT, warning
 from soong.shared.agents.turn import add, usage_of
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.budgets import WARN_AT, Charge
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import Usage
@@ -146,7 +147,7 @@ class ModelRequests:
 
         def refused(answer: ModelResponse) -> None:
             if answer.usage.total_tokens:  # the provider bills it, although nothing of it is taken
-                lost.append(charge_of(self.count(self._named(replace(answer, parts=[])))))
+                lost.append(charge_of(self.count(self._named(dataclasses.replace(answer, parts=[])))))
 
         try:
             answer = await request(

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from soong.shared.core.errors import ScriptFailedError, ToolCallError
 from soong.shared.core.foreign import await_foreign, call_foreign, place_of, words_of
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.scripted import ScriptedAgent
 from soong.shared.tools.value_limits import UnfitError, plain
 
@@ -22,8 +22,7 @@ MAX_CALLS_PER_TURN: Final = 200
 """More calls at once are several turns."""
 
 
-@dataclass(frozen=True, slots=True)
-class WantedCall:
+class WantedCall(Value):
     """A call that the function waits for, by canonical name."""
 
     tool: str
@@ -32,8 +31,7 @@ class WantedCall:
     """Where a function that runs on a loop of its own waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallOutcome:
+class CallOutcome(Value):
     """The result of a call: its value, or the error to raise at its await."""
 
     value: Json = None

@@ -1,6 +1,6 @@
 """What a run's model is offered, request by request: all its tools, or those that are not deferred (DEF-01)."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic_ai.models import Model, ModelRequestParameters
@@ -8,7 +8,6 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.provider_schema import check_offer
 from soong.shared.agents.turn import parameters_of
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.naming import NameTable
 from soong.shared.tools.result import ToolResult
 from soong.shared.tools.surface import TOOL_SEARCH

@@ -4,9 +4,9 @@ Owns the judgement of a final answer against the step's schema. What follows fro
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
+from msgspec.structs import replace
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition as ToolForModel
@@ -16,7 +16,7 @@ from soong.shared.agents.definition import Price
 from soong.shared.agents.messages import arguments_of, calls_of, text_of
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Usage
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import NameTable
@@ -57,8 +57,7 @@ def parameters_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelAnswer:
+class ModelAnswer(Value):
     """What an answer means. With ``calls`` the turn continues; else it ends with ``output`` or ``problem``.
 
     ``finals`` are the calls of FINAL_TOOL among the answer's. One that ``is_cut`` reached the model's limit of output

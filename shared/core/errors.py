@@ -37,7 +37,7 @@ A tool's failure is a value and never ends a run; cancellation is a signal and i
 from collections.abc import Sequence
 from typing import Any
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
 class SoongError(Exception):
@@ -52,8 +52,7 @@ class InvalidJsonError(UsageError, ValueError):
     """Text that is not the strict JSON we read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Value):
     """One thing wrong with a document: where, what, and what to do about it."""
 
     place: str

@@ -3,15 +3,14 @@
 import re
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 MAX_FRONT_CHARS: Final = 16 * 1024
 
 _FRONT = re.compile(r"---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class FrontMatter:
+class FrontMatter(Value):
     """``fields`` is YAML that is not read yet; its first line is line 2 of the file."""
 
     fields: str

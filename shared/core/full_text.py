@@ -8,10 +8,8 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
-
-from soong.shared.core.lazy_dataclass import dataclass
 
 MAX_QUERY_WORDS: Final = 64
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Final
 
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
 class Role(StrEnum):
@@ -22,8 +22,7 @@ class Role(StrEnum):
         return self in (Role.SUB, Role.FORK, Role.WORKER)
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Value):
     """Who had a run made: the principal whose submission, retry or dispatch it comes from.
 
     ``is_foreign`` says that this was another side than the session's: neither its principal nor one who may approve
@@ -38,8 +37,7 @@ OWN: Final = Origin()
 """Of the session's own side, by nobody in particular."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunIdentity:
+class RunIdentity(Value):
     """One run and where it comes from, read from its row and never from a message.
 
     ``task_id``, ``step_key`` and ``step_title`` are empty for a run without a step; the parents are empty for the
@@ -61,5 +59,5 @@ class RunIdentity:
 
     def as_json(self) -> dict[str, Json]:
         """Return the fields under their own names, for payloads and events."""
-        told: dict[str, Json] = {name: str(getattr(self, name)) for name in self.__slots__ if name != "origin"}
+        told: dict[str, Json] = {name: str(getattr(self, name)) for name in self.__struct_fields__ if name != "origin"}
         return {**told, "dispatched_by": self.origin.principal, "is_foreign": self.origin.is_foreign}

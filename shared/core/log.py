@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from soong.shared.core.inert import inert
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.terminal import drawing_stream
+from soong.shared.core.value import Value
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor, WrappedLogger
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 Clean = Callable[[str], str]
 
 
-@dataclass(frozen=True, slots=True)
-class _LogSettings:
+class _LogSettings(Value):
     """The arguments of :func:`configure`, until structlog is there."""
 
     level: int

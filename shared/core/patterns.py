@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from soong.shared.core.errors import InvalidPatternError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 MAX_PATTERN_CHARS: Final = 1_000
 _MAX_PROGRAM_BYTES: Final = 1024 * 1024
@@ -32,8 +32,7 @@ class PatternMatch(NamedTuple):
         return self.start, self.end
 
 
-@dataclass(frozen=True, slots=True)
-class LinearPattern:
+class LinearPattern(Value):
     """A pattern of our own over foreign text that ``re`` would search in quadratic time; used as one of ``re``."""
 
     pattern: str

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.secret_names import SECRET_ENDINGS
@@ -93,7 +93,7 @@ class Settings(BaseModel):
         default=0, ge=0, description="A worker that uses about this many MiB restarts; 0: never."
     )
 
-    workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.of)] = Field(
+    workers: Annotated[InstanceOf[WorkerRange], BeforeValidator(WorkerRange.of)] = Field(
         default=WorkerRange(1, 2),
         description="Worker processes of an embedded service: a number, or `MIN-MAX`, which starts more workers when "
         "there is work for them.",

@@ -11,12 +11,11 @@ import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from soong.shared.core.call_threads import CallThreads
-from soong.shared.core.lazy_dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -7,11 +7,12 @@ rest (sampling, resource) is read by the OpenTelemetry SDK.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Final
 from urllib.parse import unquote
 
-from soong.shared.core.lazy_dataclass import dataclass
+import msgspec
+
+from soong.shared.core.value import Value
 
 CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -25,15 +26,16 @@ _HEADER_VALUE: Final = re.compile(r"[ -~]*")
 _TRUE: Final = frozenset({"true", "1", "span_only", "span_and_event"})
 
 
-@dataclass(frozen=True, slots=True)
-class OtlpTarget:
+class OtlpTarget(Value):
     """Where spans go: OTLP over HTTP. The certificates are files in PEM; empty for those of the system, and for none.
 
     Source: OpenTelemetry Protocol Exporter specification.
     """
 
+    UNSHOWN = frozenset({"headers"})
+
     url: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """They often hold a key."""
     certificate: str = ""
     client_certificate: str = ""
@@ -42,13 +44,12 @@ class OtlpTarget:
     is_compressed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TelemetrySettings:
+class TelemetrySettings(Value):
     """What is sent, and to which ``endpoint``. ``problem`` says why nothing is although something should be."""
 
     traces: bool = False
     endpoint: str = ""
-    target: OtlpTarget = field(default_factory=OtlpTarget)
+    target: OtlpTarget = msgspec.field(default_factory=OtlpTarget)
     captures_content: bool = False
     interval_s: float = 5.0
     problem: str = ""

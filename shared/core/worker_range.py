@@ -3,14 +3,13 @@
 import re
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 MOST: Final = 64
 _FORM: Final = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRange:
+class WorkerRange(Value):
     """``least`` workers always, ``most`` when there is work for them. Both are the same for a fixed number."""
 
     least: int

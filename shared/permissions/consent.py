@@ -12,7 +12,7 @@ from soong.shared.core.clock import rfc3339
 from soong.shared.core.errors import UsageError
 from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
@@ -28,8 +28,7 @@ class PermissionKind(StrEnum):
     RUN = "run"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedPermission:
+class CheckedPermission(Value):
     """One scope that a step names, as it is now.
 
     ``given`` is the plan's word for it, ``shown`` the exact thing: a resolved path, a host, a program with its argv;
@@ -66,8 +65,7 @@ class CheckedPermission:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class StepGrant:
+class StepGrant(Value):
     """A person's yes to what one step was shown to ask for: tools, each on exactly these scopes."""
 
     step_id: str
@@ -87,8 +85,7 @@ class StepGrant:
         return tuple(Rule(Effect.ALLOW, tool, scope=scope, source=source, step=key) for tool, scope in self.scopes)
 
 
-@dataclass(frozen=True, slots=True)
-class StepPreview:
+class StepPreview(Value):
     """What one step will ask for. ``may_ask`` are its tools that can ask at run time and were not spoken of."""
 
     step_id: str
@@ -118,8 +115,7 @@ class StepPreview:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
+class Preview(Value):
     """What a plan will ask for, before anything starts."""
 
     title: str

@@ -1,7 +1,8 @@
 """A decision as text: its row, and the copy of it in the notification of the worker that waits for it."""
 
-from dataclasses import fields
 from typing import Any
+
+from msgspec.structs import fields
 
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.jsontext import dump, parse_strict

@@ -4,7 +4,7 @@ The same judgement at each redirect as before the call: another host is followed
 have been allowed without asking.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from soong.shared.permissions.policy import Policy, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule, is_of_step

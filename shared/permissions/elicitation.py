@@ -9,14 +9,13 @@ from typing import TypeAlias
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.ports import ASK_MARK
 
 
-@dataclass(frozen=True, slots=True)
-class ElicitationRequest:
+class ElicitationRequest(Value):
     """A question of an MCP server. ``message`` are the server's words, which nobody has checked.
 
     ``identity`` is the run whose call it is, ``tool_call_id`` that call. ``schema`` is the JSON Schema of the form;

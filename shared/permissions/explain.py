@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.gate import scope_of
 from soong.shared.permissions.network import NetworkMode
 from soong.shared.permissions.policy import (
@@ -32,8 +32,7 @@ from soong.shared.tools.surface import SurfaceDecision
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Value):
     """One thing that decides. The first that speaks of a call decides on it, but for allow lines, which answer only
     what a default asks and never for a dangerous or critical call.
     """
@@ -47,8 +46,7 @@ class Line:
         return {"effect": str(self.effect), "what": self.what, "source": self.source, "is_rule": self.is_rule}
 
 
-@dataclass(frozen=True, slots=True)
-class SkillDeclaration:
+class SkillDeclaration(Value):
     """The tools and scopes that a skill asks for. They inform and never become a line that decides."""
 
     skill: str
@@ -65,8 +63,7 @@ class SkillDeclaration:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class EffectivePolicy:
+class EffectivePolicy(Value):
     """Runtime defaults, configuration, skill declarations and sandbox put together (PER-10).
 
     ``skills`` are the declarations of the skills that runs can load: they ask and grant nothing, so no line is theirs.
@@ -166,8 +163,7 @@ def _may_have(tool: ToolDefinition, rule: Rule) -> bool:
     return rule.tags <= tool.tags or tool.call_tags is not None
 
 
-@dataclass(frozen=True, slots=True)
-class CallExplanation:
+class CallExplanation(Value):
     """What would happen to one call, and what decides it. Nothing is run."""
 
     tool: str

@@ -4,7 +4,8 @@ The waiting between them belongs to the caller (``soong.shared.agents.runtime.pe
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.ids import new_id

@@ -1,14 +1,13 @@
 """The session's grants: what was allowed for the session, in the owner's memory and nowhere else (PER-04, PER-07)."""
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.request import Decision, PermissionRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Value):
     """An allow_for_session decision: this tool, on exactly this scope. ``decision_id`` names where it comes from."""
 
     tool: str

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from soong.shared.core.errors import ForgedError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.request import Decision
 
 
-@dataclass(frozen=True, slots=True)
-class SigningKey:
+class SigningKey(Value):
     """A public key as stored in its rows. ``retired_us`` may lie ahead: until then both keys sign."""
 
     id: str
@@ -45,8 +44,7 @@ class SigningKey:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiredDecision:
+class ExpiredDecision(Value):
     """A question whose decision a revoked key took away before it was used; it is asked again."""
 
     session_id: str

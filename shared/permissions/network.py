@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
 from soong.shared.permissions.scope import Scope, ScopeKind
 from soong.shared.sandbox.hosts import is_host_within
@@ -29,8 +29,7 @@ class NetworkMode(StrEnum):
 _MODES = tuple(NetworkMode)
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkPolicy:
+class NetworkPolicy(Value):
     """Hosts and what is done about them. ``hosts`` are listed (ALLOWLIST), ``allowed`` are listed and not asked for.
 
     A host is a name, or ``*.`` and the domain that it lies below. ``is_each_time`` takes the use from session grants

@@ -8,15 +8,17 @@ not. A worker's own configuration narrows it and never widens it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import msgspec
+from msgspec.structs import replace
+
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.network import NetworkPolicy
 from soong.shared.permissions.rules import CallFacts, Effect, Rule, read_rule
 from soong.shared.permissions.scope import ScopeKind, is_within
@@ -43,13 +45,12 @@ class Mode(StrEnum):
     STRICT = "strict"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Value):
     """A session's rules above the safe defaults. Empty is the safest: it only reads by itself."""
 
     rules: tuple[Rule, ...] = ()
     mode: Mode = Mode.AUTO
-    network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    network: NetworkPolicy = msgspec.field(default_factory=NetworkPolicy)
     is_dangerous_enabled: bool = False
     read_roots: tuple[str, ...] = ()
     """Resolved folders that are read without being asked, besides the run's own (:mod:`soong.shared.sandbox.paths`)."""
@@ -147,8 +148,7 @@ def foreign(policy: Policy) -> Policy:
     return replace(policy, mode=Mode.STRICT)
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyVerdict:
+class PolicyVerdict(Value):
     """What a policy says of one call. ``rule`` and ``source`` name what decided; ``reason`` is a sentence about it.
 
     ``error`` is set exactly when the effect is deny.

@@ -8,15 +8,16 @@ nothing; what a run really does is judged again, call by call.
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import BudgetExceededError, TemplateError
 from soong.shared.core.foreign import call_foreign
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.budget import MIB, ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import scope_of, with_item
@@ -57,8 +58,7 @@ _LATER: Final = "it is known only when the step starts, and asked then"
 _TAINT: Final = "; asked all the same once the run has read untrusted content"
 
 
-@dataclass(frozen=True, slots=True)
-class Previewer:
+class Previewer(Value):
     """What judges: the policy that the session would have, and the folders and tools of its runs.
 
     ``tools_of`` returns the tool set of a step's run (:mod:`soong.shared.tools.surface`).

@@ -4,18 +4,18 @@ A value; the kernel tells what a process is and to whose family it belongs, in :
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from msgspec.structs import asdict
+
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.family import MOST_ANCESTORS, MOST_PROGRAM_CHARS, ProcessFacts
 
 _NAME_CHARS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(Value):
     """``processes`` begins with the one that answers; ``address`` is set where it runs on another machine."""
 
     host: str = ""

@@ -5,20 +5,20 @@ A **request** is raised by a run for the session's one callback; an **answer** i
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
+import msgspec
+
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.provenance import Provenance
 from soong.shared.tools.elicitation import asks_for_words
 from soong.shared.tools.result import ErrorType
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceTraits:
+class ChoiceTraits(Value):
     """What an answer does, how it is offered, and how it is described afterwards (``past``).
 
     ``words`` are what a person may type for it; the first is its key.
@@ -73,8 +73,7 @@ class RequestState(StrEnum):
     EXPIRED = "expired"
 
 
-@dataclass(frozen=True, slots=True)
-class PermissionRequest:
+class PermissionRequest(Value):
     """All that a person needs to decide, and all that a decision is bound to.
 
     ``identity`` is filled from rows by the owner. ``arguments`` is the redacted summary of the input, ``input_digest``
@@ -82,6 +81,8 @@ class PermissionRequest:
     the policy's advice. ``env`` names the variables that a command gets. ``proof`` authenticates the raiser's run to
     the owner and is shown nowhere.
     """
+
+    UNSHOWN = frozenset({"proof"})
 
     id: str
     identity: RunIdentity
@@ -110,7 +111,7 @@ class PermissionRequest:
     """It may reach the network: a session grant does not answer it once its run is tainted (PER-21)."""
     unknown_effects: tuple[JsonObject, ...] = ()
     """Earlier calls of the run that may or may not have happened when a worker died (DAG-09)."""
-    proof: str = field(default="", repr=False)
+    proof: str = ""
 
     @property
     def takes_words(self) -> bool:
@@ -123,13 +124,12 @@ class PermissionRequest:
         return bool(self.scope)
 
 
-@dataclass(frozen=True, slots=True)
-class PermissionDecision:
+class PermissionDecision(Value):
     """What a callback returns. It can neither change the arguments nor run the tool."""
 
     choice: Choice
     reason: str = ""
-    metadata: Mapping[str, Json] = field(default_factory=dict)
+    metadata: Mapping[str, Json] = msgspec.field(default_factory=dict)
 
 
 PermissionCallback: TypeAlias = Callable[[PermissionRequest], Awaitable[PermissionDecision]]
@@ -139,8 +139,7 @@ NO_CALLBACK: Final = "no_callback"
 """Marks, in the metadata of a responder that failed, that it asks nobody questions of this kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Value):
     """A responder's words as a row: the first for a request wins.
 
     ``choice`` is None when the responder failed instead of answering; ``reason`` then says how. ``provenance`` is the
@@ -154,12 +153,11 @@ class Answer:
     input_digest: str
     answered_us: int
     reason: str = ""
-    metadata: JsonObject = field(default_factory=dict)
-    provenance: Provenance = field(default_factory=Provenance)
+    metadata: JsonObject = msgspec.field(default_factory=dict)
+    provenance: Provenance = msgspec.field(default_factory=Provenance)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Value):
     """The signed outcome of a request. ``signature`` is Ed25519 over the canonical JSON of every other field but it.
 
     ``error`` is set exactly when the verdict is a refusal and tells the ways of not getting a yes apart (PER-14).
@@ -189,14 +187,13 @@ class Decision:
         """Return what the signature covers."""
         return {
             name: (None if value is None else value if isinstance(value, int) else str(value))
-            for name in self.__slots__
+            for name in self.__struct_fields__
             if name != "signature"
             for value in (getattr(self, name),)
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Value):
     """A request and its state: the entry of lists of questions.
 
     ``answer`` is what a responder said, ``decision`` what the owner made of it; a question that was withdrawn, or that

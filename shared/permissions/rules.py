@@ -14,7 +14,7 @@ from typing import Final
 
 from soong.shared.core.errors import InvalidConfigError, UsageError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.scope import Scope, ScopeKind, is_normal, is_too_wide
 from soong.shared.sandbox.hosts import HostRefusedError, normal_host
 from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition
@@ -30,8 +30,7 @@ class Effect(StrEnum):
     ALLOW = "allow"
 
 
-@dataclass(frozen=True, slots=True)
-class CallFacts:
+class CallFacts(Value):
     """What a policy may know of a call, from the call itself or from the request that was made of it.
 
     Two are of the run rather than of the call: ``is_tainted``, it has read what strangers wrote (PER-21), and ``step``,
@@ -71,8 +70,7 @@ class CallFacts:
         return self.is_open_world or "network" in self.tags or bool(self.target.host)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Value):
     """One sentence of a policy. It speaks of a call whose canonical name matches ``pattern``, that has all ``tags``,
     and whose target lies in ``scope``; no scope means wherever. ``source`` says who wrote it. With a ``step`` (its key)
     it speaks of that step's own calls and, for a map step, of its children's; of no other run (PER-17).

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from soong.shared.core.inert import is_told_apart
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.hosts import is_host_within
 from soong.shared.tools.definition import Target
 
@@ -29,8 +29,7 @@ class ScopeKind(StrEnum):
     EXACT = "exact"
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Value):
     """What a rule is limited to. Paths are absolute and resolved; ``*.example.org`` is any host below example.org."""
 
     kind: ScopeKind

@@ -11,9 +11,10 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import ForgedError, InvalidConfigError, InvalidJsonError
 from soong.shared.core.jsontext import Json, canonical
@@ -151,7 +152,7 @@ def proven_fields(request: PermissionRequest) -> Mapping[str, Json]:
     """Return all that is shown or decided on, but for the lineage: that the owner reads from rows."""
     own = {
         name: _plain(getattr(request, name))
-        for name in request.__slots__
+        for name in request.__struct_fields__
         if name not in {"identity", "proof", "created_us", "fence"}
     }
     if not request.unknown_effects:  # so that what a worker of the version before has proven is proven still

@@ -1,34 +1,33 @@
 """The port for consent: requests, answers, decisions. Consumption is part of ``RunStore.start_call``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Protocol
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.sessions.session import Ownership, Responder, Session
 from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 
 
-@dataclass(frozen=True, slots=True)
-class OpenQuestions:
+class OpenQuestions(Value):
     """What waits in a session and who could answer, as of one moment.
 
     ``answers`` are by request; ``tokens`` by run: the secret that proves its requests, for owners only. ``has_orphans``
     says that there are questions of runs that have ended, which are not among the ``pending``.
     """
 
+    UNSHOWN = frozenset({"tokens"})
+
     session: Session
     pending: Sequence[PermissionRequest]
     answers: Mapping[str, Answer]
     responders: Sequence[Responder]
-    tokens: Mapping[str, str] = field(repr=False)
+    tokens: Mapping[str, str]
     has_orphans: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedQuestion:
+class ClosedQuestion(Value):
     """How a request was closed: its decision, if it has one, and the key that the decision names, if that is known.
 
     ``notified`` is the text of a decision that came in a notification and whose row has not been read: its signature
@@ -40,8 +39,7 @@ class ClosedQuestion:
     notified: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionReceipt:
+class DecisionReceipt(Value):
     """What a decision found: whether the run was parked (there is work to dispatch now), and who holds it if not.
 
     ``text`` is the decision as it was written, for the notification; empty where the worker has to read the row.

@@ -5,13 +5,14 @@ one is :mod:`soong.shared.sandbox.process`, the one with Bubblewrap :mod:`soong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
+import msgspec
+
 from soong.shared.core.errors import SoongError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 CommandEnd: TypeAlias = Literal["exited", "timeout", "output_limit"]
 Stream: TypeAlias = Literal["stdout", "stderr"]
@@ -25,8 +26,7 @@ class SandboxUnavailableError(SoongError):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True)
-class CommandAccess:
+class CommandAccess(Value):
     """What a command can reach in a sandbox, beyond the read-only system; without a sandbox it means nothing.
 
     Files and folders, absolute and resolved. The deepest entry above a path decides about it, so a folder can be
@@ -39,8 +39,7 @@ class CommandAccess:
     has_network: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChildCommand:
+class ChildCommand(Value):
     """What to run. ``argv[0]`` is an absolute path; nothing is looked up, no shell is between.
 
     ``cwd`` is a descriptor of a directory, so that no rename can move the child elsewhere; where the system cannot
@@ -62,12 +61,11 @@ class ChildCommand:
     max_stderr_bytes: int = 16 * 1024
     overflow: Literal["stop", "discard"] = "stop"
     heard: Callable[[Stream, bytes], None] | None = None
-    access: CommandAccess = field(default_factory=CommandAccess)
+    access: CommandAccess = msgspec.field(default_factory=CommandAccess)
     inherited: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Value):
     """How a child ended. ``code`` is its exit code, negative for a signal; output is complete only after ``exited``.
 
     ``stdout_bytes`` and ``stderr_bytes`` count all that was said, kept or not. ``left_running`` counts descendants that

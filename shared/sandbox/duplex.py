@@ -12,11 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from soong.shared.core.lazy_dataclass import dataclass
+import msgspec
+
+from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.process import HAS_SUBREAPER
@@ -30,8 +32,7 @@ _LONGEST_S: Final = 30 * 86_400
 _SWEEP_S: Final = subreaper.SWEEP_LIMIT_S + 4.0
 
 
-@dataclass(frozen=True, slots=True)
-class DuplexCommand:
+class DuplexCommand(Value):
     """What to run. ``argv[0]`` is an absolute path, ``env`` the full environment, ``cwd`` a folder that exists.
 
     ``access`` is what a sandbox lets it reach; ``inherited`` are descriptors that it gets, by their own numbers.
@@ -40,7 +41,7 @@ class DuplexCommand:
     argv: Sequence[str]
     cwd: Path
     env: Mapping[str, str]
-    access: CommandAccess = field(default_factory=CommandAccess)
+    access: CommandAccess = msgspec.field(default_factory=CommandAccess)
     inherited: tuple[int, ...] = ()
 
 

@@ -6,7 +6,7 @@ Pure judgement; :mod:`soong.shared.sandbox.network` makes connections by it.
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.hosts import AddressClass, HostRefusedError, host_of_url, normal_host, reach_of
 
 MAX_ADDRESSES: Final = 8
@@ -20,8 +20,7 @@ def _nobody(_host: str) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class EgressPolicy:
+class EgressPolicy(Value):
     """What one call may connect to. ``host`` is the one it was permitted for.
 
     ``may_follow`` says of another host whether a redirect may lead there without anybody being asked. ``is_named`` says

@@ -13,13 +13,13 @@ import resource
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import psutil
+from msgspec.structs import replace
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox import subreaper
 
 HAS_MARK: Final = sys.platform.startswith("linux")
@@ -30,8 +30,7 @@ _START_DOUBT_US: Final = 5_000_000
 """A row carries wall time and the kernel counts from boot: a start within this of the row's time proves nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
+class ProcessFacts(Value):
     """One process as the kernel shows it. ``program`` is the path of its executable, or its name if that is hidden."""
 
     pid: int
@@ -41,8 +40,7 @@ class ProcessFacts:
     """It carries the mark, or is a worker of this deployment."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredWorker:
+class RegisteredWorker(Value):
     """A worker process of this machine by its row. ``registered_us`` is later than its start."""
 
     pid: int

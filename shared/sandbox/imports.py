@@ -8,14 +8,13 @@ from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.names import plain
 
 _SUFFIXES: Final = frozenset(map(plain, all_suffixes()))
 
 
-@dataclass(frozen=True, slots=True)
-class ImportGuard:
+class ImportGuard(Value):
     """``folders`` of the import path but the program's own, and the top-level ``names`` that the program imports."""
 
     folders: tuple[Path, ...] = ()

@@ -5,10 +5,9 @@ end is yet to come: what could be one is held back until it cannot be.
 """
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import Redactor, StreamRedactor
 
 _WORD: Final = re.compile(r"[!-~]*")

@@ -10,13 +10,14 @@ import os
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import field
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from soong.shared.core.lazy_dataclass import dataclass
+import msgspec
+
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.git_folders import steers_repository
 from soong.shared.sandbox.imports import ImportGuard
@@ -50,8 +51,7 @@ class Roots(Protocol):
     def read_roots(self) -> tuple[Path, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(Value):
     """A path as given and where it leads. ``resolved`` has no link in it at the time of asking; it need not exist."""
 
     given: str
@@ -65,8 +65,7 @@ class Located:
     """It tells other programs or later agents what to do: a write asks whatever allows its folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathPolicy:
+class PathPolicy(Value):
     """What counts as sensitive and as protected.
 
     ``agent_home`` is Soong's own folder; None when there is none. ``data`` is that of runs and artifacts; None: the
@@ -84,7 +83,7 @@ class PathPolicy:
     controls: tuple[Path, ...] = ()
     data: Path | None = None
     secrets: tuple[Path, ...] = ()
-    imports: ImportGuard = field(default_factory=ImportGuard)
+    imports: ImportGuard = msgspec.field(default_factory=ImportGuard)
     steering: tuple[str, ...] = STEERING
 
     def __post_init__(self) -> None:

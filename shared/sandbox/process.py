@@ -17,9 +17,10 @@ import sys
 import tempfile
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.sandbox import subreaper
 from soong.shared.sandbox.child import ChildProcess

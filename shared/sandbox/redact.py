@@ -8,13 +8,12 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.patterns import LinearPattern
+from soong.shared.core.value import Value
 
 MARK = "[redacted]"
 MIN_SECRET_CHARS = 6
@@ -60,11 +59,12 @@ _CONTEXT = 16
 """Characters before a token that its pattern may look back at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Redactor:
+class Redactor(Value):
     """Replaces secrets by a mark in texts and JSON values. Immutable; built once a process by :func:`redactor`."""
 
-    values: tuple[str, ...] = field(default=(), repr=False)
+    UNSHOWN = frozenset({"values"})
+
+    values: tuple[str, ...] = ()
 
     def text(self, text: str) -> str:
         """Return the text without secrets; the same object when it holds none."""

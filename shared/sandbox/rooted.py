@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 
 from soong.shared.core.errors import ForeignEntryError
 from soong.shared.core.file_systems import flush_file_system
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import kind_of
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -26,8 +26,7 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
 _NOT_AS_EXPECTED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
 
 
-@dataclass(frozen=True, slots=True)
-class RootedFolder:
+class RootedFolder(Value):
     """The folder ``root/below``. ``root`` is trusted and may be reached through links; nothing beneath it may be one.
 
     Names are relative, ``/``-separated, without ``.`` and ``..``. Folders are made with mode 0700, files with 0600; for

@@ -5,13 +5,12 @@ import os
 import signal
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 _MAX_REPORT_BYTES: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Value):
     """What a subreaper said. One that said no end was killed, and the kernel killed its program with it.
 
     ``problem`` is the errno of a program that could not be started, ``program`` its process id, ``left`` how many

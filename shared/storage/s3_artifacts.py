@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from soong.shared.core.errors import ForgedError, InvalidConfigError, NotFoundError, UnavailableError, UsageError
 from soong.shared.core.installation import install_line
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.retention import StoredArtifact
 from soong.shared.storage.artifacts import MAX_ARTIFACT_BYTES
 from soong.shared.tools.result import ArtifactRef
@@ -41,8 +41,7 @@ _ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 _DENIED: Final = frozenset({"403", "AccessDenied"})
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(Value):
     """Where the artifacts are. ``prefix`` is empty or ends with a slash."""
 
     name: str

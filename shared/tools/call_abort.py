@@ -9,9 +9,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field
-
-from soong.shared.core.lazy_dataclass import dataclass
+from dataclasses import dataclass, field
 
 
 def aborted_by_person(reason: str, what: str = "run") -> str:

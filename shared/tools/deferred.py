@@ -6,13 +6,16 @@ earlier tools stays valid (REG-09). The surface itself never changes: everything
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.shared.core.config import ToolsConfig
 from soong.shared.core.full_text import FullTextIndex
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.docs import first_sentence
 from soong.shared.tools.naming import name_matches
@@ -77,11 +80,10 @@ class DeferredTools:
         return first + [known[name] for name in self.loaded if name in known]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSearch:
+class ToolSearch(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter`: the search, off until the configuration defers tools."""
 
-    config: ToolsConfig = field(default_factory=ToolsConfig)
+    config: ToolsConfig = msgspec.field(default_factory=ToolsConfig)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (

@@ -5,15 +5,16 @@ of a call to the pipeline and the OS boundary to :mod:`soong.shared.sandbox`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
 from datetime import timedelta
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
+import msgspec
+
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
@@ -38,8 +39,7 @@ class Risk(IntEnum):
     CRITICAL = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(Value):
     """What one call is, as a function of its input. The defaults are the unsafe side: fail closed."""
 
     is_read_only: bool = False
@@ -49,11 +49,10 @@ class Traits:
 
     def as_json(self) -> dict[str, Json]:
         """Return the traits under their own names, for what is recorded of a call."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Value):
     """What a call touches.
 
     ``scope`` is the normalised resource a session grant is remembered by (a resolved directory, a host, an executable
@@ -74,8 +73,7 @@ class Target:
     preview: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Withheld:
+class Withheld(Value):
     """A file or folder, or everything (``/``), that a rule of the session keeps from ``tools``.
 
     ``is_asked``: a person is asked about a call of one of them that names it; otherwise such a call is refused.
@@ -86,8 +84,7 @@ class Withheld:
     is_asked: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RunDirs:
+class RunDirs(Value):
     """The folders of a run. All absolute and resolved.
 
     ``project`` is what is worked on, ``cwd`` where relative paths and commands start, ``run_dir`` the run's own folder
@@ -117,8 +114,7 @@ class _NoProgress:
         del message, data
 
 
-@dataclass(frozen=True, slots=True)
-class CallQuestion:
+class CallQuestion(Value):
     """What a call under way asks a person: under a name of its own, for rules, and bound to its own input."""
 
     name: str
@@ -126,8 +122,7 @@ class CallQuestion:
     target: Target
 
 
-@dataclass(frozen=True, slots=True)
-class CallAnswer:
+class CallAnswer(Value):
     """``reason`` is what the person said with the answer; without a person, why there is none."""
 
     is_accepted: bool
@@ -176,8 +171,7 @@ async def _keep_nothing(data: bytes, media_type: str, name: str) -> ArtifactRef 
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class ToolContext:
+class ToolContext(Value):
     """All that a handler may know of its call. ``effect_id`` is stable over a crash and resume (DAG-09).
 
     A handler that is cut off (timeout, abort) may hand over what it has got so far: ``keep_partial`` takes all of
@@ -193,7 +187,7 @@ class ToolContext:
     precondition: str = ""
     allowed_outside: bool = False
     """The permission for this very target has been given although it is sensitive or outside the roots."""
-    target: Target = field(default_factory=Target)
+    target: Target = msgspec.field(default_factory=Target)
     """What was computed, shown and permitted; the effect is on ``target.shown`` and on nothing else."""
     keep_partial: Callable[[str], None] = _forget
     egress: EgressPolicy | None = None
@@ -210,8 +204,7 @@ HandlerOutput: TypeAlias = "ToolResult | Json"
 Handler: TypeAlias = Callable[[ToolContext, JsonObject], Awaitable[HandlerOutput]]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolDefinition:
+class ToolDefinition(Value):
     """One registered tool. Schemas are JSON Schema in the core subset (:mod:`soong.shared.tools.schema`).
 
     ``traits`` and ``call_tags`` may raise a call above its definition and never lower it. ``target`` computes what a
@@ -242,21 +235,16 @@ class ToolDefinition:
     """Whether its calls reach what we do not control; None takes the safe value (:attr:`reaches_out`)."""
     defer: bool = False
     always_load: bool = False
-    is_enabled: Callable[[], bool] = field(default=lambda: True)
+    is_enabled: Callable[[], bool] = lambda: True
     traits: Callable[[JsonObject], Traits] | None = None
     call_tags: Callable[[JsonObject], frozenset[str]] | None = None
     """More tags of one call, by its input: a tool that works on several systems has those of the one that is named."""
     target: Callable[[ToolContext, JsonObject], Target] | None = None
     validate_input: Callable[[JsonObject], str | None] | None = None
     check_permissions: Callable[[ToolContext, JsonObject], Literal["ask", "deny"] | None] | None = None
-    metadata: Mapping[str, Json] = field(default_factory=dict)
+    metadata: Mapping[str, Json] = msgspec.field(default_factory=dict)
     errors: tuple[ErrorType, ...] = ()
     """How its calls may end, besides what any call may (:mod:`soong.shared.tools.docs`), for callers."""
-    reaches_out: bool = field(init=False)
-    """Whether every call counts as open-world: declared, by tag, or because nothing at all is declared."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reaches_out", self._reaches_out())
 
     def traits_of(self, call_input: JsonObject) -> Traits:
         """Return the traits of one call: permission=readonly declares read-only and concurrency-safe."""
@@ -265,7 +253,9 @@ class ToolDefinition:
         is_readonly = self.permission is Permission.READONLY
         return Traits(is_read_only=is_readonly, is_concurrency_safe=is_readonly, is_open_world=self.reaches_out)
 
-    def _reaches_out(self) -> bool:
+    @property
+    def reaches_out(self) -> bool:
+        """Whether every call counts as open-world: declared, by tag, or because nothing at all is declared."""
         if "network" in self.tags:
             return True
         if self.open_world is not None:

@@ -4,9 +4,10 @@ A mistake is reported when the tool is registered, with the field and what belon
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.tools.definition import Permission, ToolDefinition

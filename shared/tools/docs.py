@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.result import ErrorType
 
 EVERY_CALL: Mapping[str, tuple[ErrorType, ...]] = {
@@ -44,8 +44,7 @@ _BOUNDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentDoc:
+class ArgumentDoc(Value):
     """One argument, or a field inside one (``edits[].old_text``). ``says`` is its type with its bounds, for people."""
 
     name: str

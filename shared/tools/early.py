@@ -7,10 +7,8 @@ Nothing of them is written before the answer is, nobody is asked about them befo
 import asyncio
 from collections.abc import Coroutine
 from contextvars import ContextVar, copy_context
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeVar
-
-from soong.shared.core.lazy_dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 from typing import Final, Literal, TypeAlias
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 METHOD: Final = "elicitation/create"
 CANCEL: Final = "cancel"
@@ -12,8 +12,7 @@ CANCEL: Final = "cancel"
 ElicitationAction: TypeAlias = Literal["accept", "decline", "cancel"]
 
 
-@dataclass(frozen=True, slots=True)
-class ElicitationAnswer:
+class ElicitationAnswer(Value):
     """What the server hears. ``content`` are the values of its form, by field; None for a page and for a refusal.
 
     ``cancel`` says that the question was closed without a choice; the call continues as after ``decline``.

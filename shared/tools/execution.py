@@ -5,13 +5,14 @@ Owns the changing state of one call. The order of its stages is :mod:`soong.shar
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
+
+from msgspec.structs import replace
 
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.foreign import ForeignError, await_foreign
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import shown_arguments
 from soong.shared.tools.call_abort import taken_back

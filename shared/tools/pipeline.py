@@ -7,17 +7,18 @@ wrong with the run (a lost lease, a database that is away, cancellation) passes 
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError, NotOwnerError, UnconfirmedDecisionError
 from soong.shared.core.foreign import is_interrupted
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import parsed, validated
 from soong.shared.tools.call_abort import taken_back
@@ -88,8 +89,7 @@ log = get_logger(__name__)
 DECIDED_EVENT: Final = "permission_decided"
 
 
-@dataclass(frozen=True, slots=True)
-class RunScope:
+class RunScope(Value):
     """The run whose calls these are. ``fence`` is the lease under which they are made."""
 
     identity: RunIdentity
@@ -97,8 +97,7 @@ class RunScope:
     run_dirs: RunDirs
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineConfig:
+class PipelineConfig(Value):
     """Limits, from settings. ``max_data_chars`` bounds what is kept for programs besides the model's content."""
 
     default_timeout: timedelta = timedelta(milliseconds=120_000)

@@ -5,12 +5,13 @@ persist (:class:`CallLog`). The order is fixed (EXE-01).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from typing import Final, Literal, Protocol
+
+import msgspec
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.egress import EgressPolicy
 from soong.shared.tools.definition import Permission, Risk, Target, ToolDefinition, Traits
 from soong.shared.tools.result import ArtifactRef, ErrorType, ToolResult
@@ -28,8 +29,7 @@ def effect_id_of(run_id: str, tool_call_id: str) -> str:
     return f"{run_id}/{tool_call_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(Value):
     """A call as it came from the model (or SDK, CLI): canonical name and raw arguments.
 
     ``raw`` holds the provider's own name and id (REG-03).
@@ -38,11 +38,10 @@ class ToolCall:
     id: str
     tool: str
     arguments: Json
-    raw: Mapping[str, Json] = field(default_factory=dict)
+    raw: Mapping[str, Json] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class GateCall:
+class GateCall(Value):
     """A validated call on its way to permission. ``input_digest`` is the RFC 8785 digest of ``permission_input``.
 
     ``is_rewritten`` says that hooks made that of what the model sent.
@@ -86,14 +85,15 @@ class GateCall:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Value):
     """The verdict on one call, and its author (PER-19).
 
     ``author`` is ``rule``, ``grant``, ``person`` or ``system``; ``rule`` names the rule and its source. ``error`` is
     set exactly when the call is not allowed. ``decision_id`` names the signed decision that the call consumes when it
     starts; empty when policy alone allowed it.
     """
+
+    UNSHOWN = frozenset({"notified"})
 
     is_allowed: bool
     author: Literal["rule", "grant", "person", "system"]
@@ -103,7 +103,7 @@ class Verdict:
     error: ErrorType | None = None
     egress: EgressPolicy | None = None
     """What the allowed call may connect to; None: it names no host, and connects to none."""
-    notified: str = field(default="", repr=False)
+    notified: str = ""
     """The text of a decision that came in a notification: its row is compared when the call starts."""
 
     def as_json(self, shown: Callable[[str], str] = str) -> dict[str, Json]:
@@ -124,8 +124,7 @@ class Gate(Protocol):
     async def decide(self, call: GateCall) -> Verdict: ...
 
 
-@dataclass(frozen=True, slots=True)
-class CallInputs:
+class CallInputs(Value):
     """The four inputs of a call, apart (EXE-02): what the model sent, hooks saw, permission judged, the handler got.
 
     None where the call did not come so far. What is stored is without secrets (EVT-05).
@@ -157,17 +156,16 @@ class CallInputs:
         return cls(*found)  # type: ignore[arg-type]  # objects but for the first, by what as_json wrote
 
 
-@dataclass(frozen=True, slots=True)
-class CallRecord:
+class CallRecord(Value):
     """What is known of a call when something of it is written, however far it has come; nothing in it is secret.
 
     ``facts`` are what permission looked at, ``decision`` what it said and who said it (PER-19): empty before that.
     ``input_digest`` is of the real permission input. ``event_id`` names the event that this record is written with.
     """
 
-    inputs: CallInputs = field(default_factory=CallInputs)
-    facts: JsonObject = field(default_factory=dict)
-    decision: JsonObject = field(default_factory=dict)
+    inputs: CallInputs = msgspec.field(default_factory=CallInputs)
+    facts: JsonObject = msgspec.field(default_factory=dict)
+    decision: JsonObject = msgspec.field(default_factory=dict)
     input_digest: str = ""
     effect_id: str = ""
     is_write: bool = False
@@ -175,8 +173,7 @@ class CallRecord:
     event_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StartedCall:
+class StartedCall(Value):
     """What is recorded before the handler runs."""
 
     call: ToolCall
@@ -186,9 +183,9 @@ class StartedCall:
     call_input: JsonObject
     effect_id: str
     is_write: bool
-    shown_input: JsonObject = field(default_factory=dict)
+    shown_input: JsonObject = msgspec.field(default_factory=dict)
     """``call_input`` without secrets: the only form that events and listings may show (EVT-05)."""
-    record: CallRecord = field(default_factory=CallRecord)
+    record: CallRecord = msgspec.field(default_factory=CallRecord)
 
 
 class CallLog(Protocol):

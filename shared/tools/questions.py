@@ -5,10 +5,11 @@ grant. A person's words come with it. Hooks around what a server asks may answer
 While anybody waits, the time limit of the call is suspended; the run does not park, because its call runs.
 """
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json, JsonObject, digest
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.definition import (
     CallAnswer,
     CallQuestion,

@@ -6,10 +6,11 @@ Owns what makes a definition acceptable. Leaves which of them a run may use to :
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
 from soong.shared.core.foreign import await_foreign, call_foreign

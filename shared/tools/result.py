@@ -5,13 +5,14 @@ return values to :mod:`soong.shared.tools.pipeline` and storage to the call log.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
 class ErrorType(StrEnum):
@@ -105,41 +106,39 @@ RESERVED: Mapping[ErrorType, str] = {
 A test holds this against the code."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFailure:
+class ToolFailure(Value):
     """The error of a result. ``hint`` tells the model what to do next; ``details`` are facts for programs."""
 
     type: ErrorType
     message: str
     hint: str = ""
-    details: Mapping[str, Json] = field(default_factory=dict)
+    details: Mapping[str, Json] = msgspec.field(default_factory=dict)
 
     @property
     def retryable(self) -> bool:
         return self.type.is_retryable
 
 
-@dataclass(frozen=True, slots=True)
-class TextBlock:
+class TextBlock(Value):
     """Text for the model. ``original`` is what it was made of, where that differs (a program's bytes with its escape
     sequences): an artifact keeps it in place of the text when either is too long to be shown; nothing else ever does.
     """
 
+    UNSHOWN = frozenset({"original"})
+
     text: str
     kind: Literal["text"] = "text"
-    original: bytes = field(default=b"", repr=False)
+    original: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class JsonBlock:
+class JsonBlock(Value):
     """A value that is not text, for the model as JSON."""
 
     value: Json
     kind: Literal["json"] = "json"
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactRef:
+class ArtifactRef(Value):
     """Stored bytes by content: ``digest`` is the SHA-256 in hexadecimal, ``size_bytes`` the full size."""
 
     digest: str
@@ -152,8 +151,7 @@ class ArtifactRef:
 ContentBlock: TypeAlias = TextBlock | JsonBlock | ArtifactRef
 
 
-@dataclass(frozen=True, slots=True)
-class ContextNode:
+class ContextNode(Value):
     """What a result adds to its run's context besides itself: a skill, memories, a project's instructions.
 
     ``name`` says where it comes from; ``text`` is what the model reads. Applied after the call, in the transaction that
@@ -165,8 +163,7 @@ class ContextNode:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolResult:
+class ToolResult(Value):
     """The one result of one call, paired by ``tool_call_id`` and never by order (RES-02).
 
     ``content`` is what the model gets; ``summary`` is one line for people; ``data`` is for programs;
@@ -180,7 +177,7 @@ class ToolResult:
     data: Json = None
     artifacts: tuple[ArtifactRef, ...] = ()
     error: ToolFailure | None = None
-    metadata: Mapping[str, Json] = field(default_factory=dict)
+    metadata: Mapping[str, Json] = msgspec.field(default_factory=dict)
     context_nodes: tuple[ContextNode, ...] = ()
     evidence: tuple[str, ...] = ()
 

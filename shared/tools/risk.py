@@ -2,8 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import call_foreign, words_of

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.arguments import parsed
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
@@ -39,8 +39,7 @@ class GroupKind(StrEnum):
         return self in (GroupKind.READS, GroupKind.AGENTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Value):
     kind: GroupKind
     calls: tuple[ToolCall, ...]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from soong.shared.core.errors import InvalidJsonError, InvalidToolError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.value_limits import integral
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ _COUNTS: Final = frozenset({"minItems", "maxItems", "minLength", "maxLength"})
 _SUPPORTED: Final = _ANYWHERE.union(*_BY_TYPE.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(Value):
     """One rule that does not hold: where, which keyword, and what would hold."""
 
     path: str

@@ -5,16 +5,17 @@ named reason. Hard limits come first: no configuration, definition or request is
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from functools import lru_cache
 from typing import TypeAlias, cast
+
+import msgspec
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.foreign import call_foreign, name_of
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.naming import name_matches
 
@@ -75,8 +76,7 @@ class RunMode(StrEnum):
     READONLY = "readonly"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolRule:
+class ToolRule(Value):
     """A rule over tools. Covers those whose name matches and that carry all its tags; ``source`` says whose it is."""
 
     pattern: str = "*"
@@ -92,8 +92,7 @@ class ToolRule:
         return f"{self.pattern}{tags} ({self.source})"
 
 
-@dataclass(frozen=True, slots=True)
-class SurfaceRequest:
+class SurfaceRequest(Value):
     """All that the computation depends on besides the tools themselves.
 
     ``default_tools`` are the names or globs of the agent definition; None takes the role's default. ``allowed_tools``
@@ -108,14 +107,13 @@ class SurfaceRequest:
     denied: tuple[ToolRule, ...] = ()
     hidden: tuple[ToolRule, ...] = ()
     is_dangerous_enabled: bool = False
-    toolsets: Mapping[str, bool | tuple[str, ...]] = field(default_factory=dict)
+    toolsets: Mapping[str, bool | tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Toolsets that the configuration switches off, or reduces to the tools that its globs cover (REG-12)."""
     for_workers: tuple[str, ...] = ()
     """What the configuration asks for in addition, for a worker whose step names no tools (ETS-05)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SurfaceDecision:
+class SurfaceDecision(Value):
     """Why one tool is in or out."""
 
     tool: str
@@ -123,8 +121,7 @@ class SurfaceDecision:
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class Surface:
+class Surface(Value):
     """A run's tools in the order a model sees them, with the decision on every registered tool (ETS-08).
 
     ``unknown`` holds requested names and globs that no registered tool answers to.
@@ -132,10 +129,11 @@ class Surface:
 
     decisions: tuple[SurfaceDecision, ...]
     unknown: tuple[str, ...] = ()
-    tools: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tools", tuple(each.tool for each in self.decisions if each.is_in))
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The names of the tools that are in."""
+        return tuple(each.tool for each in self.decisions if each.is_in)
 
     def explain(self, tool: str) -> SurfaceDecision | None:
         """Return the decision on a tool; None when it was not registered at the time."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.ports import Gate, GateCall, Verdict
 
 
@@ -55,8 +55,7 @@ class TimeLimit:
             self._left_s = None
 
 
-@dataclass(frozen=True, slots=True)
-class UntimedGate:
+class UntimedGate(Value):
     """A gate whose waiting counts to no time limit."""
 
     gate: Gate

@@ -7,14 +7,15 @@ that a worker runs.
 """
 
 from collections.abc import Iterable
-from dataclasses import field
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings, secret_files, secret_values
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.names import SENSITIVE, STEERING
 from soong.shared.sandbox.paths import PathPolicy
@@ -37,18 +38,17 @@ from soong.shared.toolsets.skills.toolset import SkillTools
 from soong.shared.toolsets.web.toolset import WebTools
 
 
-@dataclass(frozen=True, slots=True)
-class ToolEnvironment:
+class ToolEnvironment(Value):
     """What tools need of the process they are registered in. ``home`` is Soong's own folder; None: there is none.
 
     ``modules`` are those of ``SOONG_TOOLS``. ``redactor`` knows the secrets of the process.
     """
 
     home: Path | None = None
-    config: Config = field(default_factory=Config)
-    runner: CommandRunner = field(default_factory=ProcessRunner)
+    config: Config = msgspec.field(default_factory=Config)
+    runner: CommandRunner = msgspec.field(default_factory=ProcessRunner)
     modules: tuple[str, ...] = ()
-    redactor: Redactor = field(default_factory=Redactor)
+    redactor: Redactor = msgspec.field(default_factory=Redactor)
     max_timeout: timedelta = MAX_TIMEOUT
     """``tools.max_timeout_ms``: the longest time that a tool may ask for (EXE-08)."""
     max_result_chars: int = MAX_PAGE_CHARS
@@ -61,7 +61,7 @@ class ToolEnvironment:
     """Files that hold a key or a password of the deployment, wherever they are."""
     functions: tuple[str, ...] = ()
     """The modules of ``SOONG_FUNCTIONS``: workers import them."""
-    mcp: McpServers = field(default_factory=lambda: servers_of(None, Config()))
+    mcp: McpServers = msgspec.field(default_factory=lambda: servers_of(None, Config()))
     """The MCP servers of the process: its owner closes them."""
 
     @classmethod

@@ -1,6 +1,7 @@
 """API tokens as rows."""
 
 import pytest
+from msgspec.structs import force_setattr
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.permissions.access.token import Right, digest_of, make_token, read_token
@@ -36,7 +37,7 @@ async def test_an_id_is_given_once(store: Store) -> None:
     token, _ = make_token("ada", [Right.READ], now_us=NOW_US)
     await store.access.add_token(token)
     thief, _ = make_token("eve", [Right.APPROVE], now_us=NOW_US)
-    object.__setattr__(thief, "id", token.id)
+    force_setattr(thief, "id", token.id)
 
     with pytest.raises(ConflictError):
         await store.access.add_token(thief)

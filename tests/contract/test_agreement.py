@@ -8,10 +8,10 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import asdict, replace
 
 from soong.shared.core.errors import SoongError
 from soong.shared.engine.runs.events import Event
@@ -378,7 +379,7 @@ def _plain(value: object) -> object:
         return value.seq, str(value.type), value.time_us
     if isinstance(value, Advance):
         return [*map(_plain, value.claims), value.stale, value.owner_sessions]
-    if is_dataclass(value):
+    if isinstance(value, msgspec.Struct):
         return _fields(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
@@ -386,8 +387,8 @@ def _plain(value: object) -> object:
 
 
 def _fields(value: object) -> dict[str, object]:
-    assert is_dataclass(value)
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+    assert isinstance(value, msgspec.Struct)
+    return asdict(value)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -1,9 +1,9 @@
 """Asks: a root run that is an agent, held by the owner of its session."""
 
-from dataclasses import replace
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, LeaseLostError, NotOwnerError
 from soong.shared.core.identity import Role

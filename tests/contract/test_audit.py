@@ -1,9 +1,9 @@
 """The audit log: written with what it tells or not at all, in chains, by owners and clients but not by workers."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyConsumedError, AlreadyDecidedError, NotOwnerError
 from soong.shared.engine.runs.events import EventType, NewEvent

@@ -1,9 +1,9 @@
 """Requests, answers and decisions as rows."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLostError, NotFoundError
 from soong.shared.core.identity import Role

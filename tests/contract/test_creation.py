@@ -1,8 +1,7 @@
 """What stands after a task was made."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.status import RunStatus

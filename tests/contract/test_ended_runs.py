@@ -1,10 +1,10 @@
 """Runs that have ended in tasks that have not: what an owner writes folders of meanwhile."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.record import Run, Usage
 from tests.contract.scene import ContractHarness, completed, failed

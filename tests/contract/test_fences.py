@@ -1,10 +1,10 @@
 """A holder that has lost its lease writes nothing any more (DAG-03)."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TypeAlias
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind

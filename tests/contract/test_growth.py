@@ -1,8 +1,7 @@
 """A task that goes on is changed by its owner: it grows, steps are tried again, skipped or cancelled (DAG-01)."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
 from soong.shared.engine.runs.status import EndReason, RunStatus

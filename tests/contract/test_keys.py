@@ -1,10 +1,10 @@
 """Public keys as rows, and how they end."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TypeAlias
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyConsumedError, ConflictError, NotFoundError, UnconfirmedDecisionError
 from soong.shared.engine.runs.events import EventType, NewEvent

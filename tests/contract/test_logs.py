@@ -1,9 +1,9 @@
 """Nodes, events and calls of a run (EVT-01, EVT-02)."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyConsumedError, LeaseLostError
 from soong.shared.core.jsontext import Json

@@ -3,11 +3,12 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.notifications.channels.channel import Delivery
@@ -130,7 +131,7 @@ async def ask(
     scene: ContractHarness, claim: Claim, call: str = "call_1", *, is_proven: bool = True, **changed: str
 ) -> PermissionRequest:
     """Raise a question with its event, as a worker does."""
-    request = replace(make_request(claim, call), **changed)  # type: ignore[arg-type]
+    request = replace(make_request(claim, call), **changed)
     request = replace(request, proof=prove(claim.token, request) if is_proven else "forged")
     data = {"request_id": request.id, "tool": request.tool, "shown": request.shown}
     return await scene.raised(request, [NewEvent(EventType.PERMISSION_REQUESTED, data, scene.now_us)])

@@ -1,8 +1,7 @@
 """Who had a run made stands in its row and in what its worker is told, however it comes about."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.identity import OWN, Origin
 from soong.shared.engine.runs.record import NewRun

@@ -1,8 +1,9 @@
 """Lists that are read page by page: nothing is left out, nothing comes twice, whatever is inserted meanwhile."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
 from soong.shared.engine.runs.record import Run

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyDecidedError, InvalidTransitionError, LeaseLostError
 from soong.shared.engine.runs.events import NewEvent

@@ -1,9 +1,9 @@
 """What a step left that did not end cleanly reaches whoever waits for it (DAG-10)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewNode, NodeKind

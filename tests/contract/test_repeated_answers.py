@@ -1,8 +1,7 @@
 """An answer that is written again: its responder does not know whether its commit was applied."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.permissions.audit_log.entry import AuditKind

@@ -1,9 +1,9 @@
 """What the result of a task and the look of its owner are read from, each in one read."""
 
-from dataclasses import replace
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.jsontext import JsonObject

@@ -1,8 +1,7 @@
 """A session that ends with its one task: closed by that end, which a look finds and writes at once."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.record import Usage
 from soong.shared.engine.runs.status import RunStatus

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TypeAlias
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import NotFoundError, NotOwnerError
 from soong.shared.engine.sessions.session import ApprovalMode, CommandKind, Ownership, ProcessState, RefusalType

@@ -1,10 +1,10 @@
 """The one step that waited for an end: it is claimed with that end when it is next, and only then."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.kinds import ClaimMode, StepKind

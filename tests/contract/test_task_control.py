@@ -1,9 +1,9 @@
 """Pausing, resuming, cancelling and retrying a task."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError, NotOwnerError
 from soong.shared.engine.runs.status import EndReason, RunStatus

@@ -1,10 +1,10 @@
 """Limits of a task in rows: what all its runs use together, its time, and how it is stopped (DIS-07)."""
 
 import time
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.clock import utc_date
 from soong.shared.engine.runs.budgets import (

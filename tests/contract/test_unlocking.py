@@ -1,11 +1,11 @@
 """What the end of a step does to the steps that wait for it."""
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind

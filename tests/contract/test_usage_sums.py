@@ -1,9 +1,9 @@
 """Sums of what agents have used, over each store."""
 
-from dataclasses import replace
 from decimal import Decimal
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.client.usage import usage_totals
 from soong.shared.engine.runs.budgets import Budget, Charge, session_scope

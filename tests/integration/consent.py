@@ -7,9 +7,11 @@ still until a test moves it.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
@@ -73,7 +75,7 @@ def make_call(claim: Claim, call_id: str = "call_1", folder: str = "/work/out", 
         risk=Risk.WRITE,
         cwd="/project",
     )
-    return replace(call, **overrides)  # type: ignore[arg-type]  # a test names real fields
+    return replace(call, **overrides)  # a test names real fields
 
 
 class BothPorts(Notifier, Subscriber, Protocol):

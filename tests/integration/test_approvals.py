@@ -5,10 +5,10 @@ import json
 import os
 import socket
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.approval import approval_of
 from soong.orchestrator.approvals.remote_responder import RemoteResponder, ResponderClosedError, SkipQuestionError

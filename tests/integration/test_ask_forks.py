@@ -1,12 +1,13 @@
 """A session that continues the conversation of another: whose it may be, and what comes along (ACP-02)."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.acp.conversation import SessionConversation
 from soong.orchestrator.client.catalog import Catalogue

@@ -8,11 +8,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.question_limits import MAX_OPEN
 from soong.orchestrator.client.audit import verify

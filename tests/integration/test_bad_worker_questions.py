@@ -3,12 +3,12 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import fields, replace
 
 from soong.orchestrator.approvals.approval import approval_of
 from soong.orchestrator.approvals.target_check import TargetChecker

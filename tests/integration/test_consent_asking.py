@@ -1,9 +1,9 @@
 """A question of a worker reaches the session's one callback, and its answer exactly that call (CARD-3, PER-01..07)."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals import remote_responder, session_approvals
 from soong.orchestrator.approvals.full_input import EXACT, REDACTED, read_full_input

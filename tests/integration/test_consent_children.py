@@ -1,9 +1,9 @@
 """What users of other systems incidents from when a child had to ask: in silence, out of sight, or not at all."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.approvals_text import list_text
 from soong.shared.engine.runs.events import EventType

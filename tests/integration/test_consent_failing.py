@@ -1,9 +1,9 @@
 """Every way of not getting a yes is told apart, and the call gets its answer all the same (PER-05, PER-14)."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import AlreadyDecidedError
 from soong.shared.engine.runs.events import EventType

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest, RequestState

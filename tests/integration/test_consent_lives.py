@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim, Lease

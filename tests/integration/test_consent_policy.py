@@ -1,10 +1,11 @@
 """What the policy adds to asking: taint, hosts, the audit of what it settles by itself, words beside an answer."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.identity import Origin
 from soong.shared.core.jsontext import Json, JsonObject
@@ -80,7 +81,7 @@ async def test_the_owner_uses_no_grant_for_a_tainted_run_whatever_its_worker_say
         (clean, one), (reader, two) = await bench.claim(2)
         await verdicts(bench.gate(clean, one).decide(fetch(clean)))
         await taint(bench, reader)
-        quiet = replace(bench.gate(reader, two), store=Forgetful(bench.store))  # type: ignore[arg-type]  # passes everything else on
+        quiet = replace(bench.gate(reader, two), store=Forgetful(bench.store))  # passes everything else on
 
         (outward,) = await verdicts(quiet.decide(fetch(reader)))
 

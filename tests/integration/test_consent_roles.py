@@ -1,9 +1,9 @@
 """One path of consent for every role: no agent asks another way, and every decision reaches the run that asked."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import EventType

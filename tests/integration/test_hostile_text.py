@@ -1,11 +1,11 @@
 """A program that passes NUL or half a character through the SDK hears a UsageError, whichever the database."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from soong import Soong
 from soong.shared.core.errors import UsageError

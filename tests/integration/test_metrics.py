@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from os import environ
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 

@@ -9,12 +9,13 @@ import io
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from soong import AgentHandle, ToolCallError, scripted_agent
 from soong.orchestrator.client.catalog import Catalogue

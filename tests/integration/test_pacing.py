@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, provider_key

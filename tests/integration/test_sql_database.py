@@ -4,13 +4,13 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import make_url
 
 from soong.shared.core.errors import ConflictError, LeaseLostError, NotFoundError, SoongError, UnavailableError

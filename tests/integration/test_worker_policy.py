@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission

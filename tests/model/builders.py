@@ -4,7 +4,8 @@ A step made here knows its task by no name yet: ``make_task`` gives its steps th
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id, step_key

@@ -3,9 +3,9 @@
 import io
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from soong.orchestrator.approvals.approval import Approval

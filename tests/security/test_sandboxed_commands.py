@@ -11,11 +11,12 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.config import CommandsConfig
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout

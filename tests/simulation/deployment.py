@@ -7,10 +7,11 @@ died is started again, nothing is lost any more. Every task must then end within
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from soong.orchestrator.client.client import Client
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, SoongError, UnavailableError

@@ -1,8 +1,9 @@
 """Stores with a defect each, as somebody could write them: what the simulation must find."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.store import CallRow

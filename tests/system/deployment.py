@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
+
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.remote_responder import RemoteResponder
 from soong.orchestrator.client.catalog import Catalogue

@@ -6,12 +6,12 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.replay.recording import TaskRecord, read_task

@@ -5,10 +5,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.owner.service import Orchestrator
 from soong.shared.core.jsontext import Json, JsonObject

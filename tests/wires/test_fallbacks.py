@@ -1,9 +1,10 @@
 """Fallback models, from one provider's wire to another's: what moves on with the run, and what ends it (DIS-09)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from llmock.scenarios import Fail, Match, Reply, ToolCall
+from msgspec.structs import replace
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 
 from soong.shared.agents.messages import assistant_node, opening_nodes, result_node

@@ -1,11 +1,11 @@
 """The record of a run over a real wire is enough to play it again: its streamed answers, failures and fallbacks."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 from llmock.scenarios import Fail, Match, Reply, ToolCall
+from msgspec.structs import replace
 
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.replay.replay import ReplayedRun, replay_run

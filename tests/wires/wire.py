@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from llmock.pytest_plugin import LLMock
 from llmock.scenarios import Behavior
 from llmock.testing import LLMockServer
 from llmock.verdict import Verdict, judge
+from msgspec.structs import replace
 
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.loop import run_agent

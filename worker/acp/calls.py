@@ -9,13 +9,12 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject, canonical
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import Node, NodeKind
 from soong.shared.engine.tasks.failure_report import StepIncidents
 from soong.shared.tools.ports import ToolCall

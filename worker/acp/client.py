@@ -7,14 +7,13 @@ Implements the SDK's ``Client``. Every read, write, command and question becomes
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from acp import RequestError, schema
 
 from soong.shared.agents.acp_agents import AcpAgent, OwnKind
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import HandlerOutput, ToolContext

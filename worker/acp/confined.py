@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from soong.shared.agents.acp_agents import RUN_COMMAND, WRITE_FILE, AcpAgent
 from soong.shared.sandbox.command import CommandAccess

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from soong.shared.agents.acp_agents import AcpAgent
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandAccess, SandboxUnavailableError
 from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, ProcessLauncher
 from soong.shared.sandbox.programs import untrusted_folders
@@ -36,8 +36,7 @@ class AgentFailedError(Exception):
         self.is_retryable = is_retryable
 
 
-@dataclass(frozen=True, slots=True)
-class AgentProgram:
+class AgentProgram(Value):
     """What is started: an absolute program, its arguments, its full environment, and what a sandbox lets it reach."""
 
     argv: tuple[str, ...]

@@ -5,7 +5,7 @@ limit in what an agent does not report ends nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
@@ -14,7 +14,6 @@ from pydantic_ai.usage import RequestUsage
 
 from soong.shared.agents.charging import Reserved, Spending
 from soong.shared.agents.definition import AgentLimits
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.budgets import MICRO, BudgetSpentError, Charge
 from soong.shared.engine.runs.events import Node
 from soong.shared.engine.runs.record import Usage

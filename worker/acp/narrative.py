@@ -7,7 +7,7 @@ makes without asking become events. Nothing here is believed: it is what the age
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, cast
 
@@ -30,7 +30,6 @@ from soong.shared.agents.model_answers import AnswerView
 from soong.shared.agents.ports import RunTranscript
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node, NodeKind
 from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult

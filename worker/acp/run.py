@@ -7,7 +7,7 @@ first, with all that it has started.
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from acp import schema
@@ -20,7 +20,6 @@ from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.prepared import PreparedCalls
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewNode, Node, NodeKind
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.runs.store import CallStatus

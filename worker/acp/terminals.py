@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from acp import RequestError, schema
 
 from soong.shared.agents.acp_agents import RUN_COMMAND
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.result import TextBlock, ToolResult
 from soong.worker.acp.calls import AgentCalls
 

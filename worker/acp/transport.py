@@ -7,9 +7,9 @@ connection; a few lines of other text are what programs print when they start.
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.duplex import DuplexProcess
 
 MAX_GARBAGE_LINES: Final = 100

@@ -3,11 +3,10 @@
 from typing import Protocol
 
 from soong.orchestrator.notifications.message import Message
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Value):
     """The result of an attempt. ``error`` is one sentence without secrets, empty when it was accepted.
 
     ``is_gone``: the receiver wants nothing any more. ``retry_after_s`` is how long it asked to wait.

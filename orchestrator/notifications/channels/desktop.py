@@ -10,7 +10,7 @@ from typing import Final
 
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.message import Message
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_own_program
 
@@ -25,8 +25,7 @@ _SCRIPT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DesktopChannel:
+class DesktopChannel(Value):
     """Implements :class:`soong.orchestrator.notifications.channels.channel.Channel`."""
 
     is_local: bool

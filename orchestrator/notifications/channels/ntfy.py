@@ -7,8 +7,8 @@ from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.channels.http_post import post
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import NtfyConfig
+from soong.shared.core.value import Value
 from soong.shared.toolsets.mcp.references import resolved
 
 MAX_BYTES: Final = 3500
@@ -17,8 +17,7 @@ HIGH: Final = 4
 NORMAL: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class NtfyChannel:
+class NtfyChannel(Value):
     """Implements :class:`soong.orchestrator.notifications.channels.channel.Channel`."""
 
     name: str

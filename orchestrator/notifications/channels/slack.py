@@ -12,16 +12,15 @@ from soong.orchestrator.notifications.channels.http_post import post
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import SlackConfig
+from soong.shared.core.value import Value
 from soong.shared.toolsets.mcp.references import resolved
 
 MAX_HEADER: Final = 150
 MAX_TEXT: Final = 3000
 
 
-@dataclass(frozen=True, slots=True)
-class SlackChannel:
+class SlackChannel(Value):
     """Implements :class:`soong.orchestrator.notifications.channels.channel.Channel`."""
 
     name: str

@@ -10,16 +10,15 @@ from typing import Final
 
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.message import Message
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import EmailConfig
+from soong.shared.core.value import Value
 from soong.shared.toolsets.mcp.references import resolved
 
 TIMEOUT_S: Final = 15.0
 MAX_SUBJECT: Final = 150
 
 
-@dataclass(frozen=True, slots=True)
-class EmailChannel:
+class EmailChannel(Value):
     """Implements :class:`soong.orchestrator.notifications.channels.channel.Channel`."""
 
     name: str

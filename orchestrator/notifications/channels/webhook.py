@@ -13,16 +13,15 @@ from soong.orchestrator.notifications.channels.http_post import post
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.notification_config import WebhookConfig
+from soong.shared.core.value import Value
 from soong.shared.toolsets.mcp.references import resolved
 
 PREFIX: Final = "whsec_"
 KEY_BYTES: Final = range(24, 65)
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookChannel:
+class WebhookChannel(Value):
     """Implements :class:`soong.orchestrator.notifications.channels.channel.Channel`."""
 
     name: str

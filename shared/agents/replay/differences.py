@@ -14,7 +14,7 @@ from soong.shared.agents.messages import is_of_a_call
 from soong.shared.agents.replay.lives import CALL_ENDS, Life, call_of
 from soong.shared.agents.replay.recorded import ReplayedLog
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node, NodeKind
 
 OF_THE_LOOP: Final = frozenset(
@@ -33,8 +33,7 @@ _PASSING_FACTS: Final = frozenset({"duration_ms", "cost_usd"})
 _MAX_SHOWN: Final = 160
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Value):
     """Where a replay departs from the record. ``what`` is a kind of node or a type of event; None: there is none."""
 
     place: str

@@ -10,7 +10,7 @@ from typing import Final
 from soong.shared.agents.forking import inherited
 from soong.shared.agents.messages import is_of_a_call
 from soong.shared.agents.turn import FINAL_TOOL
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.store import CallRow
@@ -19,8 +19,7 @@ CALL_ENDS: Final = frozenset({EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, E
 _BEGINNINGS: Final = frozenset({EventType.RUN_STARTED, EventType.RUN_RESUMED})
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
+class RunRecord(Value):
     """All that the rows keep of one run."""
 
     run: Run
@@ -29,8 +28,7 @@ class RunRecord:
     calls: Sequence[CallRow]
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(Value):
     """One life of a run. ``before`` are the nodes that it began with, ``nodes`` those that it wrote.
 
     ``is_whole``: its loop ended the run. Otherwise its process stopped somewhere, and so does its record.

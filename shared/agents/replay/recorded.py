@@ -1,13 +1,14 @@
 """The record as the ports of an agent's loop: calls get the results that they had, and nothing is written anywhere."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from soong.shared.agents.messages import results_of
 from soong.shared.agents.replay.lives import Life, RunRecord, call_of
 from soong.shared.agents.replay.script import ModelScript
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.call_events import end_type, result_nodes
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.store import CallRow, CallStatus

@@ -8,8 +8,9 @@ program, the agent's definition or the configuration has changed what a run does
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd, AgentTask
@@ -20,15 +21,14 @@ from soong.shared.agents.replay.script import ModelScript, RecordedBudgets, Reco
 from soong.shared.agents.runtime.agent_task import ModelRules
 from soong.shared.agents.runtime.without_secrets import clean_event, clean_node
 from soong.shared.core.clock import SystemClock
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.redact import Redactor
 
 _ROUNDS: Final = 100
 """Of the event loop, after which everything that the record can answer at once has been answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedRun:
+class ReplayedRun(Value):
     """What a replay found. Without differences the run would be the same again."""
 
     lives: int

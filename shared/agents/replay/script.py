@@ -7,7 +7,7 @@ made its history shorter, continued with another model, or ended.
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from pydantic_ai.exceptions import AgentRunError, ModelAuthenticationError, ModelContextWindowExceededError
@@ -24,7 +24,6 @@ from soong.shared.agents.model_answers import BrokenAnswerError
 from soong.shared.agents.replay.lives import Life
 from soong.shared.agents.runtime.agent_task import ModelRules
 from soong.shared.core.errors import ScriptFailedError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.budgets import BudgetSpentError, Charge
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind
 from soong.shared.engine.runs.status import EndReason

@@ -9,15 +9,14 @@ from soong.shared.agents.ports import AgentTask
 from soong.shared.core.config import Config, ModelConfig
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.settings import Settings
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.tools.deferred import DeferredTools
 from soong.shared.tools.definition import ToolDefinition
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRules:
+class ModelRules(Value):
     """What the configuration of this process says of models, by their names."""
 
     config: Config

@@ -8,11 +8,13 @@ pipeline meet the store.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from soong.shared.agents.definition import DEFINITION, AgentDefinition
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
@@ -34,7 +36,6 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.identity import Role
 from soong.shared.core.identity_cache import IdentityCache
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.startup import settle_gc

@@ -5,7 +5,7 @@ While nobody listens a run sends an empty piece a second, to learn whether someb
 """
 
 import asyncio
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic_ai.messages import (
@@ -18,7 +18,6 @@ from pydantic_ai.messages import (
 )
 
 from soong.shared.agents.turn import FINAL_TOOL
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.wire.answers import MAX_CALLS, AnswerDelta
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.live_text import LiveText

@@ -11,7 +11,7 @@ of a write, question or end among its calls.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
@@ -19,7 +19,6 @@ from soong.shared.agents.runtime.without_secrets import clean_event, clean_event
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import LeaseLostError, UnavailableError, UnconfirmedDecisionError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.call_events import ended_event, result_nodes, started_event
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode

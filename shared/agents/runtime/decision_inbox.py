@@ -8,10 +8,9 @@ row read.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from soong.shared.core.errors import ForgedError, SoongError, UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.engine.wire.notifier import Subscriber, Subscription
 from soong.shared.engine.wire.permissions import split_hint

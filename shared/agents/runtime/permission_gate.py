@@ -8,9 +8,11 @@ a signed decision that fits the call. The one **inbox** of the process waits for
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.shared.agents.runtime.call_log import KeptWrite
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
@@ -18,8 +20,8 @@ from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, SoongError
 from soong.shared.core.jsontext import JsonObject, digest
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.wire.notifier import Notifier
@@ -72,8 +74,7 @@ class GateStore(Protocol):
     def runs(self) -> RunStore: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RunGate:
+class RunGate(Value):
     """The gate of one claimed run; implements ``soong.shared.tools.ports.Gate``. ``token`` proves its questions.
 
     ``policy`` is the session's, narrowed by the worker's own. ``note`` keeps an event back until the run writes next:
@@ -82,15 +83,17 @@ class RunGate:
     question cannot be written.
     """
 
+    UNSHOWN = frozenset({"token"})
+
     store: GateStore
     notifier: Notifier
     inbox: DecisionInbox
     clock: Clock
     policy: Policy
-    token: str = field(repr=False)
-    redactor: Redactor = field(default_factory=Redactor)
-    home: str = field(default_factory=lambda: str(Path.home()))
-    interruption: StopSignal = field(default_factory=StopSignal)
+    token: str
+    redactor: Redactor = msgspec.field(default_factory=Redactor)
+    home: str = msgspec.field(default_factory=lambda: str(Path.home()))
+    interruption: StopSignal = msgspec.field(default_factory=StopSignal)
     env: tuple[str, ...] = ()
     note: Note | None = None
     write_kept: WriteKept = _nothing_kept

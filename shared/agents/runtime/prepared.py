@@ -7,13 +7,12 @@ from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.pipeline import ToolPipeline
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedCalls:
+class PreparedCalls(Value):
     """What a run does and calls with, if its agent is a model or a program. ``executor`` makes its calls."""
 
     task: AgentTask
@@ -27,7 +26,6 @@ class PreparedCalls:
         return self.log.interruption
 
 
-@dataclass(frozen=True, slots=True)
 class PreparedAgent(PreparedCalls):
     """The run of an agent on a model that can begin."""
 

@@ -1,8 +1,8 @@
 """The tool calls of a held run that are under way, so that one of them can be aborted while the run continues."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.call_abort import AbortableCall, abortable
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import ToolCall
@@ -32,8 +32,7 @@ class RunningCalls:
                     del self._calls[call.id]
 
 
-@dataclass(frozen=True, slots=True)
-class AbortableCalls:
+class AbortableCalls(Value):
     """A turn's executor whose calls can be aborted one by one."""
 
     executor: Executor

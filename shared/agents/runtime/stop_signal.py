@@ -6,11 +6,10 @@ that is parked, which has given up its lease already.
 """
 
 import asyncio
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from soong.shared.agents.runtime.running_calls import RunningCalls
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.failure_report import StepIncidents
 
 StopReason = Literal["cancel", "abort", "release", "drop", "park"]

@@ -1,8 +1,9 @@
 """A run's budgets in rows, under its fence (DIS-11)."""
 
+from dataclasses import dataclass
+
 from soong.shared.agents.charging import Reserved
 from soong.shared.core.clock import Clock, utc_date
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.budgets import BudgetStore, Charge
 
 

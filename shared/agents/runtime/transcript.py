@@ -6,13 +6,13 @@ until the call ends.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.without_secrets import clean_log
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.store import CallRow, RunStore
 from soong.shared.engine.tasks.step import MALFORMED

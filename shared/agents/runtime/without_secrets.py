@@ -5,7 +5,8 @@ same however little there is to see.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.tasks.step import StepEnd

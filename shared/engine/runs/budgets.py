@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from soong.shared.core.errors import InvalidConfigError, SoongError, UsageError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.status import EndReason
 
 DAY: Final = "day"
@@ -35,8 +35,7 @@ def task_scope(task_id: str) -> str:
     return f"task:{task_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Value):
     """At most so many tokens (read and written) and so many millionths of a US dollar; None: any number.
 
     A task also has limits in model turns and in time (microseconds).
@@ -66,8 +65,7 @@ UNPRICED: Final = "no price is known for the model (set one in [prices] of confi
 NO_BUDGET: Final = Budget()
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(Value):
     """What a request uses, or may use; ``microusd`` None: nobody knows the price of its model."""
 
     tokens: int = 0
@@ -76,8 +74,7 @@ class Charge:
     """Model turns, counted for tasks with limits alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetState:
+class BudgetState(Value):
     """A budget with what is charged to it: what was used, and what requests under way have reserved."""
 
     scope: str
@@ -181,8 +178,7 @@ def limit_words(name: str, message: str) -> str:
     return f"the task has reached its limit {name}: {message}"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskTime:
+class TaskTime(Value):
     """What of its task's limits a worker must know before it starts a step.
 
     ``deadline_us`` is None where the task has no limit of time. ``reached`` says why no step of it starts any more;
@@ -194,8 +190,7 @@ class TaskTime:
     reached: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoppedTask:
+class StoppedTask(Value):
     """An open task that has reached a limit and has steps that nobody holds: they are to be cancelled."""
 
     session_id: str

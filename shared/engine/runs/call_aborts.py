@@ -2,15 +2,14 @@
 
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.store import RunStore
 
 _ENDED: Final = frozenset({EventType.TOOL_COMPLETED, EventType.TOOL_FAILED, EventType.TOOL_DENIED})
 
 
-@dataclass(frozen=True, slots=True)
-class CallAbort:
+class CallAbort(Value):
     """A person wants this to end. It stays for as long as its run: a run that is taken up again finds it."""
 
     run_id: str

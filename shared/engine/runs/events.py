@@ -3,12 +3,13 @@
 Event types are lower-case words with underscores; the list below is closed per layer and grows here.
 """
 
-from dataclasses import field
 from enum import StrEnum
+
+import msgspec
 
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
 class EventType(StrEnum):
@@ -85,17 +86,15 @@ class EventType(StrEnum):
     TASK_CANCELLED = "task_cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class NewEvent:
+class NewEvent(Value):
     """An event before it has its sequence number."""
 
     type: str
-    data: JsonObject = field(default_factory=dict)
+    data: JsonObject = msgspec.field(default_factory=dict)
     time_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Value):
     """An event of a run. ``seq`` starts at 1 and has no gap."""
 
     run_id: str
@@ -130,8 +129,7 @@ class NodeKind(StrEnum):
     """How the answers before it are shown to the model from here on."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewNode:
+class NewNode(Value):
     """A node before it has its number. ``payload`` carries its version as ``v``."""
 
     kind: NodeKind
@@ -140,8 +138,7 @@ class NewNode:
     """Number of the parent node; None hangs it under the last one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Value):
     """An entry of a run's context tree. ``number`` starts at 1 and has no gap."""
 
     run_id: str

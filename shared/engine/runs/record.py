@@ -1,18 +1,18 @@
 """Runs as values: one execution of an agent, with its lineage, surface, limits and usage (DIS-05)."""
 
 from collections.abc import Mapping
-from dataclasses import field
 from decimal import Decimal
+
+import msgspec
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewNode
 from soong.shared.engine.runs.status import EndReason, RunStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Value):
     """What a run has used. ``cost_usd`` is None when no price is known: unknown is not zero."""
 
     requests: int = 0
@@ -22,7 +22,7 @@ class Usage:
     cost_usd: Decimal | None = None
     cached_tokens: int = 0
     """Of the input tokens, those that the provider took from its cache."""
-    by_model: Mapping[str, "Usage"] = field(default_factory=dict)
+    by_model: Mapping[str, "Usage"] = msgspec.field(default_factory=dict)
     """The parts of it by model, where a fallback has answered, too; else empty."""
     files: int = 0
     """What a function left in its run's folder."""
@@ -41,16 +41,17 @@ class Usage:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(Value):
     """A run row as its session's owner (or the client that makes the session) writes it. Workers insert none.
 
     ``surface`` is the effective tool set with its explanation; ``token`` proves the run to the owner.
     """
 
+    UNSHOWN = frozenset({"token"})
+
     identity: RunIdentity
-    surface: JsonObject = field(default_factory=dict)
-    token: str = field(default="", repr=False)
+    surface: JsonObject = msgspec.field(default_factory=dict)
+    token: str = ""
     attempt: int = 1
     retry_of: str = ""
     max_attempts: int | None = None
@@ -59,9 +60,10 @@ class NewRun:
     """The context that it starts with: of a fork, its parent's (DIS-06)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Value):
     """A run as stored. ``last_seq`` is the number of its last event, ``last_node`` of its last node."""
+
+    UNSHOWN = frozenset({"token"})
 
     identity: RunIdentity
     status: RunStatus
@@ -77,7 +79,7 @@ class Run:
     created_us: int
     started_us: int | None
     ended_us: int | None
-    token: str = field(default="", repr=False)
+    token: str = ""
     is_tainted: bool = False
     """It has itself read what strangers wrote; the store knows what it inherits (PER-21)."""
     malformed: str = ""

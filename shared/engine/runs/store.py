@@ -5,19 +5,17 @@ fence; no row matched means LeaseLostError and nothing is written.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Final, Protocol
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event, EventType, NewEvent, NewNode, Node
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(Value):
     """The numbers of the last event and node after an append."""
 
     last_seq: int
@@ -32,8 +30,7 @@ class CallStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class CallRow:
+class CallRow(Value):
     """The ledger entry of a write call (DAG-09) and, once it has ended, of any call (PER-19).
 
     ``inputs`` keeps model_input, hook_input, permission_input and call_input apart (EXE-02), already redacted;
@@ -44,6 +41,8 @@ class CallRow:
     as ``{"arguments": …}``: the nodes hold it redacted, and a call that is run again after a crash needs it as it was.
     It is in no log and listing, and gone when the call starts as a write or ends (EVT-05).
     """
+
+    UNSHOWN = frozenset({"open_input"})
 
     run_id: str
     tool_call_id: str
@@ -56,7 +55,7 @@ class CallRow:
     decision_id: str = ""
     status: CallStatus = CallStatus.STARTED
     result: Json = None
-    open_input: JsonObject | None = field(default=None, repr=False)
+    open_input: JsonObject | None = None
 
 
 FAILED_CALLS: Final = (EventType.TOOL_DENIED, EventType.TOOL_FAILED)
@@ -65,8 +64,7 @@ these it also tells what was decided: how its calls came to fail.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LastRuns:
+class LastRuns(Value):
     """What the result of a task tells of the last runs of its steps.
 
     ``granted`` are the tools of agents by run id. ``events`` are those of FAILED_CALLS, the decisions of the runs that

@@ -1,14 +1,14 @@
 """What agents have used, summed over the runs that have ended: by day, session, task, agent or model (DIS-11)."""
 
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Usage
 
 
-@dataclass(frozen=True, slots=True)
-class UnsummedUsage:
+class UnsummedUsage(Value):
     """What is in no sum: runs of agents that have not ended, and requests whose process died, at their estimate.
 
     Such requests are known where a budget held.

@@ -4,12 +4,13 @@ Owns the values. The rows are written through :mod:`soong.shared.engine.sessions
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
+
+import msgspec
 
 from soong.shared.core.identity import Origin
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
 class ApprovalMode(StrEnum):
@@ -24,8 +25,7 @@ class ApprovalMode(StrEnum):
     DENY = "deny"
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
+class Ownership(Value):
     """The right of one orchestrator to write a session: stale as soon as the row's epoch is higher."""
 
     session_id: str
@@ -33,8 +33,7 @@ class Ownership:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Value):
     """One user's sitting. ``owner_id`` is empty until an orchestrator adopts it; ``owner_epoch`` only grows.
 
     ``project`` and ``cwd`` are absolute paths; ``policy`` is the JSON form of the session's rules
@@ -46,7 +45,7 @@ class Session:
     cwd: str
     approval_mode: ApprovalMode
     created_us: int
-    policy: Mapping[str, Json] = field(default_factory=dict)
+    policy: Mapping[str, Json] = msgspec.field(default_factory=dict)
     principal: str = "local"
     owner_id: str = ""
     owner_epoch: int = 0
@@ -63,8 +62,7 @@ class Session:
         return Ownership(self.id, self.owner_id, self.owner_epoch)
 
 
-@dataclass(frozen=True, slots=True)
-class Responder:
+class Responder(Value):
     """Someone who may fill the session's one callback, alive while ``beat`` grows (lease 15 s)."""
 
     id: str
@@ -106,8 +104,7 @@ class RefusalType(StrEnum):
     LIMIT_EXCEEDED = "limit_exceeded"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Value):
     """A durable request of a client. ``subject`` is a task id (the session's id for close)."""
 
     id: str
@@ -116,7 +113,7 @@ class Command:
     subject: str
     principal: str
     created_us: int
-    detail: Mapping[str, Json] = field(default_factory=dict)
+    detail: Mapping[str, Json] = msgspec.field(default_factory=dict)
     refusal: str = ""
     """Why the owner did not carry it out; empty when it did or has not yet."""
     refusal_type: RefusalType = RefusalType.CONFLICT
@@ -138,8 +135,7 @@ class ProcessState(StrEnum):
     GONE = "gone"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Value):
     """One incarnation of an orchestrator process."""
 
     id: str
@@ -150,8 +146,7 @@ class Owner:
     beat: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(Value):
     """One incarnation of a Celery worker process. Leases belong to it, not to its steps one by one.
 
     ``node_name`` is its Celery host name (as Flower shows it); ``capabilities`` are the strings that a step's ``needs``

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 
@@ -30,8 +30,7 @@ class Refusal(StrEnum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRefusal:
+class ClaimRefusal(Value):
     """A refusal: what the matter is, and what to do about it."""
 
     reason: Refusal
@@ -39,8 +38,7 @@ class ClaimRefusal:
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimingRun:
+class ClaimingRun(Value):
     """The run that asks, by its rows: its own step, the additional one it holds, how many it has had, and its limit.
 
     ``is_stopping``: it, or its worker, was asked to stop.
@@ -53,8 +51,7 @@ class ClaimingRun:
     is_stopping: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedStep:
+class RequestedStep(Value):
     """The step that is asked for, by its rows."""
 
     step_id: str

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.spec import StepSpec
@@ -21,8 +21,7 @@ FOLLOWS: Final = "follows"
 """The input of an ask that names the run whose conversation it continues."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAsk:
+class OpenAsk(Value):
     """An ask that has not ended: running, or paused."""
 
     task_id: str

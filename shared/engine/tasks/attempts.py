@@ -1,6 +1,6 @@
 """Makes the next attempt of a step: its run, and the step as it is tried again. Pure but for ids and tokens."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from soong.shared.core.identity import OWN, Origin, RunIdentity
 from soong.shared.core.ids import new_id

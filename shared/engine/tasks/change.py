@@ -5,18 +5,18 @@ Owns the value that crosses the store port. What a client or an agent may ask fo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+
+import msgspec
 
 from soong.shared.core.errors import ConflictError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.plan.graph import find_cycle
 from soong.shared.engine.tasks.status import STEP_ENDS, StepStatus
 from soong.shared.engine.tasks.step import NewStep
 
 
-@dataclass(frozen=True, slots=True)
-class TaskChange:
+class TaskChange(Value):
     """What changes, by step key; all of it in one transaction or none.
 
     ``steps`` are new; they may depend on each other and on existing steps. ``edges`` are more dependencies (child,
@@ -28,7 +28,7 @@ class TaskChange:
     steps: tuple[NewStep, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()
     attempts: tuple[NewStep, ...] = ()
-    priorities: Mapping[str, int] = field(default_factory=dict)
+    priorities: Mapping[str, int] = msgspec.field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     reason: str = ""

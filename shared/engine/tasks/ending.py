@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.store import LastRuns
 from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import SessionWork, Step, Task
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
+class TaskEnd(Value):
     """The task, its steps in the order in which they were inserted, and what their last runs tell."""
 
     task: Task
@@ -18,8 +17,7 @@ class TaskEnd:
     last_runs: LastRuns
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedTask:
+class FinishedTask(Value):
     """A task that a look has ended.
 
     ``is_closed``: its session was closed with it. ``is_recorded``: its runs have no folders to be written.

@@ -6,18 +6,18 @@ former one is marked as gone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Protocol
+
+import msgspec
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.tasks.kinds import TaskKind
 
 
-@dataclass(frozen=True, slots=True)
-class FeedRun:
+class FeedRun(Value):
     """A run whose log has grown beyond the consumer's place in it.
 
     ``seq`` is that place and ``state`` what the consumer wrote down there; 0 and empty at first.
@@ -35,24 +35,22 @@ class FeedRun:
     trace_parent: str = ""
     """The trace that its task belongs to, as its submitter said (W3C trace context); empty: its own."""
     seq: int = 0
-    state: JsonObject = field(default_factory=dict)
+    state: JsonObject = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class FeedPart:
+class FeedPart(Value):
     """The next events of one run, in order."""
 
     run: FeedRun
     events: Sequence[Event]
 
 
-@dataclass(frozen=True, slots=True)
-class FeedCursor:
+class FeedCursor(Value):
     """How far a consumer has come in the log of a run, and what it needs to continue from there."""
 
     run_id: str
     seq: int
-    state: JsonObject = field(default_factory=dict)
+    state: JsonObject = msgspec.field(default_factory=dict)
 
 
 Totals = Mapping[tuple[str, tuple[str, ...]], int]

@@ -4,7 +4,8 @@ Pure but for ids and tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.identity import RunIdentity

@@ -4,11 +4,13 @@ Read from the nodes of its last run when somebody needs it; a clean step has not
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewNode, NodeKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step, StepEnd, StepError, StepResult
@@ -42,8 +44,7 @@ def with_report(end: StepEnd, incidents: StepIncidents) -> StepEnd:
     return replace(end, nodes=(*end.nodes, NewNode(NodeKind.RESULT, payload)))
 
 
-@dataclass(frozen=True, slots=True)
-class FailureReport:
+class FailureReport(Value):
     """The record of a step's last run: its error, its progress, its result node and its last answer."""
 
     error: JsonObject | None = None

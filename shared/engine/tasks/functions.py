@@ -15,12 +15,11 @@ from typing import Literal, TypeAlias, TypeVar
 from soong.shared.core.errors import InvalidConfigError, NotFoundError
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.problems import Unknown, near
 
 
-@dataclass(frozen=True, slots=True)
-class StepContext:
+class StepContext(Value):
     """The run that calls the function, and the number of its attempt, from 1 on.
 
     ``effect_key`` is the same for every attempt and resume of the step. A function that makes ``run_dir``, for files or
@@ -38,8 +37,7 @@ Isolation = Literal["thread", "process"]
 _Body = TypeVar("_Body", bound=StepFunctionBody)
 
 
-@dataclass(frozen=True, slots=True)
-class StepFunction:
+class StepFunction(Value):
     """A registered function; a cheap one runs on the event loop of its worker."""
 
     name: str

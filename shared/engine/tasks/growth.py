@@ -6,14 +6,15 @@ named at once, and nothing of a document with one is carried out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from typing import Final
 
+import msgspec
+from msgspec.structs import replace
 from pydantic import ConfigDict, TypeAdapter
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan
@@ -35,8 +36,7 @@ _ATTEMPT: Final = DocumentReader.of(AttemptDocument)
 _PRIORITY: Final[DocumentReader[int]] = DocumentReader(TypeAdapter(Priority, config=ConfigDict(defer_build=True)), {})
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Value):
     """A failed step that is to be tried again; None leaves a thing as it was."""
 
     step_id: str
@@ -62,15 +62,14 @@ class Attempt:
         return replace(was, **given)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(Value):
     """A checked document; steps are named by their ids."""
 
     steps: tuple[PlanStep, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()
     """Of existing steps: (step, what it is to depend on)."""
     attempts: tuple[Attempt, ...] = ()
-    priorities: Mapping[str, int] = field(default_factory=dict)
+    priorities: Mapping[str, int] = msgspec.field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     reason: str = ""

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class KindTraits:
+class KindTraits(Value):
     """What the engine asks about a kind of step. ``brackets`` are its shape in Mermaid."""
 
     brackets: tuple[str, str]

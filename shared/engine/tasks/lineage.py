@@ -6,12 +6,13 @@ worker.
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import field
+
+import msgspec
 
 from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import NewRun
 
 
@@ -22,8 +23,7 @@ def _tokens() -> Iterator[str]:
         yield from (many[at : at + 32] for at in range(0, len(many), 32))
 
 
-@dataclass(frozen=True, slots=True)
-class Lineage:
+class Lineage(Value):
     """What all runs of one task share."""
 
     session_id: str
@@ -35,7 +35,7 @@ class Lineage:
     origin: Origin = OWN
     is_limited: bool = False
     """The task has limits."""
-    tokens: Iterator[str] = field(default_factory=_tokens)
+    tokens: Iterator[str] = msgspec.field(default_factory=_tokens)
 
     def run(
         self, key: str, title: str, definition: str, model: str, surface: JsonObject, role: Role = Role.WORKER

@@ -4,14 +4,14 @@ Owns the values and the port. They are shown elsewhere: metrics, lists of worker
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Protocol
 
-from soong.shared.core.lazy_dataclass import dataclass
+import msgspec
+
+from soong.shared.core.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
+class WorkerLoad(Value):
     """A step that a worker holds."""
 
     worker_id: str
@@ -35,8 +35,7 @@ class WorkerLoad:
         return f"{what}: {self.asked_to_end}, still running{f'; {self.progress}' if self.progress else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolMetrics:
+class PoolMetrics(Value):
     """One pool's steps. ``oldest_us`` is since when the next in line has waited; None when nothing waits.
 
     ``pulled`` are ready too, but wait for a run that asks for them: another worker would not begin them.
@@ -48,19 +47,17 @@ class PoolMetrics:
     pulled: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
+class Metrics(Value):
     """One look at the rows. ``lost_leases`` counts those of open tasks; a poisoned step is among them."""
 
-    pools: Mapping[str, PoolMetrics] = field(default_factory=dict)
+    pools: Mapping[str, PoolMetrics] = msgspec.field(default_factory=dict)
     questions: int = 0
     oldest_question_us: int | None = None
     lost_leases: int = 0
     open_tasks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LimitUsage:
+class LimitUsage(Value):
     """A limit on live leases, and how many there are of its scope."""
 
     scope: str

@@ -4,14 +4,16 @@ Pure but for ids and tokens.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
 from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from soong.shared.core.errors import TemplateError
 from soong.shared.core.identity import OWN, Origin, Role, RunIdentity
 from soong.shared.core.ids import new_id, step_key
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import NewRun
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.asks import FOLLOWS, ask_document
@@ -170,8 +172,7 @@ def grown(
     return tuple(_new_step(step, lineage, titles, surfaces, default_model) for step in steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Titles:
+class Titles(Value):
     """Looks up the references of titles. One that cannot be looked up (yet) stays as it was written."""
 
     scope: Scope
@@ -184,12 +185,11 @@ class Titles:
             return title[:MAX_TITLE_CHARS]
 
 
-@dataclass(frozen=True, slots=True)
-class Surfaces:
+class Surfaces(Value):
     """The surfaces of one plan's steps, with what their tools need. Steps that ask for the same share one object."""
 
     compute: SurfaceOf
-    _known: dict[tuple[object, ...], tuple[JsonObject, Sequence[str]]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], tuple[JsonObject, Sequence[str]]] = msgspec.field(default_factory=dict)
 
     def of(self, step: PlanStep) -> tuple[JsonObject, Sequence[str]]:
         """Return a step's surface, with the capabilities of a worker that has its tools.

@@ -6,12 +6,13 @@ before the first attempt and is the same in each: a receiver that gets a message
 """
 
 from collections.abc import Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
+
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.event_feed import Totals
 
 
@@ -27,8 +28,7 @@ class NoticeState(StrEnum):
     """The receiver answered that it takes no more; while there is one, nothing is sent to its channel."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Value):
     """One event for one channel. ``facts`` are what a message may show, without secrets and inputs of calls.
 
     ``message_id`` is empty until it is sent for the first time; ``due_us`` is when it may be, ``ended_us`` when it
@@ -42,7 +42,7 @@ class Notice:
     request_id: str
     created_us: int
     due_us: int
-    facts: JsonObject = field(default_factory=dict)
+    facts: JsonObject = msgspec.field(default_factory=dict)
     message_id: str = ""
     state: NoticeState = NoticeState.WAITING
     attempts: int = 0
@@ -50,8 +50,7 @@ class Notice:
     ended_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MessageOutcome:
+class MessageOutcome(Value):
     """The result of an attempt. ``due_us`` is when to try again, for a message that still waits."""
 
     state: NoticeState

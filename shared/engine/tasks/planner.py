@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from functools import partial
+
+import msgspec
 
 from soong.shared.core.identity import OWN, Origin, RunIdentity
 from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.attempts import retried_step
 from soong.shared.engine.tasks.change import TaskChange
@@ -25,11 +26,10 @@ def no_tools(_step: PlanStep) -> JsonObject:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Planner:
+class Planner(Value):
     """Made by bootstrap of the user's configuration; without one, plans are checked for what is known everywhere."""
 
-    known: PlanNames = field(default_factory=PlanNames)
+    known: PlanNames = msgspec.field(default_factory=PlanNames)
     surface_of: SurfaceOf = no_tools
     default_model: str = ""
     max_children: int = 0

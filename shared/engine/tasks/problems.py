@@ -6,14 +6,14 @@ spent for each problem does not depend on how many there are.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from heapq import nsmallest
 from itertools import islice
 from typing import Final, TypeAlias
 
 from soong.shared.core.errors import InvalidPlanError, Problem
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.paths import Path, show
 
 MAX_PROBLEMS: Final = 50
@@ -27,8 +27,7 @@ MAX_TEXT_CHARS: Final = 500
 """Of a problem and of a hint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Value):
     """The hint of a word that is none of the ``known`` ones; written only for problems that are kept.
 
     ``but`` is a known word that is not meant: a step does not depend on itself. ``after`` is added to the hint.

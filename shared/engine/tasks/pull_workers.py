@@ -6,12 +6,13 @@ What may be asked for is checked here as a plan's step is.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final, TypeAlias
+
+from msgspec.structs import replace
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.paths import Path
@@ -50,8 +51,7 @@ failure. Then take the next. A step that another run has taken is not yours: tak
 left that you may claim, answer with a short account of what you did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(Value):
     """What is asked for, checked: ``step`` is one pull worker as a plan would say it, without its id."""
 
     count: int

@@ -7,7 +7,7 @@ What completed apart from it stays as it is.
 from collections.abc import Sequence
 
 from soong.shared.core.errors import NotFoundError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
@@ -15,8 +15,7 @@ from soong.shared.engine.tasks.step import Step
 RETRIED = frozenset({StepStatus.FAILED, StepStatus.CANCELLED, StepStatus.SKIPPED})
 
 
-@dataclass(frozen=True, slots=True)
-class Rerun:
+class Rerun(Value):
     """``attempts`` are the steps that get a new run; ``again`` the completed among all that go back, maps too.
 
     ``regrown`` are map steps whose items may be others now: they are expanded again, and their children are none of the

@@ -8,11 +8,10 @@ collection that was killed.
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class EndedTask:
+class EndedTask(Value):
     """A task that has ended. ``steps`` is the number of its steps."""
 
     id: str
@@ -21,8 +20,7 @@ class EndedTask:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedRows:
+class RemovedRows(Value):
     """What one transaction removed. ``run_ids`` are runs whose rows are gone."""
 
     steps: int = 0
@@ -33,16 +31,14 @@ class RemovedRows:
         return not self.steps and not self.run_ids
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(Value):
     """What a task consists of. ``row_bytes``: roughly what its rows take."""
 
     run_ids: Sequence[str] = ()
     row_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NamedArtifact:
+class NamedArtifact(Value):
     """An artifact that a row names. ``task_id`` is "" for a run without a task.
 
     ``kind`` is its media type, ``deliverable`` for a copy of a file that a run wrote, "" when that row does not say.
@@ -53,8 +49,7 @@ class NamedArtifact:
     kind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredArtifact:
+class StoredArtifact(Value):
     """An artifact that is stored. ``changed_s``: when it was last written, in seconds since the epoch."""
 
     digest: str

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, ToolCallError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import known_functions, origin_of
 from soong.shared.engine.tasks.problems import Unknown
 
@@ -45,8 +45,7 @@ ScriptBody: TypeAlias = Callable[[dict[str, Any], AgentHandle], Awaitable[Any]]
 _Body = TypeVar("_Body", bound=ScriptBody)
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedAgent:
+class ScriptedAgent(Value):
     """A registered agent that is a function; a cheap one runs on the event loop of its worker.
 
     Some are cheap with some inputs only: ``is_cheap`` then says with which.

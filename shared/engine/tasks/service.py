@@ -6,15 +6,16 @@ It owns nothing of a task: making one is an insert, everything else a command ro
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ConflictError, LimitExceededError, NotFoundError, UnavailableError, UsageError
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.texts import EXPECTED, faults
 from soong.shared.engine.runs.budgets import BudgetStore
 from soong.shared.engine.runs.store import RunStore

@@ -5,19 +5,20 @@ writes rows, and nowhere else. What decides who runs a step and when has columns
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields
 from operator import attrgetter
 from typing import Any, Final
 
+import msgspec
+from msgspec.structs import fields
+
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 
 VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredPermissions:
+class DeclaredPermissions(Value):
     """The scopes that a step names. Each of ``run`` is a program and its arguments; nothing in it is expanded."""
 
     write: tuple[str, ...] = ()
@@ -44,16 +45,14 @@ class DeclaredPermissions:
         return cls(_texts(value.get("write")), _texts(value.get("hosts")), tuple(map(_texts, _list(value.get("run")))))
 
 
-@dataclass(frozen=True, slots=True)
-class BoundStep:
+class BoundStep(Value):
     """The input of a step's run: instructions and inputs with every reference looked up, once."""
 
     instructions: str
     inputs: JsonObject
 
 
-@dataclass(frozen=True, slots=True)
-class StepSpec:
+class StepSpec(Value):
     """The work of one step. ``instructions``, ``inputs`` and ``permissions`` are templates until they are bound.
 
     ``call`` belongs to a python step, ``script`` to an agent step that runs without a model; ``over``, ``item_name``,
@@ -65,14 +64,14 @@ class StepSpec:
     kind: StepKind = StepKind.AGENT
     title: str = ""
     instructions: str = ""
-    inputs: JsonObject = field(default_factory=dict)
+    inputs: JsonObject = msgspec.field(default_factory=dict)
     output: JsonObject | None = None
     """The schema of the step's output."""
     call: str = ""
     isolation: str | None = None
     """``thread`` or ``process``; None: as its function was registered."""
     script: str = ""
-    settings: JsonObject = field(default_factory=dict)
+    settings: JsonObject = msgspec.field(default_factory=dict)
     """How its model is asked, where it says so itself."""
     allowed_tools: tuple[str, ...] | None = None
     permissions: DeclaredPermissions = DeclaredPermissions()
@@ -90,7 +89,7 @@ class StepSpec:
     on_item_failure: FailurePolicy | None = None
     step: "StepSpec | None" = None
     """The step that is made for each item of a map step."""
-    child_surface: JsonObject = field(default_factory=dict)
+    child_surface: JsonObject = msgspec.field(default_factory=dict)
     """The surface of the items' runs; stored, so that an expansion needs neither registry nor policy."""
     bound: BoundStep | None = None
     """Set for an item of a map step, whose templates were looked up when it was made."""

@@ -4,13 +4,14 @@ Owns the shapes that cross the store port. The plan's own language is :mod:`soon
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
+import msgspec
+
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.record import NewRun, Usage
@@ -27,8 +28,7 @@ class Outcome(StrEnum):
     PARTIAL = "partial"
 
 
-@dataclass(frozen=True, slots=True)
-class NewStep:
+class NewStep(Value):
     """A step as it is inserted. ``open_deps`` is the number of edges into it; 0 makes it ready (or expanding) at once.
 
     ``spec`` is the work as the plan says it; the worker and the expander read it, the store keeps it as JSON.
@@ -61,8 +61,7 @@ class NewStep:
     is_pull_worker: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
+class NewTask(Value):
     """A task with all that is written with it, in one transaction. ``root_run`` dispatches: it is the parent of all."""
 
     id: str
@@ -80,8 +79,7 @@ class NewTask:
     """What all its runs together may use, and how long it may take (DIS-07)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Value):
     """The row of a task: a DAG of steps or an ask. Times are in microseconds since 1970."""
 
     id: str
@@ -99,8 +97,7 @@ class Task:
     trace_parent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTask:
+class OpenTask(Value):
     """A task that has not ended, without its plan: an owner looks at it again and again, however large it is."""
 
     id: str
@@ -112,8 +109,7 @@ class OpenTask:
     """Whether ``finish_task`` has something to write: its end, or what an open one lacks. Set by ``session_work``."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionWork:
+class SessionWork(Value):
     """What there is for the owner of a session to do, found in one read: most looks find little."""
 
     open_tasks: tuple[OpenTask, ...] = ()
@@ -137,8 +133,7 @@ class SessionWork:
         return not any(more)
 
 
-@dataclass(frozen=True, slots=True)
-class StepError:
+class StepError(Value):
     """Why a step failed: ``type`` is an EndReason, an ErrorType or ``poisoned``.
 
     ``retryable`` says that the step, run once more, may end otherwise: only then do its ``retries`` count (DAG-05).
@@ -152,8 +147,7 @@ class StepError:
         return {"type": self.type, "message": self.message, "retryable": self.retryable}
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Value):
     """What dependents see of a finished step. For a map step: the list of its children's outputs in item order.
 
     Of one that did not end cleanly also why, what it was refused, which of its effects nobody knows the end of, and how
@@ -172,8 +166,7 @@ class StepResult:
     """What is wrong with its row, which some worker wrote: what depends on it fails (OPS-12)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Value):
     """A step as stored."""
 
     key: str
@@ -226,8 +219,7 @@ MAX_MESSAGE: Final = 2000
 """Characters that are kept of an error's message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Value):
     """A lease named by its holder."""
 
     step_key: str
@@ -242,8 +234,7 @@ class Lease:
         return StepEnd(self.step_key, self.run_id, self.fence, StepStatus.FAILED, reason, error=error)
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnd:
+class StepEnd(Value):
     """How a claimed step ended, written in one transaction with the unlocking of its dependents."""
 
     step_key: str
@@ -254,7 +245,7 @@ class StepEnd:
     outcome: Outcome = Outcome.CLEAN
     output: Json = None
     error: StepError | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = msgspec.field(default_factory=Usage)
     nodes: tuple[NewNode, ...] = ()
     events: tuple[NewEvent, ...] = ()
     """Appended before the store's own run and step events, in the same transaction."""
@@ -264,13 +255,14 @@ class StepEnd:
         return Lease(self.step_key, self.run_id, self.fence)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Value):
     """Exclusive, leased ownership of a step by its run. ``fence`` goes with every later write.
 
     ``is_resumed`` says that the run has run before (its context is to be read). ``surface`` is the effective tool set
     stored with the run; ``token`` proves the run to the owner and is shown nowhere.
     """
+
+    UNSHOWN = frozenset({"token"})
 
     step_key: str
     fence: int
@@ -281,7 +273,7 @@ class Claim:
     dependencies: Mapping[str, StepResult]
     """By step id."""
     surface: JsonObject
-    token: str = field(repr=False)
+    token: str
     attempt: int
     project: str
     cwd: str
@@ -338,8 +330,7 @@ class Claim:
         return StepEnd(own.step_key, own.run_id, own.fence, StepStatus.CANCELLED, reason, error=error)
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(Value):
     """What one complete-and-claim did.
 
     ``stale`` are the run ids whose end was refused (``lease_lost``: drop the work). ``owner_sessions`` are sessions
@@ -354,8 +345,7 @@ class Advance:
     ready_left: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(Value):
     """A held run that must stop: CANCEL and ABORT end it, PAUSE hands it back. ABORT of a call ends that call alone."""
 
     run_id: str
@@ -367,8 +357,7 @@ class Interrupt:
     """Of an abort; empty for one of the run."""
 
 
-@dataclass(frozen=True, slots=True)
-class BadWorker:
+class BadWorker(Value):
     """A worker that was ended for its malformed row, or that was gone and held steps; ``sessions`` lost something."""
 
     id: str
@@ -376,8 +365,7 @@ class BadWorker:
     sessions: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingSteps:
+class WaitingSteps(Value):
     """Steps of one session that wait for a worker of their pool which has what they need."""
 
     session_id: str
@@ -385,16 +373,14 @@ class WaitingSteps:
     needs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
+class Backlog(Value):
     """What the dispatcher compares: claimable steps by pool, counted to at most ``limit`` each, and whom they need."""
 
-    ready: Mapping[str, int] = field(default_factory=dict)
+    ready: Mapping[str, int] = msgspec.field(default_factory=dict)
     waiting: frozenset[WaitingSteps] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class ConcurrencyLimit:
+class ConcurrencyLimit(Value):
     """A limit on live leases (DIS-03).
 
     ``scope`` is ``session:<id>``, ``definition:<name>``, ``model:<name>`` or ``pool:<name>``; the definition of a
@@ -414,8 +400,7 @@ def session_limit(session_id: str, limit: int) -> ConcurrencyLimit:
     return ConcurrencyLimit(f"session:{session_id}", limit)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskCounts:
+class TaskCounts(Value):
     """Steps of a task by status, for progress."""
 
     by_status: Mapping[StepStatus, int]

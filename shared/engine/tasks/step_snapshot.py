@@ -1,12 +1,11 @@
 """What of a step changes while it runs, without its spec and output: a console watches thousands of steps at once."""
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Outcome, Step, StepError
 
 
-@dataclass(frozen=True, slots=True)
-class StepSnapshot:
+class StepSnapshot(Value):
     """The state of one step at one moment; equal to a former one as long as nothing that people watch has changed."""
 
     key: str

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.wire.jobs import KEY_PREFIX
 
 MAX_PIECE_CHARS: Final = 300_000
@@ -25,8 +25,7 @@ def answer_channel(run_id: str) -> str:
     return f"{KEY_PREFIX}wake:run:{run_id}:answer"
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDelta:
+class AnswerDelta(Value):
     """A piece of an answer, without secrets. From its position ``at`` on, ``text`` replaces what was there.
 
     An answer that broke off and is asked for again starts at 0 again. ``calls`` are the tools that it calls so far.

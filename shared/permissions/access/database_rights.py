@@ -1,10 +1,9 @@
 """What a part of a deployment may do in the database, as far as boundaries between the parts depend on it."""
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseRights:
+class DatabaseRights(Value):
     """A database role. ``decides``: it may insert decisions or public keys, as an orchestrator's may."""
 
     role: str

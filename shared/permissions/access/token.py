@@ -14,7 +14,7 @@ from typing import Final
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.ids import new_id
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 
 class Right(StrEnum):
@@ -44,8 +44,7 @@ _TOKEN: Final = re.compile(r"soong_(tok_(?:[0-9a-v]{26}|[0-9a-f]{32}))_([A-Za-z0
 _SECRET_BYTES: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class ApiToken:
+class ApiToken(Value):
     """A token as stored. ``digest`` is the SHA-256 of the secret, in hexadecimal."""
 
     id: str

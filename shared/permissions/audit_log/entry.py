@@ -8,13 +8,15 @@ elsewhere does (``soong audit verify --expect-digest``).
 """
 
 from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from msgspec.structs import replace
+
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.jsontext import Json, JsonObject, digest
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 VERSION: Final = 1
 
@@ -44,8 +46,7 @@ class AuditKind(StrEnum):
     """Something that did not hold: a forged row, a foreign principal, a second use."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditNote:
+class AuditNote(Value):
     """What is to be written, before it has its place in a chain. ``session_id`` is empty for the deployment."""
 
     kind: AuditKind
@@ -53,8 +54,7 @@ class AuditNote:
     session_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Value):
     """Where a chain ends, as a transaction sees it; ``beside`` is the newest digest of the other chains, if any."""
 
     number: int = 0
@@ -62,8 +62,7 @@ class Head:
     beside: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
+class AuditEntry(Value):
     """One line of the log. ``number`` starts at 1 in its chain and has no gap."""
 
     chain: str
@@ -71,7 +70,7 @@ class AuditEntry:
     time_us: int
     kind: str
     session_id: str
-    data: JsonObject = field(hash=False)
+    data: JsonObject
     previous: str
     beside: str
     digest: str
@@ -105,8 +104,7 @@ def linked(note: AuditNote, chain: str, head: Head, time_us: int) -> AuditEntry:
     return replace(bare, digest=digest(bare.covered()))
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
+class Break(Value):
     """The first place where the log does not hold."""
 
     chain: str

@@ -6,14 +6,13 @@ A worker writes that it used a decision. What it wrote is compared with the deci
 from collections.abc import Mapping
 
 from soong.shared.core.errors import ForgedError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Decision
 from soong.shared.permissions.signing import verify
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Value):
     """One consumption. ``decision`` is None when no row of that id is one; ``input_digest`` is the call's own."""
 
     decision_id: str

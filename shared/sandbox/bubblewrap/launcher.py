@@ -5,20 +5,21 @@ The subreaper stays outside, as for commands: when it ends, so does Bubblewrap w
 
 import asyncio
 import contextlib
-from dataclasses import field, replace
 
-from soong.shared.core.lazy_dataclass import dataclass
+import msgspec
+from msgspec.structs import replace
+
+from soong.shared.core.value import Value
 from soong.shared.sandbox.bubblewrap.runner import BubblewrapRunner
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, FamilyLauncher
 
 
-@dataclass(frozen=True, slots=True)
-class BubblewrapLauncher:
+class BubblewrapLauncher(Value):
     """Implements ``ProcessLauncher``. ``runner`` says whether there is a sandbox, and what it shows."""
 
     runner: BubblewrapRunner
-    inner: FamilyLauncher = field(default_factory=FamilyLauncher)
+    inner: FamilyLauncher = msgspec.field(default_factory=FamilyLauncher)
 
     async def start(self, command: DuplexCommand) -> DuplexProcess:
         """Start it, in a sandbox of its own.

@@ -7,12 +7,13 @@ Everything that is not listed does not exist inside. The deepest mount above a p
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from soong.shared.core.lazy_dataclass import dataclass
+import msgspec
+
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.names import CONTROL_FILES, CONTROL_FOLDERS, GIT_CONTROLS, SENSITIVE
 from soong.shared.sandbox.paths import is_below
@@ -30,8 +31,7 @@ _GIT_PLACES: Final = ("worktrees/*", "modules/*", "modules/*/*")
 """Where a git folder keeps those of its linked worktrees and of its submodules, whose names may have a slash."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Value):
     """One place inside, at the same path as outside, without a link in it. ``target`` is where a link leads."""
 
     path: Path
@@ -39,8 +39,7 @@ class Mount:
     target: Path = Path("/")
 
 
-@dataclass(frozen=True, slots=True)
-class HostLayout:
+class HostLayout(Value):
     """What all sandboxes of this process have in common.
 
     ``user_home`` is the person's, ``own`` are Soong's folders and secrets, which stay out, and ``shown`` the parts of
@@ -56,12 +55,11 @@ class HostLayout:
     writable: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxView:
+class SandboxView(Value):
     """The mounts of one sandbox, each after all that lie above it; ``links`` are those at the root."""
 
     mounts: tuple[Mount, ...]
-    links: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def kind_at(self, path: Path) -> MountKind | None:
         """Return how a path is seen inside; None: it does not exist there."""

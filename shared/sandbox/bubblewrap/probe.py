@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.programs import programs_of_the_system
 
 PROGRAM: Final = "bwrap"
@@ -25,8 +25,7 @@ Files of /proc/sys belong to root, and a worker that is root is the same root in
 _TRY_S: Final = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class BubblewrapProbe:
+class BubblewrapProbe(Value):
     """What was found. ``problem`` is empty where it works."""
 
     program: Path | None = None

@@ -11,11 +11,13 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+import msgspec
+from msgspec.structs import replace
+
+from soong.shared.core.value import Value
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout
 from soong.shared.sandbox.bubblewrap.probe import BubblewrapProbe, probe
 from soong.shared.sandbox.bubblewrap.refusals import denial
@@ -37,13 +39,12 @@ _NOT_STARTED: Final = re.compile(rb"^(?:bwrap: execvp|prlimit: failed to execute
 _REASONS: Final = {number: os.strerror(number) for number in (errno.EACCES, errno.ENOENT, errno.ENOEXEC, errno.E2BIG)}
 
 
-@dataclass(frozen=True, slots=True)
-class BubblewrapRunner:
+class BubblewrapRunner(Value):
     """Runs each command in a sandbox of its own. ``is_required``: where there is none, nothing is run at all."""
 
     host: HostLayout
     is_required: bool = False
-    inner: ProcessRunner = field(default_factory=ProcessRunner)
+    inner: ProcessRunner = msgspec.field(default_factory=ProcessRunner)
 
     async def run(self, command: ChildCommand) -> Finished:
         """Run it.

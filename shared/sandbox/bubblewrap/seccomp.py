@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 5 << 16  # SECCOMP_RET_ERRNO; the errno is in the lower half
@@ -73,8 +73,7 @@ _AARCH64: Final = _COMMON | {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Value):
     """One kind of processor: how the kernel names its calls (AUDIT_ARCH), and their numbers."""
 
     audit_arch: int

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.bubblewrap.mounts import HostLayout, Mount, SandboxView, view_of
 from soong.shared.sandbox.bubblewrap.probe import ISOLATION, BubblewrapProbe
 from soong.shared.sandbox.bubblewrap.seccomp import filter_program
@@ -22,8 +22,7 @@ _LIMITER: Final = Path("/usr/bin/prlimit")
 _ROOT: Final = Path("/")
 
 
-@dataclass(frozen=True, slots=True)
-class WrappedCommand:
+class WrappedCommand(Value):
     """What to start: ``argv`` with ``descriptors`` inherited by their numbers. They are closed by who opened it."""
 
     argv: tuple[str, ...]

@@ -10,13 +10,14 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
+from msgspec.structs import replace
+
 from soong.shared.core.errors import ForeignEntryError, LimitExceededError
 from soong.shared.core.full_text import FullTextIndex
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.rooted import RootedFolder

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -11,7 +11,6 @@ from redis.exceptions import RedisError
 
 from soong.shared.agents.pacing import MINUTE_S, PAUSE, LocalPacer
 from soong.shared.core.errors import UnavailableError
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 
 PREFIX: Final = "soong:pace:"

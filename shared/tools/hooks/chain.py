@@ -6,10 +6,10 @@ Hooks come from the SDK or the user's configuration, never from the project that
 want together; what one may want is :mod:`soong.shared.tools.hooks.hook`.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks.hook import (
     DEFAULT_HOOK_TIMEOUT,
@@ -56,8 +56,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class PreResult:
+class PreResult(Value):
     """All Pre hooks of a call together. ``decided_by`` names the hook whose ``action`` and ``reason`` these are."""
 
     action: PreAction
@@ -68,8 +67,7 @@ class PreResult:
     decided_by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PostResult:
+class PostResult(Value):
     """All Post hooks of a call together. ``content`` is None when no hook replaced it."""
 
     content: tuple[ContentBlock, ...] | None = None
@@ -81,8 +79,7 @@ class PostResult:
         return with_context(replace(result, content=content), self.context)
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
+class Hooks(Value):
     """The hooks of a run, asked in this order. Put together when the process starts; ``a + b`` asks a's first."""
 
     pre: tuple[NamedHook[PreHook], ...] = ()

@@ -21,7 +21,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from soong.shared.core.config import CommandsConfig, HookConfig, HooksConfig
 from soong.shared.core.errors import InvalidConfigError, InvalidJsonError
 from soong.shared.core.jsontext import Json, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished, SandboxUnavailableError, Stream
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.paths import is_below
@@ -130,8 +130,7 @@ def hooks_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _HookFile:
+class _HookFile(Value):
     """A hook with its program: what is executed, in what environment, and the files that decide what it does."""
 
     hook: HookConfig
@@ -178,8 +177,7 @@ def _program(hook: HookConfig, place: str, home: Path, commands: CommandsConfig)
     return _HookFile(hook, program, environment)
 
 
-@dataclass(frozen=True, slots=True)
-class _HookProgram:
+class _HookProgram(Value):
     """One hook as a program; :meth:`pre` and :meth:`post` are the hooks that the pipeline asks."""
 
     found: _HookFile

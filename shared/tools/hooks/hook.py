@@ -9,14 +9,15 @@ are :mod:`soong.shared.tools.hooks.command`.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import field
 from datetime import timedelta
 from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+import msgspec
 
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.definition import NO_PROGRESS, Progress, RunDirs, Target, ToolDefinition
 from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.naming import name_matches
@@ -32,8 +33,7 @@ ElicitationHookAction: TypeAlias = Literal["none", "accept", "decline"]
 ELICITATION_ACTIONS: Final[tuple[ElicitationHookAction, ...]] = ("none", "accept", "decline")
 
 
-@dataclass(frozen=True, slots=True)
-class HookCall:
+class HookCall(Value):
     """The input of a hook.
 
     ``call_input`` is the validated input with what earlier hooks made of it; it is the hook's own copy. ``derived``
@@ -47,13 +47,12 @@ class HookCall:
     definition: ToolDefinition
     call_input: JsonObject
     run_dirs: RunDirs
-    derived: JsonObject = field(default_factory=dict)
+    derived: JsonObject = msgspec.field(default_factory=dict)
     progress: Progress = NO_PROGRESS
     effect_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PreOutcome:
+class PreOutcome(Value):
     """What a Pre hook wants. ``call_input`` replaces the input and is validated again; None leaves it as it is."""
 
     action: PreAction = "none"
@@ -62,8 +61,7 @@ class PreOutcome:
     context: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PostOutcome:
+class PostOutcome(Value):
     """What a Post hook wants. ``content`` replaces what the model gets."""
 
     content: tuple[ContentBlock, ...] | None = None
@@ -71,8 +69,7 @@ class PostOutcome:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ElicitationOutcome:
+class ElicitationOutcome(Value):
     """What a hook around a server's question wants.
 
     Before the person is asked: ``accept`` answers with ``content``, ``decline`` refuses, ``none`` lets the person be
@@ -100,8 +97,7 @@ class ElicitationResultHook(Protocol):
     async def __call__(self, call: HookCall, answer: ElicitationAnswer, /) -> ElicitationOutcome: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Matcher:
+class Matcher(Value):
     """Which tools a hook is about: a glob over the canonical name and tags that must all be there."""
 
     pattern: str = "*"
@@ -115,8 +111,7 @@ AnyHook: TypeAlias = PreHook | PostHook | ElicitationHook | ElicitationResultHoo
 HookT_co = TypeVar("HookT_co", bound=AnyHook, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class NamedHook(Generic[HookT_co]):
+class NamedHook(Value, Generic[HookT_co]):
     """A hook, which calls it is asked about, and how long it may take."""
 
     name: str
@@ -138,8 +133,7 @@ async def _underived(call_input: JsonObject) -> JsonObject:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class HookServices:
+class HookServices(Value):
     """What running hooks needs of the pipeline for one call.
 
     ``note`` writes one event about the call and redacts it; ``derive`` computes the derived fields of an input.
@@ -147,7 +141,7 @@ class HookServices:
 
     note: Note = _unnoted
     derive: Derive = _underived
-    clock: Clock = field(default_factory=SystemClock)
+    clock: Clock = msgspec.field(default_factory=SystemClock)
 
 
 def derived_fields(target: Target | None, run_dirs: RunDirs) -> dict[str, Json]:

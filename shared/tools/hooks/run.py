@@ -8,13 +8,14 @@ its outcome, how long it took and what it changed; cancelling the call cancels t
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Final, Generic, Literal, TypeVar
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.foreign import await_foreign, name_of
 from soong.shared.core.jsontext import Json, JsonObject, dump, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks.hook import (
     ELICITATION_ACTIONS,
@@ -110,8 +111,7 @@ def _own(call: HookCall, named: NamedHook[AnyHook], wires: HookServices) -> Hook
     return replace(call, call_input=_detached(call.call_input), progress=_HookProgress(named.name, wires))
 
 
-@dataclass(frozen=True, slots=True)
-class _HookRun(Generic[T]):
+class _HookRun(Value, Generic[T]):
     """How a hook's run ended: with a sound answer, or with a problem that completes "the hook 'x' …"."""
 
     hook: str
@@ -162,8 +162,7 @@ def _since(began_s: float, wires: HookServices) -> int:
     return int((wires.clock.monotonic_s() - began_s) * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class _HookProgress:
+class _HookProgress(Value):
     """A hook's progress as events of the call."""
 
     hook: str

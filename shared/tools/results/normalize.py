@@ -8,9 +8,10 @@ The order in which they are applied is the pipeline's; secrets and sizes are
 import errno
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import UnionType
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.foreign import words_of

@@ -5,12 +5,13 @@ anything is cut: half a secret is no longer recognised as one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json, dump
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import ToolDefinition
@@ -30,8 +31,7 @@ MAX_SUMMARY_CHARS: Final = 200
 _SUFFIXES: Final = {"application/json": "json", "text/plain": "txt", "application/octet-stream": "bin"}
 
 
-@dataclass(frozen=True, slots=True)
-class Fitter:
+class Fitter(Value):
     """Brings content to a size a model can take. ``data`` has its own limit: it is for programs, not for a prompt."""
 
     max_chars: int

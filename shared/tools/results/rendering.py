@@ -6,12 +6,13 @@ what is given here has been redacted before it was kept, or is meant for the mod
 """
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any, Final, Literal, assert_never
+
+import msgspec
 
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
 
 MAX_PERSON_CHARS: Final = 4_000
@@ -22,13 +23,12 @@ _OWN_CHARS: Final = 500
 """As much of an error's message tells the block that only repeats it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForModel:
+class ForModel(Value):
     """What goes back to the model. ``metadata`` travels with the content, is not sent, and is for scripted models."""
 
     content: Any
     outcome: Literal["success", "failed", "denied"]
-    metadata: dict[str, Json] = field(default_factory=dict)
+    metadata: dict[str, Json] = msgspec.field(default_factory=dict)
 
 
 def for_model(result: ToolResult) -> ForModel:

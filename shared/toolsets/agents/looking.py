@@ -9,7 +9,7 @@ from soong.shared.agents.definition import AgentDefinition
 from soong.shared.agents.project_definitions import is_of_project
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import Event
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
@@ -36,8 +36,7 @@ def no_definitions(_project: Path) -> Iterable[AgentDefinition]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class LookingTools:
+class LookingTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` over rows and agent definitions."""
 
     store: "Ledger"

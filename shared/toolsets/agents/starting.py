@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from soong.shared.core.identity import Role
 from soong.shared.core.ids import step_key
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import is_unclean
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION
@@ -88,8 +88,7 @@ ENDS: Final = (
 """How a call ends whose child did not complete, or that may start none."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartingTools:
+class StartingTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the task service."""
 
     service: "TaskService"

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.matching import lacking

@@ -6,10 +6,10 @@ is looked for outwards from where it says, forwards first. Time is linear for hu
 bounded for all others.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.unified_diff import Hunk, UnifiedDiff, lines_of
 
@@ -19,8 +19,7 @@ MAX_STEPS: Final = 10_000_000
 _Line: TypeAlias = bytes | tuple[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Value):
     """Where a hunk went: the line, from 1, and how far that is from where the hunk said."""
 
     line: int

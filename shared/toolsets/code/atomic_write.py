@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, kind_of, open_resolved, opened_file, refused
 from soong.shared.sandbox.threads import check
 
@@ -36,8 +36,7 @@ _FOR_WRITING: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Value):
     """What is at a path. ``precondition`` is ``absent`` or device, inode, size and hash.
 
     ``content`` is None when there is no file or it is too large to compare. ``status`` was taken
@@ -49,8 +48,7 @@ class State:
     status: os.stat_result | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Replacement:
+class Replacement(Value):
     """What to write where. An empty ``precondition`` binds to nothing; ``overwrites`` allows replacing a file."""
 
     path: Path
@@ -60,8 +58,7 @@ class Replacement:
     overwrites: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(Value):
     """What is in a file after a write: ``size`` in bytes, the digest in hexadecimal."""
 
     size: int

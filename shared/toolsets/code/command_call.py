@@ -6,13 +6,15 @@ covers the exact argv and the content of the files that it names (PER-08);
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
+from msgspec.structs import replace
+
 from soong.shared.core.config import CommandsConfig
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from soong.shared.sandbox.links import stands_linked
@@ -37,8 +39,7 @@ ANY_ARGUMENTS: Final = "… (any short options and names within the project)"
 """What no quoted argv says: the first character is always quoted there."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandCall:
+class CommandCall(Value):
     """One command, resolved. ``argv[0]`` is the absolute path of the program; ``target_path`` what that leads to."""
 
     argv: tuple[str, ...]
@@ -50,8 +51,8 @@ class CommandCall:
     is_from_roots: bool
     is_wide: bool = False
     """A session grant covers more than this argv: a harmless program that is given nothing beyond the project."""
-    files: NamedFiles = field(default_factory=NamedFiles)
-    access: CommandAccess = field(default_factory=CommandAccess)
+    files: NamedFiles = msgspec.field(default_factory=NamedFiles)
+    access: CommandAccess = msgspec.field(default_factory=CommandAccess)
     confinement: str = ""
     """What a question shows of the sandbox that it runs in; empty: none."""
 

@@ -1,9 +1,10 @@
 """From a command that has ended to its result: what the model reads, what programs get (CMD-01, RES-03)."""
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json
 from soong.shared.sandbox.command import Finished, Stream

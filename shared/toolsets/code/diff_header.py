@@ -6,11 +6,11 @@ written is always the tool's own ``path``, and :mod:`soong.shared.toolsets.code.
 """
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 
 HUNK_LINE: Final = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -36,16 +36,14 @@ _OPERATIONS: Final = {
 _SILENT: Final = (b"similarity index ", b"dissimilarity index ")
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(Value):
     """A file name of the header as written, with its line; still quoted and with its prefix."""
 
     text: bytes
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Value):
     """``names`` are the ``---`` and ``+++`` names that are files; ``pair`` is the rest of a ``diff --git`` line.
 
     ``creates`` is "maybe" where only the hunks and the file can tell. ``end`` is the index of the first line after it.

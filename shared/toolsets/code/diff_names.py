@@ -7,7 +7,7 @@ import os
 import re
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.paths import Located, Roots
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.diff_header import Header, Name
@@ -20,8 +20,7 @@ _QUOTED: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _MAX_PAIR_BYTES: Final = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class FileNames:
+class FileNames(Value):
     """The spellings of one file: as given, from the project, from the working directory, absolute."""
 
     accepted: frozenset[str]

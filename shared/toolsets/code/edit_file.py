@@ -9,13 +9,14 @@ A sensitive file is the exception: whether it contains a text is not revealed be
 
 import os
 from collections.abc import Mapping
-from dataclasses import field
 from pathlib import Path
 from threading import Event
 from typing import Final
 
+import msgspec
+
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
 from soong.shared.sandbox.links import is_linked_elsewhere
 from soong.shared.sandbox.paths import Located, PathPolicy, is_below, shown_path, valid_text
@@ -109,8 +110,7 @@ def _traits(_call_input: JsonObject) -> Traits:
     return Traits()
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Value):
     """The current file of a call. ``is_secret``: nothing of it is revealed before it is permitted."""
 
     located: Located
@@ -122,12 +122,11 @@ class _Place:
         return self.state.precondition == ABSENT
 
 
-@dataclass(frozen=True, slots=True)
-class _EditOutcome:
+class _EditOutcome(Value):
     """The content after the edit, and what a program gets about its origin."""
 
     content: bytes
-    facts: Mapping[str, Json] = field(default_factory=dict)
+    facts: Mapping[str, Json] = msgspec.field(default_factory=dict)
 
 
 def _target(policy: PathPolicy, context: ToolContext, call_input: JsonObject, max_bytes: int) -> Target:

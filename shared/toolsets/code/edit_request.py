@@ -3,7 +3,7 @@
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.exact_edits import Edit
@@ -13,8 +13,7 @@ from soong.shared.toolsets.code.unified_diff import UnifiedDiff, parse_diff
 _INPUT_FAULTS: Final = frozenset({Fault.OTHER_FILE, Fault.SEVERAL_FILES})
 
 
-@dataclass(frozen=True, slots=True)
-class EditRequest:
+class EditRequest(Value):
     """Exactly one of ``edits`` and ``diff`` is there."""
 
     edits: tuple[Edit, ...]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.result import ErrorType, ToolError
 
 MAX_MIXED_PLACES: Final = 10_000
@@ -19,16 +19,14 @@ _MAX_SHOWN_PLACES: Final = 20
 _CRLF, _LF = b"\r\n", b"\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Value):
     """Replace ``old`` by ``new``. An empty ``old`` means a file that does not exist yet."""
 
     old: bytes
     new: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Edited:
+class Edited(Value):
     """The new content, and how many places were replaced."""
 
     content: bytes
@@ -122,8 +120,7 @@ def _places(content: bytes, old: bytes) -> tuple[list[int], int]:
     return lines, len(lines) if position < 0 else max(content.count(old), len(lines) + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _MixedLines:
+class _MixedLines(Value):
     r"""A file in which some lines end in ``\r\n`` and some in ``\n``.
 
     ``text`` is the content with every ending as ``\n``; ``crlf`` are the places in it, ascending, of those that were

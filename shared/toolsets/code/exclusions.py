@@ -7,12 +7,14 @@ not depend on the query: a count that did would reveal, question by question, th
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import field, replace
 from pathlib import Path
 from threading import Event
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+import msgspec
+from msgspec.structs import replace
+
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_below
 from soong.shared.sandbox.key_material import MARKERS, blocks_of, holds_key
 from soong.shared.sandbox.links import is_linked_elsewhere
@@ -30,8 +32,7 @@ _NOT_ASCII: Final = ("**/*[!\x01-\x7f]*", "**/*[!\x01-\x7f]*/**")
 """Names of which ripgrep cannot say what they are another spelling of."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Value):
     """Numbers of files that a search does not look into: ``ignored`` by .gitignore, ``binary`` only to their first NUL.
 
     ``candidates`` are the files that its place and glob name, less those. Of trees with more than about 100,000 files
@@ -44,8 +45,7 @@ class LeftOut:
     candidates: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SearchExclusions:
+class SearchExclusions(Value):
     """What one search below ``base``, open as ``folder``, may not look into."""
 
     policy: PathPolicy
@@ -54,11 +54,11 @@ class SearchExclusions:
     withheld: tuple[str, ...] = ()
     shows_sensitive: bool = False
     """The base was itself asked for and allowed: only a rule leaves anything out."""
-    keys: dict[str, Blocks] = field(default_factory=dict)
+    keys: dict[str, Blocks] = msgspec.field(default_factory=dict)
     """The blocks of files with a key that is not at their head, by path."""
-    with_key: set[str] = field(default_factory=set)
+    with_key: set[str] = msgspec.field(default_factory=set)
     """The files whose head holds a key."""
-    _judged: dict[str, bool] = field(default_factory=dict)
+    _judged: dict[str, bool] = msgspec.field(default_factory=dict)
 
     async def look_for_keys(self, what: Search) -> None:
         """Find the keys among the files that are searched. To be called before anything is shown."""

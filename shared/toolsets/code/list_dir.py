@@ -4,12 +4,12 @@ import heapq
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_directory, refuse_kernel_files
 from soong.shared.sandbox.names import readable
 from soong.shared.sandbox.paths import PathPolicy, shown_path

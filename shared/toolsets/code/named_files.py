@@ -10,11 +10,12 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from msgspec.structs import replace
+
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_file
 from soong.shared.sandbox.paths import is_below
 from soong.shared.toolsets.code.program_kinds import runs_a_script
@@ -70,8 +71,7 @@ READ_UNNAMED: Final[Mapping[str, Sequence[str]]] = {
 """Files that decide what a program does and that it reads of itself, in its folder or in one that is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedFile:
+class NamedFile(Value):
     """One file. ``path`` is without links; ``identity`` is device, inode, size and times, ``sha256`` empty if not read.
 
     ``is_script`` says that the command runs it, as far as that is known.
@@ -91,8 +91,7 @@ class NamedFile:
         return f"file {quoted([self.name])}: {content}, {self.size} bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class NamedFiles:
+class NamedFiles(Value):
     """The files of one command, scripts first."""
 
     files: tuple[NamedFile, ...] = ()
@@ -155,8 +154,7 @@ def _found(argv: Sequence[str], cwd: Path, roots: Collection[Path]) -> "dict[Pat
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(Value):
     """A regular file as a command names it; ``path`` is absolute, with the links in it."""
 
     name: str

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from threading import Event
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import opened_file
 from soong.shared.sandbox.key_material import KeyBlocks
 from soong.shared.sandbox.names import readable
@@ -132,8 +132,7 @@ class _FilePage:
         return "\n".join(self.lines) + ("" if self.ends_open or not self.lines else "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _FileReader:
+class _FileReader(Value):
     """One call of the tool."""
 
     policy: PathPolicy

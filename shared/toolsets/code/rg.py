@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.process import run
@@ -41,8 +41,7 @@ _NO_GIT = "--iglob=!.git"
 _STOPPED = b": WARNING: stopped searching binary file"
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(Value):
     """Where, what and by what. ``cwd`` is the directory's descriptor; ``file`` that of a single file to read instead.
 
     ``left_out`` are globs that are not entered, with those of ``glob``, in whatever case; ``withheld`` are such globs
@@ -65,8 +64,7 @@ class Search:
         return (*_BASE, *(("--no-ignore",) if self.is_all else _IGNORES), *_globs(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Value):
     """One line that ripgrep says it found: raw bytes, a long line cut, ``offset`` in bytes from the file's start.
 
     ``path`` is relative to the directory; empty for a single file. ``column`` is the byte of the line, from 1, at which
@@ -91,8 +89,7 @@ class Match:
         return any(start <= last and begin < end for start, end in blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
+class Matches(Value):
     """What was found, and whether that is all: ``is_cut`` by output or time, ``is_partial`` by unreadable places."""
 
     found: tuple[Match, ...]

@@ -9,13 +9,15 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Coroutine
-from dataclasses import field, replace
 from datetime import timedelta
 from typing import Final
 
+import msgspec
+from msgspec.structs import replace
+
 from soong.shared.core.config import CommandsConfig
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import ChildCommand, CommandRunner, Finished
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
 from soong.shared.sandbox.paths import PathPolicy
@@ -38,14 +40,13 @@ _LATER: Final = timedelta(seconds=1)
 """The pipeline's time limit is first: it ends the call by cancelling it. This one is for calls without a pipeline."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandTool:
+class CommandTool(Value):
     """How commands are run here. ``timeout`` is the longest time of one; a model may ask for less, never for more."""
 
     policy: PathPolicy
-    runner: CommandRunner = field(default_factory=ProcessRunner)
-    config: CommandsConfig = field(default_factory=CommandsConfig)
-    redactor: Redactor = field(default_factory=Redactor)
+    runner: CommandRunner = msgspec.field(default_factory=ProcessRunner)
+    config: CommandsConfig = msgspec.field(default_factory=CommandsConfig)
+    redactor: Redactor = msgspec.field(default_factory=Redactor)
     timeout: timedelta = DEFAULT_TIMEOUT
     progress_every: timedelta = PROGRESS_EVERY
 

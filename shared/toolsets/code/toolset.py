@@ -1,10 +1,11 @@
 """The code tools as one source (REG-07, REG-12)."""
 
-from dataclasses import field
 from datetime import timedelta
 
+import msgspec
+
 from soong.shared.core.config import Config
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.process import ProcessRunner
@@ -46,14 +47,13 @@ def code_tools(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CodeTools:
+class CodeTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` over :func:`code_tools`."""
 
     policy: PathPolicy | None = None
     config: Config | None = None
-    runner: CommandRunner = field(default_factory=ProcessRunner)
-    redactor: Redactor = field(default_factory=Redactor)
+    runner: CommandRunner = msgspec.field(default_factory=ProcessRunner)
+    redactor: Redactor = msgspec.field(default_factory=Redactor)
     max_timeout: timedelta = MAX_TIMEOUT
     max_result_chars: int = MAX_PAGE_CHARS
 

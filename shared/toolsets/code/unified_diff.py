@@ -6,10 +6,10 @@ Where git takes a diff whose result is not what it says, we refuse it: ``STRICTE
 A diff without a file header is refused, as git does.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.diff_header import (
     GIT_MARK,
@@ -28,8 +28,7 @@ _SIGNATURES: Final = (b"-- \n", b"-- \r\n", b"-- ")
 _BINARY: Final = (b"GIT binary patch", b"Binary files ", b"Files ")
 
 
-@dataclass(frozen=True, slots=True)
-class Hunk:
+class Hunk(Value):
     """Lines with their endings: ``old`` is to be found, ``new`` takes its place. ``trailing`` counts context after it.
 
     ``line`` is its place in the diff. ``old_start`` and ``new_start`` are its own words, from 1.
@@ -44,8 +43,7 @@ class Hunk:
     has_context: bool
 
 
-@dataclass(frozen=True, slots=True)
-class UnifiedDiff:
+class UnifiedDiff(Value):
     """``creates`` and ``may_create`` say whether the file must not, or need not, exist."""
 
     header: Header

@@ -11,7 +11,7 @@ from itertools import groupby
 from threading import Event
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_below
 from soong.shared.sandbox.threads import check
 from soong.shared.toolsets.code.rg import MAX_COLUMNS, Match
@@ -23,8 +23,7 @@ _MAX_WIDE_BYTES: Final = 16 * 1024 * 1024
 """Text in UTF-16 has no place in bytes that can be looked up, so it is turned as a whole, as far as this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed:
+class Confirmed(Value):
     """A line as it is in the file. ``text`` is cut to ``MAX_COLUMNS`` bytes, with marks, and holds the match.
 
     ``column`` is the byte of a cut line, from 1, at which the match begins; 0 for a line that is shown in full.

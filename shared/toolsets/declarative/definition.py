@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.paths import is_below
 from soong.shared.tools.definition import NAMESPACE_TAGS, Permission
 from soong.shared.tools.naming import check_name
@@ -60,8 +60,7 @@ class ToolFile(BaseModel):
     stderr_limit_bytes: Annotated[int, Field(ge=1)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Value):
     """What a file may ask for at most. ``roots`` are the resolved folders in which a working_dir may lie."""
 
     roots: tuple[Path, ...] = ()
@@ -76,8 +75,7 @@ class Bounds:
         return cls(roots, max_timeout, min(config.commands.max_output_bytes, MAX_STDOUT_BYTES))
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredTool:
+class DeclaredTool(Value):
     """A checked definition. ``arguments`` are the elements of ``args``; ``origin`` is its file."""
 
     name: str

@@ -12,7 +12,7 @@ from typing import Final
 
 from soong.shared.core.errors import InvalidJsonError, Problem, UsageError
 from soong.shared.core.jsontext import Json, canonical, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import opened_directory, opened_file
 from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool, read_tool
 
@@ -23,8 +23,7 @@ MAX_FILE_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFiles:
+class ToolFiles(Value):
     """What a folder holds, in the order of file names: the tools, and all that is wrong with the other files."""
 
     tools: tuple[DeclaredTool, ...] = ()

@@ -11,7 +11,7 @@ from typing import Final
 
 from soong.shared.core.config import Config
 from soong.shared.core.jsontext import JsonObject, digest
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.paths import valid_text
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
 from soong.shared.tools.definition import RunDirs, Target, ToolContext
@@ -27,8 +27,7 @@ EFFECT_VARIABLE: Final = "SOONG_EFFECT_ID"
 """What names the call's effect to its program; nothing else of that name is passed on (DAG-09)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
+class Invocation(Value):
     """One call as the operating system will see it. ``line`` is how a person reads it."""
 
     argv: tuple[str, ...]

@@ -4,14 +4,15 @@ Of each stream the beginning is kept up to the tool's limit, and the end of a lo
 (:mod:`soong.shared.sandbox.transcript`). No secret is in what is returned or stored, also where a stream was cut.
 """
 
-from dataclasses import field
 from functools import partial
 from threading import Event
 from typing import Final
 
+import msgspec
+
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import Stream
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
@@ -27,13 +28,12 @@ MAX_SHOWN_CHARS: Final = 4_000
 MAX_PROBLEM_CHARS: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class KeptOutput:
+class KeptOutput(Value):
     """``facts`` are for the metadata of a result: of each stream its last lines, its size, and the digest of its
     artifact, if the lines are not all of it.
     """
 
-    facts: dict[str, Json] = field(default_factory=dict)
+    facts: dict[str, Json] = msgspec.field(default_factory=dict)
     artifacts: tuple[ArtifactRef, ...] = ()
 
 

@@ -6,9 +6,10 @@ import errno
 import signal
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandRunner, Finished

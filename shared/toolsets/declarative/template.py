@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.result import ErrorType, ToolError
 
 OPENING: Final = "{{"
@@ -28,8 +28,7 @@ _EVALUATES_AGAIN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateArgument:
+class TemplateArgument(Value):
     """One element of ``args``: literal texts with fields between them, so one literal more than fields."""
 
     literals: tuple[str, ...]
@@ -126,8 +125,7 @@ def render_arguments(arguments: Sequence[TemplateArgument], call_input: JsonObje
     return rendered
 
 
-@dataclass(frozen=True, slots=True)
-class ShellLine:
+class ShellLine(Value):
     """A line for ``sh -c`` and its positional parameters. ``shown`` is the same with each value quoted in place."""
 
     text: str

@@ -1,15 +1,17 @@
 """The declarative tools of a home as one source (REG-07, CMD-02)."""
 
 import asyncio
-from dataclasses import field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
+from msgspec.structs import replace
+
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, InvalidToolError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandRunner
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.programs import untrusted_folders
@@ -31,8 +33,7 @@ _ERRORS: Final = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DeclarativeTools:
+class DeclarativeTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the files of a home; one broken file breaks the start.
 
     Starting without it would leave a run without a tool that its user counts on, without notice.
@@ -40,9 +41,9 @@ class DeclarativeTools:
 
     home: Path
     runner: CommandRunner
-    config: Config = field(default_factory=Config)
-    paths: PathPolicy = field(default_factory=PathPolicy)
-    redactor: Redactor = field(default_factory=Redactor)
+    config: Config = msgspec.field(default_factory=Config)
+    paths: PathPolicy = msgspec.field(default_factory=PathPolicy)
+    redactor: Redactor = msgspec.field(default_factory=Redactor)
     max_timeout: timedelta = MAX_TIMEOUT
 
     def tools(self) -> tuple[ToolDefinition, ...]:

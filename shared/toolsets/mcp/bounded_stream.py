@@ -1,10 +1,9 @@
 """The body of an answer over HTTP, read up to a limit: what a server says is held in memory."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import httpx2
-
-from soong.shared.core.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,16 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, digest, dump, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.value import Value
 
 log = get_logger(__name__)
 
@@ -35,8 +36,7 @@ _ODD: Final = re.compile(r"[^a-z0-9_\x80-\U0010ffff-]+")
 _PUNYCODE: Final = "xn--"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTool:
+class ServerTool(Value):
     """One tool in the server's own words. ``native`` is the entry of ``tools/list``."""
 
     native: Mapping[str, Any]
@@ -59,16 +59,14 @@ class ServerTool:
         return found.pop() if len(found) == 1 else None  # two spellings that differ say nothing
 
 
-@dataclass(frozen=True, slots=True)
-class ToolExclusion:
+class ToolExclusion(Value):
     """A tool of a server that is left out, and why."""
 
     tool: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSnapshot:
+class ServerSnapshot(Value):
     """What one server said when it was asked. ``problem`` says why it could not be; then it has no tools."""
 
     server_id: str
@@ -80,7 +78,7 @@ class ServerSnapshot:
     name: str = ""
     version: str = ""
     has_resources: bool = False
-    tools: tuple[ServerTool, ...] = field(default=())
+    tools: tuple[ServerTool, ...] = msgspec.field(default=())
     left_out: tuple[ToolExclusion, ...] = ()
     """What it listed that cannot be kept."""
 

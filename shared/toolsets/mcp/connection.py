@@ -8,7 +8,7 @@ import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,9 +17,9 @@ from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.installation import DISTRIBUTION
 from soong.shared.core.jsontext import dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import OWN_ID, McpServerConfig
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError
 from soong.shared.sandbox.programs import child_environment, find_program
 from soong.shared.toolsets.mcp.catalogue import FOLDER, ServerSnapshot, ToolExclusion, config_digest, sound_tools
@@ -51,8 +51,7 @@ class ServerUnavailableError(SoongError):
     """A server could not be reached, or its connection ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSetup:
+class ServerSetup(Value):
     """What a connection needs of its process. ``commands_env`` and ``secret_env`` are those of ``[commands]``."""
 
     clock: Clock

@@ -13,8 +13,8 @@ from typing import Any, Final
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.value import Value
 from soong.shared.permissions.taint import DESCRIPTION_KEY
 from soong.shared.sandbox.hosts import host_of_url
 from soong.shared.sandbox.terminal_text import inert_text
@@ -38,8 +38,7 @@ _HEADER: Final = "x-mcp-header"
 _ERRORS: Final = (ErrorType.SERVER_UNAVAILABLE, ErrorType.ELICITATION_DECLINED)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTools:
+class ServerTools(Value):
     """The tools of one server: those that can be registered, and those that are left out."""
 
     definitions: tuple[ToolDefinition, ...]

@@ -10,10 +10,11 @@ import asyncio
 import contextvars
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from msgspec.structs import replace
+
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import CallAnswer, ToolContext

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from soong.shared.core.errors import InvalidJsonError, SoongError
 from soong.shared.core.inert import is_told_apart
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.toolsets.mcp.secret_words import asks_for_secret, is_secret
 
@@ -44,8 +44,7 @@ class FormAnswerError(SoongError):
     """Words that are not an answer to the form; the message says what is missing or wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class FormField:
+class FormField(Value):
     """One field. ``options`` are the values that it may have and what each is called; empty: any of its type."""
 
     name: str
@@ -119,8 +118,7 @@ class FormField:
             raise FormAnswerError(f"{self.name}: {_shown(value)!r} is not of the format {self.rules['format']}")
 
 
-@dataclass(frozen=True, slots=True)
-class ElicitationForm:
+class ElicitationForm(Value):
     """The fields of a form, in the server's order; a form without fields asks for a yes."""
 
     fields: tuple[FormField, ...]

@@ -1,13 +1,12 @@
 """The body of an answer over HTTP as the SDK reads it: what is in it has passed the intake."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 import httpx2
 
 from soong.shared.core.jsontext import dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
 
 _MIN_RETRY_MS: Final = 500

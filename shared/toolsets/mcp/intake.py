@@ -9,11 +9,10 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from soong.shared.core.jsontext import MAX_DEPTH, deeper_than, dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.tools.value_limits import storable
 
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024

@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,7 +24,6 @@ from pydantic import AnyUrl
 from soong.shared.core.clock import Clock
 from soong.shared.core.foreign import words_of
 from soong.shared.core.installation import DISTRIBUTION
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.mcp_config import McpServerConfig
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.toolsets.mcp.login_auth import (

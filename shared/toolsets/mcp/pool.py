@@ -7,11 +7,10 @@ that fails is not started again at once, but after a wait that doubles; a call i
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpConfig, McpServerConfig
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, SnapshotFolder, config_digest

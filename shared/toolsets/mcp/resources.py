@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.value import Value
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ArtifactRef, ContentBlock, ErrorType, TextBlock, ToolResult
@@ -36,8 +36,7 @@ _ERRORS: Final = (ErrorType.SERVER_UNAVAILABLE, ErrorType.ELICITATION_DECLINED)
 _Handler = Callable[[ToolContext, JsonObject], Awaitable[HandlerOutput]]
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceTools:
+class ResourceTools(Value):
     """The two tools, over the servers that have resources and whose section does not switch them off."""
 
     servers: McpServers

@@ -9,12 +9,13 @@ import binascii
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import SoongError
 from soong.shared.core.jsontext import Json, dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.sandbox.redact import redactor
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import ToolContext

@@ -8,8 +8,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.value import Value
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url, normal_host
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import CallQuestion, Target
@@ -21,8 +21,7 @@ MAX_URL_CHARS: Final = 2_000
 _SHOWN_CHARS: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class ServerQuestion:
+class ServerQuestion(Value):
     """One question. ``url`` is the page of one that wants the person to open it, which has no form.
 
     ``repeats_call``: the server has refused the call for now, and a yes has it made again (MCP-01.k).

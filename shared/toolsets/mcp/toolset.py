@@ -12,9 +12,9 @@ from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidToolError
 from soong.shared.core.foreign import words_of
 from soong.shared.core.inert import inert
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
 from soong.shared.core.mcp_config import McpServerConfig
+from soong.shared.core.value import Value
 from soong.shared.tools.registry import ToolRegistry
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, SnapshotFolder, ToolExclusion, config_digest
 from soong.shared.toolsets.mcp.connection import ServerSetup, ServerUnavailableError
@@ -54,8 +54,7 @@ def source_of(server_id: str) -> str:
     return f"MCP server {server_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class McpTools:
+class McpTools(Value):
     """The tools of all servers that are switched on. What cannot be a tool is left out, with its reason in the log."""
 
     servers: McpServers

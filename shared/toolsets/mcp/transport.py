@@ -15,8 +15,8 @@ import anyio
 
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import dump
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
 from soong.shared.sandbox.kept_process import KeptProcess
 from soong.shared.toolsets.mcp.intake import END_BYTES, MAX_LINE_BYTES, Intake, Message
 
@@ -30,8 +30,7 @@ _FLUSH_S: Final = 0.5
 HTTP_TIMEOUT_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class ServerProgram:
+class ServerProgram(Value):
     """A server as a program. ``argv[0]`` is an absolute path."""
 
     argv: Sequence[str]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.memory.provider import Memory, MemoryProvider, MemoryScope
 from soong.shared.toolsets.modules import import_own
@@ -57,8 +57,7 @@ def import_extractor(text: str, folders: Sequence[str] = ()) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleMemory:
+class ModuleMemory(Value):
     """Implements :class:`soong.shared.toolsets.memory.provider.MemoryProvider` over a provider of the user's."""
 
     provider: MemoryProvider

@@ -6,13 +6,15 @@ tool of a model does.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Final, Protocol
 
+import msgspec
+from msgspec.structs import force_setattr
+
 from soong.shared.core.errors import UsageError
 from soong.shared.core.inert import is_seen
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 MAX_CONTENT_CHARS: Final = 4_000
 MAX_TAGS: Final = 10
@@ -28,8 +30,7 @@ class MemoryScope(StrEnum):
     PROJECT = "project"
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Value):
     """One thing to know later. Its id follows from what it says and where it holds, so the same one is kept once.
 
     ``project`` is the folder where it holds; empty for the scope ``user``. ``sources`` are the runs that it was taken
@@ -46,7 +47,7 @@ class Memory:
     sources: tuple[str, ...] = ()
     is_tainted: bool = True
     created: str = ""
-    id: str = field(default="")
+    id: str = msgspec.field(default="")
 
     def __post_init__(self) -> None:
         content = "".join(char for char in self.content if is_seen(char) or char in "\n\t").strip()
@@ -57,9 +58,9 @@ class Memory:
         if (self.scope is MemoryScope.PROJECT) != bool(self.project):
             raise UsageError(f"a memory of the scope {self.scope.value!r} has the project {self.project!r}")
         tags = dict.fromkeys(_word(tag) for tag in self.tags)
-        object.__setattr__(self, "content", content)
-        object.__setattr__(self, "tags", tuple(tag for tag in tags if tag)[:MAX_TAGS])
-        object.__setattr__(self, "id", self.id or memory_id(content, self.project))
+        force_setattr(self, "content", content)
+        force_setattr(self, "tags", tuple(tag for tag in tags if tag)[:MAX_TAGS])
+        force_setattr(self, "id", self.id or memory_id(content, self.project))
 
 
 def memory_id(content: str, project: str) -> str:

@@ -5,12 +5,13 @@ did (PER-21). No tool writes memory: see :mod:`soong.orchestrator.owner.memory_j
 """
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Final
+
+import msgspec
 
 from soong.shared.core.config import MemoryConfig
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.taint import METADATA_KEY
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
@@ -30,13 +31,12 @@ DEFAULT_LIMIT: Final = 5
 _ALL: Final = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class RecallTools:
+class RecallTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter`. ``provider`` None: the tool is only described."""
 
-    config: MemoryConfig = field(default_factory=MemoryConfig)
+    config: MemoryConfig = msgspec.field(default_factory=MemoryConfig)
     provider: MemoryProvider | None = None
-    redactor: Redactor = field(default_factory=Redactor)
+    redactor: Redactor = msgspec.field(default_factory=Redactor)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (

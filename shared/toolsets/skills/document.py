@@ -11,7 +11,7 @@ from soong.shared.core.errors import InvalidPlanError, UsageError
 from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.inert import is_seen
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 
 MAX_NAME_CHARS: Final = 64
 MAX_DESCRIPTION_CHARS: Final = 1024
@@ -25,8 +25,7 @@ class BrokenSkillError(UsageError):
     """A SKILL.md that is none. The message says what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SkillText:
+class SkillText(Value):
     """A read SKILL.md. ``tools`` and ``permissions`` are what it asks for, as it writes them."""
 
     name: str

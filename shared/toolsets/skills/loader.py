@@ -6,12 +6,13 @@ name that both levels have means the user's: a project cannot replace what its u
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from soong.shared.core.config import Config
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory, opened_file
 from soong.shared.sandbox.paths import is_below
 from soong.shared.tools.result import ErrorType, ToolError
@@ -28,8 +29,7 @@ MAX_FOLDERS: Final = 500
 Level: TypeAlias = Literal["user", "project"]
 
 
-@dataclass(frozen=True, slots=True)
-class SkillDir:
+class SkillDir(Value):
     """A folder of skills. ``beneath`` is the folder that nothing in it may lead out of; None: links are the user's."""
 
     folder: Path
@@ -37,8 +37,7 @@ class SkillDir:
     beneath: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SkillEntry:
+class SkillEntry(Value):
     """A folder that looks like a skill: its text, or what is wrong with it. ``is_shadowed``: another has its name."""
 
     name: str

@@ -4,14 +4,15 @@ Loading adds a context node and changes nothing outside, so it is read-only; it 
 (ETS-01, PER-10).
 """
 
-from dataclasses import field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from soong.shared.core.config import Config
 from soong.shared.core.inert import is_told_apart
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.permissions.taint import METADATA_KEY
 from soong.shared.sandbox.paths import valid_text
 from soong.shared.sandbox.threads import run_blocking
@@ -23,12 +24,11 @@ from soong.shared.toolsets.skills.loader import SkillDir, SkillEntry, all_skills
 _TAGS: Final = frozenset({"internal", "readonly"})
 
 
-@dataclass(frozen=True, slots=True)
-class SkillTools:
+class SkillTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter`. ``home`` is Soong's own folder; None: there is none."""
 
     home: Path | None = None
-    config: Config = field(default_factory=Config)
+    config: Config = msgspec.field(default_factory=Config)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (self._list_skills(), self._load_skill())

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from soong.shared.agents.ports import GIVEN_UP
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.tasks.additional_claims import ClaimRefusal
 from soong.shared.engine.tasks.claims import ClaimStore
@@ -42,8 +42,7 @@ class TaskRows(Protocol):
     def runs(self) -> RunStore: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimTools:
+class ClaimTools(Value):
     """The two tools that change what a child holds. ``worker_id`` names the lease's holder.
 
     ``shown`` takes secrets out of what is stored for people (EVT-05). Without ``claims`` no additional step is given.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import tools_of
 from soong.shared.engine.tasks.functions import suggestion
 from soong.shared.engine.tasks.kinds import StepKind
@@ -32,8 +32,7 @@ from soong.shared.toolsets.tasks.showing import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TaskTools:
+class TaskTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the task store. ``worker_id`` names the lease's holder.
 
     ``shown`` takes secrets out of what is stored for people (EVT-05). ``claims`` are what runs of this process hold

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.step import Task
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType
@@ -39,8 +39,7 @@ _IDS: Final[JsonObject] = {"type": "array", "items": {"type": "string", "minLeng
 _ENDS: Final = (ErrorType.EXECUTION_FAILED, ErrorType.LIMIT_EXCEEDED)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningTools:
+class PlanningTools(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` over the task service."""
 
     service: "TaskService"

@@ -1,11 +1,12 @@
 """Templates for those who plan: how a plan is written, and what a task of a common shape looks like (DAG-01)."""
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Final
 
+import msgspec
+
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.toolsets.tasks.showing import TAGS
@@ -90,11 +91,10 @@ SHAPES: Final[Mapping[str, JsonObject]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PlanTemplates:
+class PlanTemplates(Value):
     """A :class:`soong.shared.tools.definition.ToolAdapter` that needs nothing but what plans may name."""
 
-    known: PlanNames = field(default_factory=PlanNames)
+    known: PlanNames = msgspec.field(default_factory=PlanNames)
 
     def tools(self) -> tuple[ToolDefinition, ...]:
         return (

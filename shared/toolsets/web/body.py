@@ -3,7 +3,7 @@
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.tools.result import ErrorType, ToolError
 
 if TYPE_CHECKING:
@@ -14,8 +14,7 @@ _GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
 _PIECE_BYTES: Final = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
+class ResponseBody(Value):
     """What a server sent in the end. ``media_type`` is in lower case, ``charset`` as it was said; both may be empty."""
 
     url: str

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.command import ChildCommand
 from soong.shared.sandbox.process import run
 from soong.shared.sandbox.threads import run_blocking
@@ -40,8 +40,7 @@ _NEVER: Final = frozenset({"utf-7", "idna", "punycode", "unicode_escape", "raw_u
 _FALLBACK: Final = "utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class WebDocument:
+class WebDocument(Value):
     """A text. ``media_type`` is what it was taken for."""
 
     text: str

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.egress import Resolver
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url
 from soong.shared.sandbox.network import MAX_REDIRECTS, open_client, resolve
@@ -39,8 +39,7 @@ _HEADERS: Final = {
 _BUSY: Final = (429, 500, 502, 503, 504)
 
 
-@dataclass(frozen=True, slots=True)
-class FetchTool:
+class FetchTool(Value):
     """The tool. ``heeds_robots``: what a site's robots.txt refuses is not fetched."""
 
     heeds_robots: bool = True

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.result import TextBlock, ToolResult
 from soong.shared.toolsets.web.body import ResponseBody
@@ -16,8 +16,7 @@ _MAX_LINE_CHARS: Final = 2_000
 """Of a line; a longer one is continued on the next, so that every character is on some page."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextPage:
+class TextPage(Value):
     """Some lines of a text, counted from 1."""
 
     lines: tuple[str, ...]

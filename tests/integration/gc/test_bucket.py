@@ -1,8 +1,9 @@
 """Garbage collection of artifacts that are in a bucket."""
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.retention.collector import RetentionLimits
 from soong.shared.engine.runs.events import NewEvent
@@ -20,7 +21,7 @@ async def test_artifacts_in_a_bucket_go_once_no_row_names_them(place: Place, mon
         bucket._opened().create_bucket(Bucket="artifacts")
         named, nobodys = await bucket.put(b"named"), await bucket.put(b"of nobody")
         await place.ended_task(events=(NewEvent("tool_completed", {"artifacts": [named.digest]}),))
-        collector = replace(place.collector, artifacts=bucket)
+        collector = dataclasses.replace(place.collector, artifacts=bucket)
 
         young = await collector.collect(RetentionLimits(0))
         orphans = await collector.collect(RetentionLimits(0, grace_s=-60 * DAY_US))

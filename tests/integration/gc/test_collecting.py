@@ -2,13 +2,13 @@
 
 import os
 import time
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from soong.orchestrator.client.audit import verify

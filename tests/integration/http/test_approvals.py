@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.sessions.session import ApprovalMode

@@ -1,12 +1,12 @@
 """Goals over HTTP: submitted once, refused with what to do, never allowed more than their submitter may allow."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.problems import ProblemError

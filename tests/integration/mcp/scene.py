@@ -5,11 +5,12 @@ import hashlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from msgspec.structs import replace
 
 from soong.shared.core.config import Config, parse_config
 from soong.shared.core.jsontext import Json

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent, RunStatus

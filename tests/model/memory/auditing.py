@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, linked

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.budgets import (

@@ -1,7 +1,8 @@
 """Changes of a task that goes on, in memory: growth, further attempts, steps that are not to run."""
 
 import threading
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
 from soong.shared.engine.runs.events import EventType

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import ceil
+
+from msgspec.structs import replace
 
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json

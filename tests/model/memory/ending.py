@@ -1,7 +1,8 @@
 """How steps end in memory, and what their end does to the steps that wait for them."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType, NewNode, NodeKind
 from soong.shared.engine.runs.status import EndReason, RunEvent

@@ -1,7 +1,8 @@
 """Writing the two logs of a run: numbers without a gap, from 1."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import Json

@@ -1,7 +1,8 @@
 """Making rows of what a client or an owner hands in: runs, steps, and the opening of a step."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError
 from soong.shared.engine.runs.budgets import task_scope

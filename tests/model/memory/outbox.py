@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.engine.tasks.event_feed import Totals
 from soong.shared.engine.tasks.notification_outbox import MessageOutcome, Notice, NoticeState
@@ -116,4 +117,4 @@ class MemoryNotificationOutbox:
 
     def _change(self, ids: Sequence[str], **fields: object) -> None:
         for id_ in ids:
-            self.rows.notices[id_] = replace(self.rows.notices[id_], **fields)  # type: ignore[arg-type]
+            self.rows.notices[id_] = replace(self.rows.notices[id_], **fields)

@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Literal, assert_never
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidTransitionError
 from soong.shared.engine.runs.budgets import task_scope

@@ -1,6 +1,6 @@
 """Runs that wait for consent without a slot, in memory, and the closing of questions that nobody waits for."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunEvent

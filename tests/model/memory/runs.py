@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.agents.project_definitions import is_of_project
 from soong.shared.core.clock import utc_date

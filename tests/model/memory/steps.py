@@ -3,7 +3,8 @@
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.engine.runs.events import EventType

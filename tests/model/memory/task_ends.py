@@ -1,6 +1,6 @@
 """The end of a task in memory, as its owner writes it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.record import Usage

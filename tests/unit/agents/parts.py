@@ -1,9 +1,11 @@
 """A plan run in this process: the real loop, pipeline and tools over a store that is a few lists."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.module_import import import_here
 from soong.orchestrator.client.catalog import Catalogue
@@ -119,7 +121,7 @@ def make_identity() -> RunIdentity:
 
 def make_task(**overrides: object) -> AgentTask:
     task = AgentTask(make_identity(), "you are a worker", "do it", {}, ())
-    return replace(task, **overrides)  # type: ignore[arg-type]  # the fields of AgentTask by name
+    return replace(task, **overrides)  # the fields of AgentTask by name
 
 
 @dataclass

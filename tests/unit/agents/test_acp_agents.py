@@ -1,10 +1,10 @@
 """Which programs are agents, and under which names (ACP-01)."""
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.agents.acp_agents import OwnKind, acp_agents, acp_tool_names, with_acp
 from soong.shared.agents.definition import builtin_definitions

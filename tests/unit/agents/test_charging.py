@@ -1,10 +1,12 @@
 """A run's requests are charged before they are sent, and a budget that is used up ends it (DIS-11)."""
 
-from dataclasses import dataclass, field, replace
+import dataclasses
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.function import FunctionModel
@@ -66,12 +68,14 @@ async def run(talker: Talker, purse: Purse, task: AgentTask | None = None) -> tu
 
 
 def used(text: str, read: int, written: int) -> ModelResponse:
-    return replace(says(text), usage=RequestUsage(input_tokens=read, output_tokens=written))
+    return dataclasses.replace(says(text), usage=RequestUsage(input_tokens=read, output_tokens=written))
 
 
 async def test_each_request_is_charged_and_then_settled_with_what_it_used() -> None:
     purse = Purse()
-    call = replace(calls(("test__shout", {"text": "x"}, "c1")), usage=RequestUsage(input_tokens=10, output_tokens=5))
+    call = dataclasses.replace(
+        calls(("test__shout", {"text": "x"}, "c1")), usage=RequestUsage(input_tokens=10, output_tokens=5)
+    )
 
     end, _ = await run(Talker(call, used("done", 20, 7)), purse)
 
@@ -135,7 +139,7 @@ def test_prices_of_the_configuration_come_first() -> None:
 
     assert str(price_of(answer)) == "0.00625"
     assert price_of(answer, Price(2, 4)) == 4000 * Price(1, 0).of(1, 0)
-    assert price_of(replace(answer, model_name="nobody-knows-it")) is None
+    assert price_of(dataclasses.replace(answer, model_name="nobody-knows-it")) is None
 
 
 def test_an_estimate_without_a_price_has_none() -> None:

@@ -1,11 +1,11 @@
 """Deferred tools: what a model sees at first, what it finds, and that the set of tools never changes (DEF-01)."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelResponse
 

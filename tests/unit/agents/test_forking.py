@@ -1,8 +1,7 @@
 """A fork knows what its parent knew, and nothing of it counts as its own (DIS-06)."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.agents.definition import AgentLimits
 from soong.shared.agents.forking import ASIDE, FORKED, fork_nodes

@@ -1,8 +1,9 @@
 """docs/plans.md names everything that a plan can say."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
+
+from msgspec.structs import fields
 
 from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.plan.reader import parse_plan

@@ -1,10 +1,10 @@
 """Whether a model can take a run's tools is known before it is asked anything (SCH-04, REG-04)."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pydantic_ai import ModelProfile
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart

@@ -1,12 +1,14 @@
 """A run is played again from its record alone and goes the same way, wherever it was cut off (DAG-11)."""
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pydantic_ai.exceptions import ModelContextWindowExceededError, ModelHTTPError, ModelRateLimitError
 from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.usage import RequestUsage
@@ -261,7 +263,7 @@ STORIES: dict[str, tuple[AgentTask, list[ModelResponse | Exception], dict[str, A
     ),
     "a history that is cut without a model": (
         task_of(compaction=Compaction(CompactionStrategy.DROP_RESULTS, window=4000)),
-        [shout(1), shout(2), replace(shout(3), usage=USED), says("done")],
+        [shout(1), shout(2), dataclasses.replace(shout(3), usage=USED), says("done")],
         {},
     ),
     "a budget that runs low": (task_of(), [shout(1), shout(2), says("done")], {"budgets": Budgets(warns_at=2)}),
@@ -306,7 +308,7 @@ BESIDE = {
 
 
 def _fresh(value: Any) -> Any:
-    return replace(value) if isinstance(value, Budgets) else value
+    return dataclasses.replace(value) if isinstance(value, Budgets) else value
 
 
 @pytest.mark.parametrize("cut_at", range(1, 9))

@@ -1,11 +1,11 @@
 """The chains of the audit log: whatever is changed, taken away, moved or put between shows (threat 28)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json, digest
 from soong.shared.permissions.audit_log.entry import AuditEntry, AuditKind, AuditNote, Break, Head, Verifier, linked

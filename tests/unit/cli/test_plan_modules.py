@@ -1,9 +1,9 @@
 """Which modules are kept for ``soong resume``: those of a service of one's own, and of the latest tasks (DIS-13)."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.plan_modules import FILE, MAX_TASKS, keep_modules, with_kept_modules
 from soong.shared.core.settings import Settings, load_settings

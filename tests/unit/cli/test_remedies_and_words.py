@@ -1,10 +1,10 @@
 """What a person reads in the terminal: remedies to their end, times with their zone, numbers with the right noun."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.display import LineDisplay
 from soong.orchestrator.cli.summary import text_of

@@ -1,8 +1,7 @@
 """Raising the limits of a task on the command line (DIS-07)."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.client.task_limits import limits_of, raise_limits, read_limits
 from soong.shared.core.errors import ConflictError, InvalidPlanError, UsageError

@@ -3,10 +3,10 @@
 import os
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.ids import opened_store
 from soong.orchestrator.cli.tokens import _create, _list, _revoke, seconds_of

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.embedded.scaling import Demand, WorkerScaler
 from soong.shared.core.errors import UnavailableError

@@ -5,10 +5,10 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.embedded.process_start import start_of
 from soong.orchestrator.embedded.service_file import (
@@ -27,7 +27,7 @@ def make_record(**overrides: object) -> ServiceRecord:
     record = own_record(
         control=Path("/run/x/control.sock"), redis_url="unix:///r", database_url="", version="1", is_ephemeral=True
     )
-    return replace(record, **overrides)  # type: ignore[arg-type]  # a test's own overrides
+    return replace(record, **overrides)  # a test's own overrides
 
 
 def test_a_written_record_is_read_back(tmp_path: Path) -> None:

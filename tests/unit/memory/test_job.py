@@ -1,11 +1,12 @@
 """The Memory Extraction Job: when there is one, what it reads, and where what it proposes goes (MEM-02)."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.client.memory_candidates import ARCHIVE_FILE, EXTRACTOR, MemoryCandidate
 from soong.orchestrator.client.memory_review import MemoryReview

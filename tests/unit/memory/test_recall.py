@@ -1,10 +1,11 @@
 """internal.recall_memory: who has it, what it adds to the context, and what it does to a run (MEM-01)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.client.tool_registry import registry_of
 from soong.shared.agents.runtime.call_log import RunCallLog

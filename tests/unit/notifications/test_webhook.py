@@ -2,10 +2,10 @@
 
 import base64
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from soong.orchestrator.notifications.channels.channel import Delivery

@@ -1,10 +1,10 @@
 """A front end over ACP lists the sessions of its principal, which it can open (ACP-02)."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from acp.exceptions import RequestError
+from msgspec.structs import replace
 
 from soong.orchestrator.acp.agent import OrchestratorAgent
 from soong.orchestrator.client.client import Client

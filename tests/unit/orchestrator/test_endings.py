@@ -1,8 +1,7 @@
 """How a question ended, in words: no two ways of not getting a yes read alike (PER-14)."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.question_status import WAITS, denial_sentence, status_of_question
 from soong.shared.permissions.request import Answer, Choice, Decision, Question, RequestState
@@ -33,7 +32,7 @@ DECISION = Decision(
 
 
 def decided(answer: Answer | None = None, **changes: object) -> Question:
-    decision = replace(DECISION, **changes)  # type: ignore[arg-type]  # a test names real fields
+    decision = replace(DECISION, **changes)  # a test names real fields
     return Question(REQUEST, RequestState.DECIDED, answer, decision)
 
 

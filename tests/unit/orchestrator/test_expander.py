@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.owner.expander import MAX_STARTS, Expander
 from soong.shared.core.errors import UnavailableError

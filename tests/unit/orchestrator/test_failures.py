@@ -1,10 +1,10 @@
 """Which failures are tried again by themselves, how often and when (DAG-05)."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.owner.expander import Expander
 from soong.orchestrator.owner.scheduler import BACKOFF_LIMIT_S, Scheduler, backoff_s

@@ -1,8 +1,7 @@
 """Which questions are shown one at a time (PER-07)."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.responders import lane_of
 from tests.unit.permissions.test_signing import make_request

@@ -1,9 +1,9 @@
 """Agent definitions that a user writes while a process runs are known to what it plans from then on."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.core.settings import load_settings

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from soong.orchestrator.client.client import TaskSnapshot, snapshot_of
 from soong.orchestrator.client.outcome import TaskOutcome

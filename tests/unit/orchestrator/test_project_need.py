@@ -1,9 +1,9 @@
 """Which steps need the project they work in: those with tools, of a deployment whose workers may be elsewhere."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.submission import submission

@@ -3,12 +3,12 @@
 The table is the specification's and not the program's: it says by role and tool what is forbidden.
 """
 
-from dataclasses import replace
 from typing import Final
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue, tools_of
 from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
@@ -130,7 +130,7 @@ def test_the_configuration_asks_for_tools_of_workers_whose_step_names_none() -> 
     catalogue = Catalogue(TOOLS, config=config)
 
     def tools(**step: object) -> set[str]:
-        stored = catalogue.surface_of(replace(PlanStep("a"), **step))  # type: ignore[arg-type]  # fields of a step
+        stored = catalogue.surface_of(replace(PlanStep("a"), **step))  # fields of a step
         return set(Surface.from_json(stored).tools)
 
     asked = tools()

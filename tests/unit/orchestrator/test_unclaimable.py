@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.client.client import snapshot_of
 from soong.orchestrator.owner.unschedulable import UnschedulableSteps

@@ -1,8 +1,7 @@
 """Calls and facts with sensible defaults, and hypothesis strategies for them."""
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import JsonObject, digest
@@ -37,12 +36,12 @@ def make_facts(tool: str = "code.write_file", **overrides: object) -> CallFacts:
         risk=Risk.WRITE,
         target=make_path("/work/out/report.md"),
     )
-    return replace(facts, **overrides)  # type: ignore[arg-type]  # a test names real fields
+    return replace(facts, **overrides)  # a test names real fields
 
 
 def make_path(path: str, **overrides: object) -> Target:
     target = Target(kind="path", scope=path.rsplit("/", 1)[0] or "/", shown=path)
-    return replace(target, **overrides)  # type: ignore[arg-type]  # a test names real fields
+    return replace(target, **overrides)  # a test names real fields
 
 
 def make_call(
@@ -70,7 +69,7 @@ def make_call(
         risk=risk,
         cwd="/project",
     )
-    return replace(call, **overrides)  # type: ignore[arg-type]  # a test names real fields
+    return replace(call, **overrides)  # a test names real fields
 
 
 TOOLS = st.sampled_from(["code.write_file", "code.read_file", "code.run_command", "mcp.web.fetch", "agent.task_get"])

@@ -1,9 +1,8 @@
 """Off, asked, listed, each time: what a session's calls may reach (PER-09)."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import dump, parse_strict
@@ -22,7 +21,7 @@ LIST = NetworkPolicy(NetworkMode.ALLOWLIST, ("*.example.org",), ("api.test",), s
 def web(host: str = "www.example.org", **overrides: object) -> CallFacts:
     target = Target(kind="host", scope=host, shown=f"https://{host}/", host=host)
     facts = CallFacts("web.fetch", frozenset({"network"}), True, False, True, Risk.READ, target)
-    return replace(facts, **overrides)  # type: ignore[arg-type]  # a test names real fields
+    return replace(facts, **overrides)  # a test names real fields
 
 
 def judged(network: NetworkPolicy, facts: CallFacts, *rules: Rule) -> tuple[Effect, ErrorType | None]:

@@ -1,10 +1,9 @@
 """Deny beats ask beats allow; what only reads is allowed, all else asks; nothing lifts what is dangerous."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import dump, parse_strict

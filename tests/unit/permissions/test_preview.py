@@ -1,12 +1,12 @@
 """What a plan will ask for is shown before it starts, judged by what judges its calls (PER-17)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject

@@ -1,10 +1,9 @@
 """A rule of one step speaks of that step alone, answers what a default asks and nothing else (PER-17)."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from soong.shared.permissions.egress import reachable
 from soong.shared.permissions.policy import Mode, Policy, judge

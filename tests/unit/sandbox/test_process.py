@@ -3,13 +3,13 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.sandbox.command import ChildCommand, Finished
 from soong.shared.sandbox.process import ProcessRunner, run

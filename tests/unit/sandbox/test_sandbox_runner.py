@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.finding import Level
 from soong.orchestrator.cli.sandbox_check import check_sandbox

@@ -1,6 +1,6 @@
 """What a retry runs again, as data."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from soong.shared.engine.tasks.kinds import FailurePolicy
 from soong.shared.engine.tasks.rerun import rerun

@@ -1,8 +1,7 @@
 """Rows made of plans: lineage, edges, a map's children, retries."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidPlanError, TemplateError
 from soong.shared.core.identity import Role

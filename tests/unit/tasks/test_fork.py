@@ -1,12 +1,12 @@
 """A fork is a plan: what runs again in it, what has its recorded result, and that it says exactly that (DAG-11)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from soong.orchestrator.cli.forking import plan_text
 from soong.shared.core.errors import ConflictError, NotFoundError

@@ -1,8 +1,7 @@
 """What may be asked of pull workers, what they become, and when a task waits for one (DAG-03)."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidPlanError, LimitExceededError
 from soong.shared.core.identity import Role, RunIdentity

@@ -1,9 +1,9 @@
 """The total of children of one run: a plan, a map or growth beyond it is refused with ``limit_exceeded``."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.errors import ConflictError, LimitExceededError

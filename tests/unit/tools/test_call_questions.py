@@ -1,12 +1,12 @@
 """Questions of a call under way, through the pipeline."""
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.permissions.policy import Policy, evaluate

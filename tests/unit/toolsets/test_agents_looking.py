@@ -1,10 +1,11 @@
 """Agents look at what they may start, at who lives, and at what they have started (DIS-01, DIS-04)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.agents.definition import AgentDefinition, builtin_definitions
 from soong.shared.core.identity import RunIdentity

@@ -1,9 +1,9 @@
 """What a call that started agents comes to: a success, or an error that says what the facts say (EXE-04)."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import Step, StepError, Task

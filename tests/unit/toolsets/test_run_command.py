@@ -2,12 +2,12 @@ import asyncio
 import itertools
 import shutil
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.config import CommandsConfig, Config
 from soong.shared.permissions.scope import offered_scope

@@ -8,7 +8,6 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.tools import StructuredTool, ToolException
+from msgspec.structs import replace
 from pydantic import BaseModel
 from pydantic_ai.exceptions import ModelRetry
 from pydantic_ai.toolsets import FunctionToolset

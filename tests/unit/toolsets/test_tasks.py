@@ -1,10 +1,11 @@
 """A child sees what is ready and touches only what is its own (ETS-07)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.jsontext import JsonObject

@@ -1,10 +1,10 @@
 """What a run's end puts into Flower, end reason by end reason."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from celery import Celery
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.status import StepStatus

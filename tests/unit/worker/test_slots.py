@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from soong.shared.agents.runtime import stop_signal
 from soong.shared.agents.runtime.stop_signal import StopReason, StopSignal

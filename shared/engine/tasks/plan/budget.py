@@ -6,12 +6,11 @@ costs is counted while it is made, so that it is refused before it is there.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.core.errors import BudgetExceededError
 from soong.shared.core.jsontext import MAX_DEPTH, Json
-from soong.shared.core.lazy_dataclass import dataclass
 
 MIB: Final = 1024 * 1024
 MAX_TEXT_BYTES: Final = 4 * MIB

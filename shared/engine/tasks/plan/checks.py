@@ -5,10 +5,11 @@ Every check reports and continues; none raises. The places are those of the docu
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import InvalidConfigError, TemplateError
 from soong.shared.core.jsontext import Json

@@ -3,8 +3,10 @@
 How text becomes a document is :mod:`soong.shared.engine.tasks.plan.yaml_document`.
 """
 
+from dataclasses import dataclass
+
 from soong.shared.core.jsontext import Json
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.paths import Path, show
 
 MAX_CHARS = 4 * 1024 * 1024
@@ -37,8 +39,7 @@ class Lines:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Value):
     """A value with the line of each of its parts. ``source`` is the name shown to people, usually the file's path."""
 
     source: str

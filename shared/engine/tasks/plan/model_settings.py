@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json, JsonObject

@@ -5,11 +5,12 @@ Mermaid draws finer where there is something to draw it; this one opens in any b
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from soong.shared.core.inert import blanked
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
 from soong.shared.engine.tasks.status import StepStatus
@@ -126,8 +127,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
     return sum(values) / len(values) if values else otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Value):
     """Boxes side by side. ``gap`` is the room above them."""
 
     names: tuple[str, ...]

@@ -6,13 +6,15 @@ Whatever a plan says is checked before anything is written.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
+import msgspec
+from msgspec.structs import replace
+
 from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
@@ -45,8 +47,7 @@ class OnFailure(StrEnum):
     RETRY = "retry"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanInput:
+class PlanInput(Value):
     """A value that is given when the plan is run. Required when it has no default."""
 
     name: str
@@ -56,8 +57,7 @@ class PlanInput:
     default: Json = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStep:
+class PlanStep(Value):
     """A step as planned. Durations in seconds: this is the form that is stored and shown.
 
     ``instructions``, ``title`` of a map's child, ``inputs`` and ``permissions`` are templates
@@ -77,10 +77,10 @@ class PlanStep:
     depends_on: tuple[str, ...] = ()
     agent: str = DEFAULT_DEFINITION
     model: str = ""
-    settings: JsonObject = field(default_factory=dict)
+    settings: JsonObject = msgspec.field(default_factory=dict)
     allowed_tools: tuple[str, ...] | None = None
-    permissions: DeclaredPermissions = field(default_factory=DeclaredPermissions)
-    inputs: JsonObject = field(default_factory=dict)
+    permissions: DeclaredPermissions = msgspec.field(default_factory=DeclaredPermissions)
+    inputs: JsonObject = msgspec.field(default_factory=dict)
     output: JsonObject | None = None
     priority: int = 0
     retries: int = 0
@@ -103,8 +103,7 @@ class PlanStep:
     """What its agent is. The owner sets it; it is not read from a plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Value):
     """A checked plan. ``document`` is what was read, stored with the task."""
 
     title: str
@@ -126,8 +125,7 @@ Report: TypeAlias = Callable[[Path, str, Hint], None]
 """Takes the place, the problem and the hint of one problem."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Value):
     """The functions that modules have registered; of scripted agents with the tools that their source calls by name."""
 
     functions: frozenset[str]
@@ -138,8 +136,7 @@ ModuleLoader: TypeAlias = Callable[[str], Registered | None]
 """Makes a module of a plan known; returns what is registered with it, if that is known. Raises: InvalidConfigError."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanNames:
+class PlanNames(Value):
     """What a plan may name. None leaves that unchecked: only the process that runs the plan knows it.
 
     ``tools`` are canonical names; ``allowed_tools`` may also be globs over them. ``load_module`` is set only where a
@@ -150,13 +147,13 @@ class PlanNames:
     definitions: frozenset[str] | None = None
     functions: frozenset[str] | None = None
     scripts: frozenset[str] | None = None
-    calls: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    calls: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     """The tools that the source of scripted agents calls by name, as far as it is known."""
     load_module: ModuleLoader | None = None
     module_hint: str = "name a module next to the plan's file that can be imported"
     may_name_orchestrator: bool = False
     """Only of a fork, which has the definition of its parent and the rights of a child."""
-    definition_models: Mapping[str, str] = field(default_factory=dict)
+    definition_models: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The models of those agent definitions that name one; a step's own goes first, the task's comes last."""
 
     choosable_models: frozenset[str] = frozenset()

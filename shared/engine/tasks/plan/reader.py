@@ -6,13 +6,13 @@ Which fields a plan has is :mod:`soong.shared.engine.tasks.plan.models`; what th
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from decimal import Decimal
 from itertools import islice
 from math import ceil
 from pathlib import Path as FilePath
 from typing import Final
 
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from soong.shared.core.errors import InvalidPlanError, Problem

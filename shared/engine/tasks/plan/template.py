@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from soong.shared.core.errors import InvalidJsonError, TemplateError
 from soong.shared.core.jsontext import Json, dump, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.problems import listed
@@ -43,16 +43,14 @@ _FILTERS = {"length": False, "json": False, "first": False, "last": False, "join
 """Name of each filter, and whether it takes an argument."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(Value):
     """One filter of a reference, such as ``default: 3``."""
 
     name: str
     argument: Json = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Value):
     """``parts`` is the path, first part the root; ``text`` the text between the braces.
 
     ``roots`` are the names that the root may have, longest first: a step's id may itself contain dots.

@@ -13,7 +13,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, TypeAdapter, ValidationErr
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.functions import nearest
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.plan import Report
@@ -42,8 +42,7 @@ Elsewhere: TypeAlias = Callable[[type[BaseModel], str], str]
 """Says where a field belongs that a model does not have; empty: nowhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Value):
     """Metadata of a type: the words for what it takes, one message for all rules of the type."""
 
     words: str
@@ -78,8 +77,7 @@ def branch(union: str, kind: object) -> str:
     return f"{_BRANCH}{union}/{kind}"
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentReader(Generic[_T]):
+class DocumentReader(Value, Generic[_T]):
     """What a document can be: ``models`` are those of the branches of its unions, and at ``""`` that of its root."""
 
     adapter: TypeAdapter[_T]

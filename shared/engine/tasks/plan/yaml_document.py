@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 import yaml
 
 from soong.shared.core.errors import InvalidJsonError, InvalidPlanError, Problem
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER, Json, parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.tasks.plan.document import MAX_CHARS, Document, Lines
 
 MAX_DEPTH = 60

@@ -11,7 +11,7 @@ from typing import Final
 
 from soong.shared.core.errors import LeaseLostError
 from soong.shared.core.ids import step_key
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.additional_claims import (
     ClaimingRun,
     ClaimRefusal,
@@ -83,8 +83,7 @@ CLAIM_ADDITIONAL: Final = Statement(
 LAST_TURN: Final = Statement("last turn: of all sessions", "SELECT max(last_claimed) FROM sessions")
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
+class _Ask(Value):
     worker_id: str
     holder: Lease
     step_id: str

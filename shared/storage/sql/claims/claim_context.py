@@ -6,13 +6,13 @@ A map step's value is the list of its children's outputs in item order; it is ga
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from soong.shared.core.identity import Origin, Role, RunIdentity
 from soong.shared.core.ids import step_id_of
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
@@ -127,8 +127,7 @@ class Contexts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimContext:
+class ClaimContext(Value):
     """Runs with their sessions by run id, inputs and titles by task id, surfaces by digest, policies by their text."""
 
     runs: Mapping[str, ClaimedRun]

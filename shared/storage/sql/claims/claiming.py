@@ -7,12 +7,12 @@ lanes that have ready work, shares itself out among their sessions in turn, and 
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final, TypeAlias
 
 from soong.shared.core.jsontext import MAX_SAFE_INTEGER
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import ClaimMode
 from soong.shared.storage.sql.claims.claim_rows import ClaimedStep, LaneRow
 from soong.shared.storage.sql.claims.completions import ClaimRequest
@@ -171,8 +171,7 @@ class Turns:
         return dict(Counter(self.order))
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimScan:
+class ClaimScan(Value):
     """What a claim is decided on: whether the worker lives, lanes with ready work, limited scopes, the last turn."""
 
     is_live: bool

@@ -1,10 +1,10 @@
 """Ends as a worker reports them: which still count, what they write, what they leave to do."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType, NodeKind
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.tasks.status import StepStatus
@@ -45,8 +45,7 @@ RUN_STATUS: Final[Mapping[StepStatus, RunStatus]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRequest:
+class ClaimRequest(Value):
     """What a worker wants besides the ends it reports."""
 
     worker_id: str

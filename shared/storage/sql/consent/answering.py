@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import select
 
 from soong.shared.core.errors import AlreadyDecidedError, NotFoundError, SoongError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.audit_log.notes import of_answer, of_late_answer
 from soong.shared.permissions.request import Answer, RequestState
@@ -57,8 +57,7 @@ class HeldRequest(NamedTuple):
     session_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class GivenAnswer:
+class GivenAnswer(Value):
     """An answer that a client of this process gives, and the chain that tells of it."""
 
     trail: AuditTrail

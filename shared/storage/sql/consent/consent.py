@@ -1,9 +1,9 @@
 """Requests, answers and decisions. A request's identity is always its run's row, whatever the raiser said."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
+from msgspec.structs import replace
 from sqlalchemy import select
 
 from soong.shared.core.errors import AlreadyDecidedError, NotOwnerError

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from soong.shared.core.errors import AlreadyDecidedError, ConflictError, NotFoundError, NotOwnerError, SoongError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership, Session
@@ -38,8 +38,7 @@ CLOSE_REQUESTS: Final = Statement(
 INSERT_DECISIONS: Final = Insert("decisions", {"request_id": "text", "id": "text", "body": "text"})
 
 
-@dataclass(frozen=True, slots=True)
-class WantedDecision:
+class WantedDecision(Value):
     """A signed decision that an owner wants written: with the state that closes its request, and events of the run."""
 
     trail: AuditTrail

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from soong.shared.core.errors import ConflictError, LeaseLostError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.permissions.request import PermissionRequest
 from soong.shared.storage.sql.engine.audit_log import report
@@ -35,8 +35,7 @@ STANDING: Final = Statement(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RaisedQuestion:
+class RaisedQuestion(Value):
     """What a run asks, with its ``events``, which are written with a new question only.
 
     Its ``nodes``, and the events ``before`` them, are written in any case.

@@ -6,15 +6,15 @@ end takes no lock; a transaction that was undone, or applied and not confirmed, 
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import and_, case, func, literal_column, select
 
 from soong.shared.core.errors import ForgedError, InvalidJsonError
 from soong.shared.core.ids import new_id
 from soong.shared.core.jsontext import parse_strict
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, linked
 from soong.shared.permissions.audit_log.notes import REPORTED, of_malformed_report, of_report, redacted
@@ -61,12 +61,11 @@ _REPORTED: Final = case((func.length(reports.c.data) <= MAX_TEXT_CHARS, reports.
 """A report that is too long is loaded by nobody."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditTrail:
+class AuditTrail(Value):
     """This process's chain. Made with the store; ``redactor`` takes secrets out before anything is linked."""
 
-    redactor: Redactor = field(default_factory=Redactor)
-    chain: str = field(default_factory=lambda: new_id("aud"))
+    redactor: Redactor = msgspec.field(default_factory=Redactor)
+    chain: str = msgspec.field(default_factory=lambda: new_id("aud"))
 
     def note(self, tx: Transaction, notes: Sequence[AuditNote], now_us: int) -> None:
         """Add entries in the caller's transaction."""

@@ -1,8 +1,9 @@
 """Reading the rows of events and nodes: each row holds those of one write, and is read as a stranger's."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject
 from soong.shared.engine.runs.events import Event, EventType, Node, NodeKind

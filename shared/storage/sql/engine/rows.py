@@ -6,9 +6,10 @@ many that is malformed becomes a value that says so, and stops no reader of the 
 
 import base64
 import hashlib
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Final
+
+from msgspec.structs import fields
 
 from soong.shared.core.errors import ForgedError
 from soong.shared.core.identity import Origin, Role, RunIdentity

@@ -8,10 +8,10 @@ each ``value`` with its place, ``key``. ``FIELD name OF column`` is a field of a
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.storage.sql.engine.json_encoding import encode_ascii
 
 _ROWS: Final = re.compile(r"@(\w+) (\w+)\(([^)]*)\)")
@@ -111,8 +111,7 @@ class Insert:
         set_(self, "postgres", f"{into} SELECT {selected} FROM {rows} AS given {then}")  # noqa: S608
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyRows:
+class ReadyRows(Value):
     """Rows of one insert, built before a transaction begins, so that it holds its locks for the statements alone.
 
     ``batches`` are JSON texts on PostgreSQL, and lists of rows on SQLite.
@@ -127,8 +126,7 @@ class ReadyRows:
         return cls(insert, tuple(packed_batches(rows)) if is_postgres else (list(rows),))
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Value):
     """One change of many rows that returns none: ``many`` takes them as a table, ``one`` a row at a time.
 
     SQLite repeats ``one`` in a third of the time it takes for a table of a few rows; PostgreSQL gets one statement.

@@ -8,12 +8,13 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeVar
 
+from msgspec.structs import replace
+
 from soong.shared.core.jsontext import MAX_DEPTH, Json, JsonObject, deeper_than
-from soong.shared.core.lazy_dataclass import dataclass
 from soong.shared.engine.runs.record import Usage
 from soong.shared.storage.sql.engine.columns import MAX_COUNT
 

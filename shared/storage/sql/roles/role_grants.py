@@ -11,7 +11,7 @@ from typing import Final
 from sqlalchemy import URL, Connection, text
 
 from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.storage.sql.engine.columns import checks_of
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors
 from soong.shared.storage.sql.engine.tables import metadata
@@ -63,8 +63,7 @@ _LAST_TURN: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
+class Roles(Value):
     """The roles of a deployment; an empty name is left as it is."""
 
     worker: str = ""

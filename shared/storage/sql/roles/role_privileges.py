@@ -8,12 +8,11 @@ once; a test fails for one that does not, and another runs all work of a worker 
 from collections.abc import Mapping
 from typing import Final
 
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.storage.sql.engine.pooler import CREDENTIAL
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRight:
+class WorkerRight(Value):
     """A worker's rights on one table. ``never`` names the columns that others write, or the database itself.
 
     ``new`` and ``changed`` are conditions that the rows must meet that it inserts or has updated, ``old`` a condition

@@ -1,8 +1,9 @@
 """Asks: root runs that are agents, held by the owner of their session."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from soong.shared.core.errors import AlreadyConsumedError, UnconfirmedDecisionError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.storage.sql.engine.rows import decision_of
 from soong.shared.storage.sql.engine.statements import Statement
@@ -40,8 +40,7 @@ CONSUMED: Final = Statement(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PermittedCall:
+class PermittedCall(Value):
     """The write that starts a call, its only one, and its decision as it was ``notified``; empty: it was read."""
 
     write: RunWrite

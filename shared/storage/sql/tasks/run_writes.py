@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from soong.shared.core.errors import LeaseLostError, SoongError
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.runs.store import Appended, CallRow, CallStatus
@@ -103,8 +103,7 @@ _CALL_FIELDS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RunWrite:
+class RunWrite(Value):
     """What is appended to the logs of a run that is running under that fence, with rows of its calls.
 
     ``taints``: the run has read what strangers wrote (PER-21). ``reports``: its events go into the audit log, as far

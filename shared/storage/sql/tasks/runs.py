@@ -1,10 +1,10 @@
 """Runs, their logs and the ledger of their calls."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby, islice
 from typing import Final
 
+from msgspec.structs import replace
 from sqlalchemy import select
 
 from soong.shared.core.errors import AlreadyConsumedError, NotFoundError, SoongError

@@ -1,10 +1,11 @@
 """The owner's side of tasks: pausing, cancelling, finishing."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import Final, Literal
 
-from soong.shared.core.lazy_dataclass import dataclass
+from msgspec.structs import replace
+
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import task_scope
 from soong.shared.engine.runs.call_aborts import CallAbort
 from soong.shared.engine.runs.events import EventType
@@ -150,8 +151,7 @@ IDS_BY_STATUS: Final = Statement(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _RemainingWork:
+class _RemainingWork(Value):
     """What there is in a task that has not ended; of one that has, nothing."""
 
     is_under_way: bool = False

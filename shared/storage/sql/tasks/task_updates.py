@@ -7,11 +7,12 @@ seen the new edges, finds that out by the count, and is written again (see
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from soong.shared.core.errors import ConflictError, InvalidTransitionError, NotFoundError
 from soong.shared.core.ids import step_id_of, step_key
-from soong.shared.core.lazy_dataclass import dataclass
+from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import EndReason, RunStatus
 from soong.shared.engine.sessions.session import Ownership
@@ -136,8 +137,7 @@ OPEN_COUNTED: Final = Statement(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _StepState:
+class _StepState(Value):
     """What a change has to know of an existing step."""
 
     key: str

@@ -296,7 +296,6 @@ class ClaimLoop:
                     capabilities=capacity.capabilities,
                     live_workers=capacity.live_workers,
                     now_us=self.clock.now_us(),
-                    may_block=len(ends) == len(self._given) == 1,
                 )
             except UnavailableError as error:
                 # An end that was applied although we saw an error comes back as stale: harmless.

@@ -17,7 +17,7 @@ from tests.contract.scene import completed
 from tests.model.clock import START_US
 
 LIMIT_S = 30.0
-SOON = partial(Database.write, flush=Flush.AFTER_RETURN, may_block=True)
+SOON = partial(Database.write, flush=Flush.AFTER_RETURN)
 
 
 def scopes(path: Path) -> list[str]:
@@ -59,7 +59,7 @@ def counted_flushes(database: Database) -> Iterator[list[int]]:
     yield found
 
 
-async def advance(store: SqlStore, worker_id: str, *ended: Claim, may_block: bool = False) -> tuple[Claim, ...]:
+async def advance(store: SqlStore, worker_id: str, *ended: Claim) -> tuple[Claim, ...]:
     """End steps and claim one."""
     found = await store.claims.advance(
         worker_id,
@@ -69,7 +69,6 @@ async def advance(store: SqlStore, worker_id: str, *ended: Claim, may_block: boo
         capabilities=(),
         live_workers=1,
         now_us=START_US,
-        may_block=may_block,
     )
     return found.claims
 

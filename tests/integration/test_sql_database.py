@@ -280,60 +280,6 @@ async def test_a_reader_cannot_write(store: SqlStore) -> None:
     assert await scopes(store._database) == []
 
 
-async def test_a_short_read_sees_what_was_committed_just_now(store: SqlStore) -> None:
-    for name in "abc":  # the first of them connects
-        await store._database.write(add(name))
-
-        assert (await store._database.read_here(lambda tx: tx.column(SCOPES)))[-1] == name
-
-
-async def test_a_short_read_meets_one_of_another_thread(store: SqlStore) -> None:
-    def work() -> int:
-        async def read() -> int:
-            return len([await store._database.read_here(lambda tx: tx.rows(SCOPES)) for _ in range(50)])
-
-        return asyncio.run(read())
-
-    assert await asyncio.gather(*(asyncio.to_thread(work) for _ in "abc")) == [50] * 3
-
-
-async def test_a_short_read_of_a_locked_file_waits_in_a_thread(tmp_path: Path) -> None:
-    path = tmp_path / "soong.db"
-    async with opened(f"sqlite:///{path}") as store:
-        await store._database.read_here(lambda tx: tx.rows(SCOPES))
-        with sqlite3.connect(path, isolation_level=None) as locking:
-            threads: list[int] = []
-
-            def read(tx: Transaction) -> list[str]:
-                threads.append(threading.get_ident())
-                return tx.column(SCOPES)
-
-            assert await store._database.read_here(read) == []
-            locking.execute("BEGIN IMMEDIATE")  # a writer holds up no reader
-            assert await store._database.read_here(read) == []
-            assert threads == [threading.get_ident()] * 2
-            locking.execute("ROLLBACK")
-
-            def refuse(tx: Transaction) -> list[str]:
-                if threading.get_ident() == threads[0]:
-                    raise sqlite3.OperationalError("database is locked")
-                return read(tx)
-
-            assert await store._database.read_here(refuse) == []
-            assert threads[-1] != threads[0]
-            assert await store._database.read_here(read) == []
-            assert threads[-1] == threads[0]
-        locking.close()
-
-
-async def test_a_closed_store_reads_nothing_here_either(url: str) -> None:
-    async with opened(url) as store:
-        await store._database.read_here(lambda tx: tx.rows(SCOPES))
-
-    with pytest.raises(UnavailableError, match="closed"):
-        await store._database.read_here(lambda tx: tx.rows(SCOPES))
-
-
 async def test_cut_connections_are_made_again(postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         await store._database.write(add("a"))

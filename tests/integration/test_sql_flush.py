@@ -19,7 +19,6 @@ from soong.shared.storage.sql.engine.database import Database, flush_log
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
-from soong.shared.storage.sql.engine.writer import PAUSE_PER_SLOW, SLOW_S
 from soong.shared.storage.sql.store import SqlStore
 from tests.integration.consent import until
 from tests.integration.flushes import (
@@ -198,29 +197,6 @@ async def test_the_disk_has_what_a_caller_was_given_when_the_power_fails(
     assert scopes(image) == ["claim", "hop", "task"]
 
 
-def writing_thread(found: list[str]) -> Callable[[Transaction], None]:
-    def write(tx: Transaction) -> None:
-        found.append(threading.current_thread().name)
-        tx.count(ADD_LIMIT, scope=f"s{len(found)}")
-
-    return write
-
-
-async def test_a_caller_that_may_block_writes_in_its_loop_and_the_log_is_flushed_soon(database: Database) -> None:
-    threads: list[str] = []
-    with counted_flushes(database) as flushes:
-        await database.write(writing_thread(threads), flush=Flush.AFTER_RETURN)  # connects
-        await until(lambda: len(flushes) == 1)
-        await SOON(database, writing_thread(threads))
-        await SOON(database, writing_thread(threads))
-        assert len(flushes) == 1
-        await until(lambda: len(flushes) == 2)
-        await database.write(writing_thread(threads), may_block=True)
-
-    here = threading.current_thread().name
-    assert threads == ["soong-sql-write", here, here, "soong-sql-write"]  # the last waits for the disk
-
-
 async def test_closing_flushes_what_is_not_on_the_disk(path: Path) -> None:
     async with opened(f"sqlite:///{path}") as store:
         with counted_flushes(store._database) as flushes:
@@ -230,42 +206,7 @@ async def test_closing_flushes_what_is_not_on_the_disk(path: Path) -> None:
             assert len(flushes) == 1
 
 
-async def test_a_write_in_the_loop_waits_for_nobody(database: Database, path: Path) -> None:
-    threads: list[str] = []
-    await SOON(database, writing_thread(threads))
-    for hold in (by_another_process, by_another_program):
-        with hold(path):
-            writing = asyncio.create_task(SOON(database, writing_thread(threads)))
-            await asyncio.sleep(0.05)
-            assert not writing.done()
-        await writing
-    await database.write(lambda tx: None)
-
-    assert threads == ["soong-sql-write"] * 3
-    assert scopes(path) == ["s1", "s2", "s3"]
-
-
-async def test_after_a_slow_write_in_the_loop_the_thread_writes_for_a_while(database: Database) -> None:
-    threads: list[str] = []
-    await database.write(lambda tx: None)
-    usual = database.committer
-
-    def slowly(transaction: RootTransaction) -> None:
-        threading.Event().wait(4 * SLOW_S)
-        usual(transaction)
-
-    database.committer = slowly
-    await SOON(database, writing_thread(threads))
-    database.committer = usual
-    await SOON(database, writing_thread(threads))
-    await asyncio.sleep(6 * SLOW_S * PAUSE_PER_SLOW)
-    await SOON(database, writing_thread(threads))
-
-    here = threading.current_thread().name
-    assert threads == [here, "soong-sql-write", here]
-
-
-async def test_a_refusal_in_the_loop_is_its_callers_and_undoes_all(database: Database, path: Path) -> None:
+async def test_a_refusal_is_its_callers_and_undoes_all(database: Database, path: Path) -> None:
     await database.write(add("a"))
 
     def refuse(tx: Transaction) -> None:

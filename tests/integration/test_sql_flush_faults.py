@@ -98,7 +98,7 @@ async def test_a_hop_is_flushed_soon_where_what_is_committed_after_it_changes_no
     await store.tasks.create_task(make_task(session.id, make_step("a"), make_step("b", depends_on=("a",))))
     claimed = await advance(store, worker_id)
     with counted_flushes(database) as flushes:
-        claimed = await advance(store, worker_id, *claimed, may_block=True)
+        claimed = await advance(store, worker_id, *claimed)
         assert not await store.claims.park(worker_id, claimed[0].lease, ["req_x"], max_parked=5, now_us=START_US)
 
         await until(lambda: len(flushes) == 1)
@@ -242,7 +242,7 @@ async def test_nothing_is_written_after_what_could_not_be_flushed_until_that_is_
         broken.setattr(os, "pwrite", refuse)
         for flush in (Flush.WITH_NEXT, Flush.AFTER_RETURN, Flush.BEFORE_RETURN, Flush.BEFORE_VISIBLE):
             with pytest.raises(UnavailableError, match=r"log of the database cannot be written: .*No space left"):
-                await database.write(add(flush.name), flush=flush, may_block=True)
+                await database.write(add(flush.name), flush=flush)
         assert scopes(path) == ["hop"]
 
     assert await database.write(add("then")) == "then"

@@ -57,9 +57,8 @@ class InlineDatabase:
         function: Callable[[Transaction], T],
         *,
         flush: Flush = Flush.BEFORE_VISIBLE,
-        may_block: bool = False,
     ) -> T:
-        del flush, may_block
+        del flush
         await asyncio.sleep(0)
         return self.do(function)
 

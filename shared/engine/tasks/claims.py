@@ -38,7 +38,6 @@ class ClaimStore(Protocol):
         capabilities: Sequence[str],
         live_workers: int,
         now_us: int,
-        may_block: bool = False,
     ) -> Advance:
         """Write the ends, unlock what waited for them, and claim at most ``claim`` more steps: one transaction.
 
@@ -58,9 +57,6 @@ class ClaimStore(Protocol):
         do. Claiming sets the fence to one more than ever issued for the step, makes it running in one
         go, starts the run and appends step_claimed and run_started (or run_resumed). A worker that is not live
         (draining, gone, unknown) claims nothing.
-
-        ``may_block``: the caller's loop has nothing else to do, so a store may write in it what takes under a
-        millisecond.
 
         A power cut that ends all processes of the store may take with it the ends of the last few milliseconds
         and all that was claimed since: those steps are ready again then.

@@ -128,9 +128,7 @@ class MemorySteps:
         capabilities: Sequence[str],
         live_workers: int,
         now_us: int,
-        may_block: bool = False,
     ) -> Advance:
-        del may_block  # nothing here takes time
         stale: set[str] = set()
         before: dict[str, dict[str, Step]] = {}
         for end in ends:

@@ -18,7 +18,6 @@ from sqlalchemy import URL, Connection, RootTransaction
 
 from soong.shared.core.errors import SoongError, UnavailableError
 from soong.shared.storage.sql.engine.engine import discard, is_unavailable, make_engine, our_errors
-from soong.shared.storage.sql.engine.loop_reader import LoopReader, NotReadError
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog
 from soong.shared.storage.sql.engine.write_lock import WriteLock
@@ -66,29 +65,25 @@ class Database:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="soong-sql-read")
         self._reading: dict[int, Connection] = {}
         """By thread: each keeps its connection. Taking one out of the pool would cost as much as the read."""
-        self._here = LoopReader(url)
 
     async def write(
         self,
         function: Callable[[Transaction], T],
         *,
         flush: Flush = Flush.BEFORE_VISIBLE,
-        may_block: bool = False,
     ) -> T:
         """Run ``function`` in a transaction and return its result once that is committed.
 
         The function may run more than once; only its last run counts. Cancelling the caller does not undo the work.
         ``flush`` says when it is on SQLite's disk, at the latest: what is written together is flushed as the strictest
-        of it. ``may_block``: the
-        loop has nothing else to do, so on SQLite it is written in it if that waits neither for the disk nor for others.
+        of it.
 
         Raises:
             UnavailableError: the database did not answer; whether the work was done is then unknown.
         """
         loop = asyncio.get_running_loop()
         work = Work(function, loop, loop.create_future(), flush=flush)
-        if not (may_block and self._writer.write_here(work)):
-            await self._until_written(work)
+        await self._until_written(work)
         result: T = work.future.result()
         return result
 
@@ -142,13 +137,6 @@ class Database:
             raise UnavailableError("the database has been closed by this process")
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, function)
 
-    async def read_here(self, function: Callable[[Transaction], T]) -> T:
-        """Like :meth:`read`, on SQLite in the loop itself: for a few rows that were written a moment ago."""
-        try:
-            return self._here.read(function)
-        except NotReadError:
-            return await self.read(self._here.opening(function))
-
     def close(self) -> None:
         """Finish what was handed in, within ``patience_s`` on SQLite; close every connection. Blocking; idempotent."""
         if not self._writer.close():
@@ -157,7 +145,6 @@ class Database:
         self._readers.shutdown(wait=True)
         for connection in self._reading.values():
             discard(connection)
-        self._here.close()
         self._reader_engine.dispose()
 
     def _commit(self, transaction: RootTransaction) -> None:

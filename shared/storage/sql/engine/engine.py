@@ -219,18 +219,6 @@ def _postgres_engine(url: URL, size: int, *, is_writer: bool, credential: str) -
     return engine
 
 
-@contextmanager
-def without_busy_wait(connection: Connection) -> Iterator[None]:
-    """Have an SQLite connection fail at once, not after ``BUSY_S``, where another program holds the database."""
-    raw: Any = connection.connection.dbapi_connection
-    raw.execute("PRAGMA busy_timeout=0").close()
-    try:
-        yield
-    finally:
-        if not connection.closed and not connection.invalidated:
-            raw.execute(f"PRAGMA busy_timeout={int(BUSY_S * 1000)}").close()
-
-
 def discard(connection: Connection | None) -> None:
     """Close a connection and its place in the pool, whatever state it is in."""
     if connection is not None:

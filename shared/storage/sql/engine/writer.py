@@ -1,14 +1,12 @@
 """The writer of a process: one connection and its thread, which writes together what gathers while it is busy.
 
-On SQLite a short transaction is written in the caller's loop instead, where that waits for nobody. All of a group is
-rolled back when something goes wrong, and each of it is done again alone.
+All of a group is rolled back when something goes wrong, and each of it is done again alone.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from enum import Enum, auto
+from contextlib import nullcontext, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -24,13 +22,12 @@ from soong.shared.storage.sql.engine.engine import (
     is_unavailable,
     is_unstorable,
     unstorable,
-    without_busy_wait,
 )
 from soong.shared.storage.sql.engine.transaction import Transaction
 from soong.shared.storage.sql.engine.unflushed_log import UnflushedLog
 from soong.shared.storage.sql.engine.write_ahead_log import Flush, WriteAheadLog, write_ahead_log
 from soong.shared.storage.sql.engine.write_lock import WriteLock, write_lock
-from soong.shared.storage.sql.engine.write_work import Together, Work, answer, resolve
+from soong.shared.storage.sql.engine.write_work import Together, Work, answer
 from soong.shared.storage.sql.engine.writer_connection import WriterConnection
 
 log = get_logger(__name__)
@@ -44,21 +41,8 @@ SILENT_TRIES: Final = 3
 """How often work is done alone whose transaction the database ended for its silence: a process that was frozen succeeds
 the next time, one that is too slow does not."""
 
-FLUSH_WITHIN_S: Final = 0.005
-"""When what was written in a loop is flushed, at the latest: of a chain, several hops at once."""
 FLUSH_AGAIN_S: Final = 0.5
 """After a flush that failed: how long until the next try, if nothing is to be written."""
-SLOW_S: Final = 0.005
-PAUSE_PER_SLOW: Final = 10
-"""After a write in a loop that took ``SLOW_S`` or more, the thread writes for so many times as long: SQLite moves its
-log into the database now and then, and the disk may be slow."""
-
-
-class Order(Enum):
-    """What the thread is to do besides work."""
-
-    FLUSH = auto()
-    STOP = auto()
 
 
 class _UndoneError(Exception):
@@ -81,18 +65,11 @@ class Writer:
         """Since when the thread has been waiting for the lock, on the monotonic clock."""
         self.is_closed = False
         self._commit = commit
-        self._using = threading.Lock()
-        """Held by the thread that uses the connection."""
         write_ahead = write_ahead_log(url)
         self._log = None if write_ahead is None else UnflushedLog(write_ahead, flush)
         self._connection = WriterConnection(url, credential, self._log)
-        self._is_flush_ordered = False
-        """By a write in a loop, while the thread had others to write."""
-        self._flush_due_s = 0.0
-        """On the monotonic clock, as the next two: when what was written in a loop is flushed."""
-        self._by_thread_until_s = 0.0
-        """Until then nothing is written in a loop."""
-        self._queue: SimpleQueue[Work | Order] = SimpleQueue()
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        """None ends the thread."""
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._write_all, name="soong-sql-write", daemon=True)
         self._thread.start()
@@ -110,76 +87,26 @@ class Writer:
             if self.is_closed:
                 return False
             self.is_closed = True
-            self._queue.put(Order.STOP)
+            self._queue.put(None)
         return True
 
     def join(self, timeout_s: float | None) -> None:
         """Wait until all has been written."""
         self._thread.join(timeout_s)
 
-    # -- in a loop
-    def write_here(self, work: Work) -> bool:
-        """Write work to SQLite now, in its loop; False when nothing was written: the thread has to do it.
-
-        It waits neither for the disk nor for others. To hand work to the thread and to hear of it again takes 0.1 to
-        0.2 ms, a hop of a chain 0.3.
-        """
-        if self.lock is None or work.flush > Flush.AFTER_RETURN:
-            return False
-        begun_s = time.monotonic()
-        if begun_s < self._by_thread_until_s or not self._using.acquire(blocking=False):
-            return False
-        try:
-            if not self._attempt_here(work, self.lock):
-                return False
-        finally:
-            self._using.release()
-        if (took_s := time.monotonic() - begun_s) >= SLOW_S:
-            self._by_thread_until_s = begun_s + took_s * (1 + PAUSE_PER_SLOW)
-        resolve((work,))
-        return True
-
-    def _attempt_here(self, work: Work, lock: WriteLock) -> bool:
-        if self.is_closed or not self._queue.empty() or self._is_torn():
-            return False
-        if (connection := self._connection.opened) is None or not lock.try_acquire():
-            return False
-        try:
-            with without_busy_wait(connection):
-                self._attempt([work])
-        except _UndoneError:  # the thread meets it again, and says what it is
-            return False
-        finally:
-            lock.release()
-        now_s = time.monotonic()
-        if work.flush is Flush.AFTER_RETURN and self._flush_due_s <= now_s:
-            self._flush_due_s = now_s + FLUSH_WITHIN_S
-            work.loop.call_later(FLUSH_WITHIN_S, self._queue.put, Order.FLUSH)
-        return True
-
     # -- in the thread
     def _write_all(self) -> None:
         is_open = True
         while is_open:
-            first = self._next()
-            if first is Order.STOP:
-                break
-            if first is Order.FLUSH and not self._is_torn():
-                self._flush_alone()
-                continue
             group: list[Work] = []
-            self._note(first, group)
+            with suppress(Empty):  # the log is torn: an empty group flushes it again
+                first = self._queue.get(timeout=FLUSH_AGAIN_S if self._is_torn() else None)
+                if first is None:
+                    break
+                group.append(first)
             is_open = self._write_locked(group)
             self._flush_and_answer(group)
-        with self._using:
-            self._put_away()
-
-    def _next(self) -> Work | Order:
-        """Wait for what is to be done next; what could not be flushed is tried again meanwhile."""
-        try:
-            return self._queue.get(timeout=FLUSH_AGAIN_S if self._is_torn() else None)
-        except Empty:
-            return Order.FLUSH
+        self._put_away()
 
     def _is_torn(self) -> bool:
         return self._log is not None and self._log.is_torn
@@ -189,7 +116,7 @@ class Writer:
         is_open = True
         self.locking_since_s = time.monotonic()
         try:
-            with self._using, self.lock.held(self._flush_alone) if self.lock else nullcontext():
+            with self.lock.held(self._flush_alone) if self.lock else nullcontext():
                 self.locking_since_s = None
                 # Gathered under the lock: what arrived while we waited for it is written with the rest.
                 is_open = self._gather(group)
@@ -220,8 +147,7 @@ class Writer:
             return
         waiting = [work for work in group if work.flush is Flush.BEFORE_RETURN and work.error is None]
         answer([work for work in group if work.flush is not Flush.BEFORE_RETURN or work.error is not None])
-        if self._is_flush_ordered or any(work.flush is not Flush.WITH_NEXT for work in group):
-            self._is_flush_ordered = False
+        if not group or any(work.flush is not Flush.WITH_NEXT for work in group):
             problem = self._log.flush()
             if problem is not None:
                 for work in waiting:
@@ -234,16 +160,10 @@ class Writer:
                 work = self._queue.get_nowait()
             except Empty:
                 return True
-            if work is Order.STOP:
+            if work is None:
                 return False
-            self._note(work, group)
+            group.append(work)
         return True
-
-    def _note(self, what: Work | Order, group: list[Work]) -> None:
-        if isinstance(what, Work):
-            group.append(what)
-        else:
-            self._is_flush_ordered = True
 
     def _write_group(self, group: Sequence[Work]) -> None:
         """Write all of the group in one transaction, or each in its own when that fails."""

@@ -99,17 +99,8 @@ ONE_STEP: Final = steps_where("step", "steps.key = :key")
 TASK: Final = TableRead("task", tasks, "WHERE id = :task_id")
 TASK_SESSION: Final = Statement("task session: that of a task", "SELECT session_id FROM tasks WHERE id = :task_id")
 TASK_STATUS: Final = Statement("task status", "SELECT status FROM tasks WHERE id = :task_id")
-END_STATE: Final = Statement(
-    "end state: the status of a task, and how many steps it has, up to a few",
-    """
-    SELECT status, (SELECT count(*) FROM (SELECT 1 FROM steps WHERE task_id = :task_id LIMIT :most) AS few)
-    FROM tasks WHERE id = :task_id
-    """,
-)
 ENDED_TASK: Final = TableRead("ended task", tasks, f"WHERE id = :task_id AND {ENDED}")
 STEPS_OF_ENDED: Final = steps_where("steps of an ended task", f"steps.task_id = :task_id AND EXISTS ({ENDED_ONE})")
-FEW_STEPS: Final = 16
-"""The end of a task with more is read in a thread."""
 LEFT_OF_TASK: Final = Statement(
     "left of task: steps of one of that id that is being removed",
     "SELECT 1 FROM steps WHERE task_id = :task_id LIMIT 1",
@@ -206,10 +197,6 @@ class SqlTasks:
         return await self._database.read(lambda tx: _status_in(tx.rows(TASK_STATUS, task_id=task_id), task_id))
 
     async def end_of(self, task_id: str) -> TaskEnd | TaskStatus:
-        if not self._database.is_postgres:
-            found = await self._database.read_here(lambda tx: _end_of_short(tx, task_id))
-            if found is not None:
-                return found
         return await self._database.read(lambda tx: _end_of(tx, task_id))
 
     async def counts(self, task_id: str) -> TaskCounts:
@@ -305,15 +292,6 @@ def _end_of(tx: Transaction, task_id: str) -> TaskEnd | TaskStatus:
     if not ended:
         return _status_in(status.rows(), task_id)
     return TaskEnd(task_of(ended[0]), steps_of_rows(STEPS_OF_ENDED.rows_of(own.rows())), last_runs_of_rows(tx, *told))
-
-
-def _end_of_short(tx: Transaction, task_id: str) -> TaskEnd | TaskStatus | None:
-    """Return None for one that has ended and has many steps. Raises: NotFoundError."""
-    found = tx.rows(END_STATE, task_id=task_id, most=FEW_STEPS + 1)
-    status = _status_in(found, task_id)
-    if not status.is_terminal:
-        return status
-    return _end_of(tx, task_id) if found[0][1] <= FEW_STEPS else None
 
 
 def read_task(tx: Transaction, task_id: str) -> Task:

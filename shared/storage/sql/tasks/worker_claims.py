@@ -95,7 +95,6 @@ class SqlWorkerClaims:
         capabilities: Sequence[str],
         live_workers: int,
         now_us: int,
-        may_block: bool = False,
     ) -> Advance:
         request = ClaimRequest(worker_id, claim, pools, capabilities, live_workers, now_us)
         return await self._database.write(
@@ -103,7 +102,6 @@ class SqlWorkerClaims:
             # A power cut that takes a claim takes its holder, too: SQLite's processes are on one machine. Owner and
             # worker act on an end by commits of their own, which are after it in the same log.
             flush=Flush.AFTER_RETURN if ends else Flush.WITH_NEXT,
-            may_block=may_block,
         )
 
     async def release(self, worker_id: str, held: Sequence[Lease], *, reason: str, now_us: int) -> frozenset[str]:

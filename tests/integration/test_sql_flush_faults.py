@@ -181,17 +181,6 @@ async def test_a_caller_whose_loop_has_ended_harms_no_other(database: Database, 
     assert scopes(path) == ["left", "mine"]
 
 
-async def test_a_loop_that_ends_before_its_flush_keeps_no_later_one_from_coming(database: Database) -> None:
-    with counted_flushes(database) as flushes:
-        await asyncio.to_thread(asyncio.run, SOON(database, add("a")))
-        await asyncio.sleep(0.05)
-        assert not flushes
-
-        await SOON(database, add("b"))
-
-        await until(lambda: len(flushes) == 1)
-
-
 async def test_a_flush_waits_for_no_lock(database: Database, path: Path) -> None:
     with counted_flushes(database) as flushes:
         await SOON(database, add("hop"))

@@ -24,6 +24,7 @@ _ENVIRONMENT_READERS = {
     "shared/core/telemetry.py": "the standard variables of OpenTelemetry, beside our settings",
     "orchestrator/cli/application.py": "a shell asks for completion by variables of its script",
     "shared/core/settings.py": "the one place for settings",
+    "worker/handover.py": "the pipe by which a program of a worker passes on to the next one what it still holds",
     "worker/pulse.py": "the pipe to the subreaper that this process was started with",
     "worker/starter.py": "takes the inherited pipe on which its start is reported",
     "worker/app.py": "takes the inherited pipe whose end says that the starter is gone",

@@ -1,6 +1,7 @@
 """Whether a model can take a run's tools is known before it is asked anything (SCH-04, REG-04)."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ class Picky(InlineDefsJsonSchemaTransformer):
 async def run(model: Model[Any], tools: tuple[ToolDefinition, ...], output: JsonObject | None = None) -> AgentEnd:
     task = make_task(tools=tools, output_schema=output)
     notebook = Notebook()
-    place = RunDirs.__new__(RunDirs)
+    place = RunDirs(Path("/p"), Path("/p"), Path("/r"))
     pipeline = ToolPipeline(tools, RunScope(task.identity, 1, place), RuleGate(), notebook)
     end = await run_agent(task, model, pipeline, notebook, notebook, FakeClock())
     assert notebook.written == []

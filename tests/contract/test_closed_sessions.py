@@ -3,7 +3,7 @@
 import pytest
 
 from soong.shared.core.errors import InvalidTransitionError
-from soong.shared.engine.sessions.session import ApprovalMode, Command, CommandKind, RefusalType
+from soong.shared.engine.sessions.session import Command, CommandKind, RefusalType
 from soong.shared.engine.tasks.status import TaskStatus
 from tests.contract.scene import ContractHarness
 from tests.model.builders import make_command, make_owner, make_session, make_task
@@ -13,14 +13,13 @@ LATE = sorted(set(CommandKind) - {CommandKind.RETRY, CommandKind.CLOSE})
 pytestmark = pytest.mark.spec("CARD-1.d")
 
 
-async def closed_by_its_worker(scene: ContractHarness) -> tuple[str, str]:
-    """Let a worker end a task whose session is to end with it; return the ids of both."""
-    session = make_session(closes_with_task=True, approval_mode=ApprovalMode.DENY)
-    task = make_task(session.id, "a")
-    await scene.store.tasks.submit(session, task)
-    await scene.complete(await scene.claim_one())
-    assert (await scene.store.sessions.session(session.id)).is_closed
-    return session.id, task.id
+async def closed(scene: ContractHarness) -> tuple[str, str]:
+    """End a task and close its session; return the ids of both."""
+    claim = await scene.start("a")
+    await scene.complete(claim)
+    await scene.finish(claim.identity.task_id)
+    await scene.store.sessions.close_session(scene.own)
+    return scene.own.session_id, claim.identity.task_id
 
 
 async def sent(scene: ContractHarness, session_id: str, kind: CommandKind, subject: str) -> tuple[Command, bool]:
@@ -34,7 +33,7 @@ async def sent(scene: ContractHarness, session_id: str, kind: CommandKind, subje
 async def test_a_command_about_a_task_that_has_ended_is_refused_at_once(
     scene: ContractHarness, kind: CommandKind
 ) -> None:
-    session_id, task_id = await closed_by_its_worker(scene)
+    session_id, task_id = await closed(scene)
 
     command, has_ended = await sent(scene, session_id, kind, task_id)
 
@@ -44,32 +43,20 @@ async def test_a_command_about_a_task_that_has_ended_is_refused_at_once(
     assert (await scene.store.sessions.session(session_id)).is_closed
 
 
-async def test_it_is_refused_also_where_an_owner_has_closed_the_session(scene: ContractHarness) -> None:
-    claim = await scene.start("a")
-    task_id = claim.identity.task_id
-    await scene.complete(claim)
-    await scene.finish(task_id)
-    await scene.store.sessions.close_session(scene.own)
-
-    command, has_ended = await sent(scene, scene.own.session_id, CommandKind.CANCEL, task_id)
-
-    assert has_ended
-    assert command.refusal
-    assert await scene.store.sessions.take_commands(scene.own) == []
-
-
 async def test_a_command_about_a_task_that_is_not_there_is_refused(scene: ContractHarness) -> None:
-    session_id, _ = await closed_by_its_worker(scene)
-    other = await scene.start("a")
+    session_id, _ = await closed(scene)
+    session = make_session()
+    other = make_task(session.id, "a")
+    await scene.store.tasks.submit(session, other)
 
-    for subject in ("task_none", other.identity.task_id):
+    for subject in ("task_none", other.id):
         command, has_ended = await sent(scene, session_id, CommandKind.CANCEL, subject)
 
         assert (has_ended, command.refusal) == (True, f"there is no task {subject!r}")
 
 
 async def test_a_closed_session_is_closed_by_nobody(scene: ContractHarness) -> None:
-    session_id, _ = await closed_by_its_worker(scene)
+    session_id, _ = await closed(scene)
 
     command, has_ended = await sent(scene, session_id, CommandKind.CLOSE, session_id)
 
@@ -90,7 +77,7 @@ async def test_a_command_that_was_written_before_stays_as_it_is(scene: ContractH
 
 
 async def test_a_retry_opens_the_session_for_an_owner(scene: ContractHarness) -> None:
-    session_id, task_id = await closed_by_its_worker(scene)
+    session_id, task_id = await closed(scene)
 
     command, has_ended = await sent(scene, session_id, CommandKind.RETRY, task_id)
 

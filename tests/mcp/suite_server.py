@@ -7,7 +7,6 @@ tested is everything around them: our server with its checks of names, arguments
 import json
 from base64 import b64decode
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from mcp.server.context import ServerRequestContext
@@ -66,12 +65,11 @@ SCHEMA: Final[Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class SchemaEntry(ToolEntry):
     """A tool whose input schema is written by hand."""
 
     def made(self) -> Tool:
-        tool = super(SchemaEntry, self).made()
+        tool = super().made()
         tool.parameters = dict(SCHEMA)
         return tool
 

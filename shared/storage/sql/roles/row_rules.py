@@ -110,7 +110,8 @@ RULES: Final = (
 
 _REWRITES: Final = _either(
     f"OLD.tainted_us IS NOT NULL AND NOT ({_same('tainted_us')})",
-    f"OLD.started_us IS NOT NULL AND NOT ({_same('started_us')})",
+    # The root run of an ask has the time of its creation until an owner takes it up.
+    f"OLD.started_us IS NOT NULL AND OLD.fence > 0 AND NOT ({_same('started_us')})",
 )
 _KEPT_FUNCTION: Final = (
     "CREATE OR REPLACE FUNCTION {schema}.soong_told_runs() RETURNS trigger LANGUAGE plpgsql AS $soong$ BEGIN"

@@ -15,8 +15,8 @@ from soong.shared.agents.runtime.observer import AgentObserver
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
-from soong.shared.core.errors import InvalidConfigError
-from soong.shared.core.log import configure
+from soong.shared.core.errors import InvalidConfigError, SoongError
+from soong.shared.core.log import configure, get_logger
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.core.startup import settle_gc
 from soong.shared.sandbox.redact import Redactor, redactor
@@ -42,6 +42,8 @@ from soong.worker.retirement import EXIT_RETIRED, Retirement
 from soong.worker.run import StepRunner
 from soong.worker.starter import StatusPipe
 from soong.worker.task_limits import TaskLimits
+
+log = get_logger(__name__)
 
 STOP_S = 30.0
 SWITCH_INTERVAL_S = 0.001
@@ -110,7 +112,14 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
 
 
 async def _hand_over(settings: Settings, left: Handover) -> None:
-    await left.complete(await open_store(settings.effective_database_url, migrate=False, credential=left.credential))
+    try:
+        store = await open_store(settings.effective_database_url, migrate=False, credential=left.credential)
+        try:
+            await left.complete(store)
+        finally:
+            await store.close()
+    except SoongError as error:
+        log.warning("hand_over_unanswered", error=str(error))
 
 
 async def _build(

@@ -10,13 +10,9 @@ import os
 from typing import Final
 
 from soong.shared.core.clock import SystemClock
-from soong.shared.core.errors import SoongError
-from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.storage.store import Store
-
-log = get_logger(__name__)
 
 HANDOVER_FD: Final = "SOONG_HANDOVER_FD"
 
@@ -34,7 +30,7 @@ class Handover(Value):
         text = os.environ.pop(HANDOVER_FD, "")
         if not text.isdigit():
             return None
-        with open(int(text), encoding="utf-8") as pipe:  # noqa: PTH123  # a descriptor
+        with os.fdopen(int(text), encoding="utf-8") as pipe:
             return cls(*json.load(pipe))
 
     def pass_on(self) -> None:
@@ -46,13 +42,7 @@ class Handover(Value):
         os.environ[HANDOVER_FD] = str(reading)
 
     async def complete(self, store: Store) -> None:
-        """Hand the steps back. What the database does not take is freed when the lease ends."""
-        try:
-            leases = await store.claims.leases(self.worker_id)
-            now_us = SystemClock().now_us()
-            await store.claims.release(self.worker_id, leases, reason="the worker stops", now_us=now_us)
-            await store.sessions.set_worker_state(self.worker_id, ProcessState.GONE)
-        except SoongError as error:
-            log.warning("hand_over_unanswered", error=str(error))
-        finally:
-            await store.close()
+        """Hand the steps back. Raises: SoongError; what the database does not take is freed when the lease ends."""
+        leases, now_us = await store.claims.leases(self.worker_id), SystemClock().now_us()
+        await store.claims.release(self.worker_id, leases, reason="the worker stops", now_us=now_us)
+        await store.sessions.set_worker_state(self.worker_id, ProcessState.GONE)

@@ -22,7 +22,7 @@ def hang(until: str) -> str:
 
 @tools.tool("test.hang_deaf", permission=Permission.READONLY)
 async def hang_deaf(ledger: str, until: str) -> str:
-    """Wait until a file is there, whoever cancels that."""
+    """Wait until a file is there; ignore every cancellation."""
     Path(ledger).write_text("begin agent\n")  # noqa: ASYNC240  # a file of a test
     while not Path(until).exists():  # noqa: ASYNC240  # a look of microseconds
         with suppress(asyncio.CancelledError):

@@ -6,7 +6,7 @@ token, its question. Each test says what the database forbids, and what the owne
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,7 +22,6 @@ from soong.shared.permissions.request import Choice, RequestState
 from soong.shared.permissions.signing import Signer, prove
 from soong.shared.storage.sql.engine.rows import decision_body, request_body
 from soong.shared.tools.ports import Verdict
-from tests.contract.databases import empty_postgres
 from tests.integration.bad_deployment import (
     CALL,
     DECIDED_REQUEST,
@@ -34,25 +33,10 @@ from tests.integration.bad_deployment import (
     USE,
     Deployment,
     columns_of,
-    deployed,
 )
 from tests.integration.consent import Callback, ConsentHarness, make_call, until, verdicts
-from tests.integration.roles import RoleUrls, plain, with_roles
+from tests.integration.roles import plain
 from tests.model.builders import make_decision, make_request
-from tests.servers import PostgresServer
-
-
-@pytest.fixture(scope="module")
-def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_bad_worker") as url:
-        yield with_roles(url)
-
-
-@pytest.fixture
-async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
-    empty_postgres(role_urls.admin)
-    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
-        yield opened
 
 
 @asynccontextmanager

@@ -1,34 +1,14 @@
 """A worker's process that has turned bad, and what nobody holds: it may claim that like any worker, and no more."""
 
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from soong.shared.engine.runs.events import EventType, NewEvent, NewNode, NodeKind
 from soong.shared.engine.tasks.step import Lease
-from soong.shared.permissions.request import Choice
-from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
-from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one, deployed
-from tests.integration.consent import Callback
-from tests.integration.roles import RoleUrls, with_roles
+from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one
 from tests.model.builders import make_children, make_map, make_step, make_task, open_worker
-from tests.servers import PostgresServer
-
-
-@pytest.fixture(scope="module")
-def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_bad_claims") as url:
-        yield with_roles(url)
-
-
-@pytest.fixture
-async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
-    empty_postgres(role_urls.admin)
-    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
-        yield opened
-
 
 EVENT = "INSERT INTO events (run_id, seq, type, time_us, data)"
 TAKE_STEP = "UPDATE steps SET status = 'running', worker_id = %(own_worker)s, fence = {fence}, starts = {starts}"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from soong.shared.permissions.request import Choice, PermissionRequest
 from soong.shared.permissions.signing import prove
 from soong.shared.storage.sql.engine.rows import request_body
 from soong.shared.tools.result import ErrorType
-from tests.contract.databases import empty_postgres
-from tests.integration.bad_deployment import INSERT_REQUEST, Deployment, deployed
+from tests.integration.bad_deployment import INSERT_REQUEST, Deployment
 from tests.integration.consent import Callback, make_call, until, verdicts
-from tests.integration.roles import ORCHESTRATOR, RoleUrls, plain, with_roles
-from tests.servers import PostgresServer
+from tests.integration.roles import ORCHESTRATOR, plain
 
 AT_ONCE = 50
 """Fewer than a run may have open: what is beyond that is closed unseen."""
@@ -61,19 +58,6 @@ def hostile(deployment: Deployment) -> list[PermissionRequest]:
             bare = deployment.own_request(f"call_{len(found)}", **{each.name: value})
             found.append(replace(bare, proof=prove(deployment.own.token, bare)))
     return found
-
-
-@pytest.fixture(scope="module")
-def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_bad_questions") as url:
-        yield with_roles(url)
-
-
-@pytest.fixture
-async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
-    empty_postgres(role_urls.admin)
-    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
-        yield opened
 
 
 @pytest.mark.spec("OPS-12.d", "CARD-3")

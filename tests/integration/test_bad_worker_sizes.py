@@ -2,7 +2,7 @@
 
 import json
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -10,13 +10,9 @@ import pytest
 
 from soong.shared.engine.runs.budgets import DAY, Budget
 from soong.shared.engine.runs.events import NewEvent, NewNode, NodeKind
-from soong.shared.permissions.request import Choice
-from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
-from tests.integration.bad_deployment import DENIED, Deployment, deployed
-from tests.integration.consent import Callback
-from tests.integration.roles import RoleUrls, plain, with_roles
-from tests.servers import PostgresServer
+from tests.integration.bad_deployment import DENIED, Deployment
+from tests.integration.roles import plain
 
 MB = 1_000_000
 WORKER = (
@@ -32,19 +28,6 @@ LARGE = json.dumps(["x" * 900 for _ in range(1000)])
 """What compresses to a few kilobytes."""
 
 pytestmark = pytest.mark.spec("OPS-12.d")
-
-
-@pytest.fixture(scope="module")
-def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_bad_sizes") as url:
-        yield with_roles(url)
-
-
-@pytest.fixture
-async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
-    empty_postgres(role_urls.admin)
-    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
-        yield opened
 
 
 async def peak_of(read: Callable[[], Awaitable[object]]) -> int:

@@ -1,34 +1,14 @@
 """A worker's process that has turned bad, and the taint of its runs: it writes one down, and takes none back."""
 
-from collections.abc import AsyncIterator, Iterator
-
 import pytest
 
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.permissions.request import Choice
-from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
-from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one, deployed
-from tests.integration.consent import Callback
-from tests.integration.roles import RoleUrls, with_roles
+from tests.integration.bad_deployment import CALL, DENIED, NODE, NOTHING, Deployment, claim_one
 from tests.model.builders import make_step, make_task, open_worker
-from tests.servers import PostgresServer
 
 TAINT = "UPDATE runs SET tainted_us = 1 WHERE id = %(run)s"
-
-
-@pytest.fixture(scope="module")
-def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_bad_taint") as url:
-        yield with_roles(url)
-
-
-@pytest.fixture
-async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
-    empty_postgres(role_urls.admin)
-    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
-        yield opened
 
 
 CLEARED = {

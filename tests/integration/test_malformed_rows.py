@@ -6,7 +6,6 @@ superuser, for what readers hold by themselves.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,14 @@ from soong.shared.engine.runs.usage_sums import UsageBy
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log.entry import AuditKind
-from soong.shared.permissions.request import Choice
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import empty_postgres
 from tests.contract.scene import completed
-from tests.integration.bad_deployment import DENIED, NODE, Deployment, deployed
-from tests.integration.consent import Callback, until
-from tests.integration.roles import ORCHESTRATOR, RoleUrls, plain, with_roles
+from tests.integration.bad_deployment import DENIED, NODE, Deployment
+from tests.integration.consent import until
+from tests.integration.roles import ORCHESTRATOR, RoleUrls, plain
 from tests.model.builders import make_step, make_task, make_worker, open_worker
 from tests.one_loop import OneLoop
-from tests.servers import PostgresServer
 from tests.warm import called
 
 NOT_JSON = {"refused": "InvalidTextRepresentation"}
@@ -43,19 +40,6 @@ REPORT = "INSERT INTO reports (run_id, type, data, time_us)"
 EVENT = "INSERT INTO events (run_id, seq, type, time_us, data)"
 NEXT_EVENT = "FROM runs WHERE id = %(own)s"
 OWN_CREDENTIAL = "(SELECT credential FROM workers WHERE id = %(own_worker)s)"
-
-
-@pytest.fixture(scope="module")
-def role_urls(postgres_session_server: PostgresServer) -> Iterator[RoleUrls]:
-    with postgres_session_server.fresh_database("soong_malformed") as url:
-        yield with_roles(url)
-
-
-@pytest.fixture
-async def deployment(role_urls: RoleUrls) -> AsyncIterator[Deployment]:
-    empty_postgres(role_urls.admin)
-    async with deployed(role_urls, Callback([Choice.ALLOW_ONCE])) as opened:
-        yield opened
 
 
 def past_the_database(deployment: Deployment, statement: str, **values: object) -> None:

@@ -37,7 +37,7 @@ from soong.worker.incarnation import Incarnation
 from soong.worker.isolated_call import IsolatedCalls
 from soong.worker.process import LoopThread, WorkerProcess
 from soong.worker.pulse import Pulse
-from soong.worker.recycling import RecycleLimits, hear_signals, restart_in_place
+from soong.worker.recycling import RecycleLimits, restart_in_place, unblock_signals
 from soong.worker.retirement import EXIT_RETIRED, Retirement
 from soong.worker.run import StepRunner
 from soong.worker.starter import StatusPipe
@@ -63,7 +63,7 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
         asyncio.run(_hand_over(settings, left))
         if left.is_last:
             return 0
-    hear_signals()
+    unblock_signals()
     # Loop, writer and heartbeat hand each other short work: with CPython's 5 ms a hop waits for the busiest of them.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if not settings.redis_url:

@@ -135,12 +135,12 @@ def restart_in_place(recycle_limits: RecycleLimits) -> None:
     try:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # an argv, no shell
     except OSError as error:
-        # Whoever keeps us running starts another one.
+        # The process that supervises this one starts another.
         log.error("not_recycled", error=str(error))
 
 
-def hear_signals() -> None:
-    """Take the signals that a former life of this process left waiting."""
+def unblock_signals() -> None:
+    """Receive the signals that wait since the program before, which held them back."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 

@@ -57,7 +57,7 @@ class ApprovalBroker:
         for session_id in session_ids:
             self._of(session_id).wake()
 
-    async def hear(self, session_id: str) -> None:
+    async def look_at(self, session_id: str) -> None:
         """Look at a session of which a question was raised, answered or withdrawn."""
         self._heard_s = self._tools.clock.monotonic_s()
         await self._tools.key.current()

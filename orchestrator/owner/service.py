@@ -348,7 +348,7 @@ class Orchestrator:
                 # us look at sessions of ours, each once however many there are.
                 for session_id in await subscription.wait(self.settings.sweep_s):
                     if session_id in self._owned:
-                        await safely(self.parts.broker.hear(session_id))
+                        await safely(self.parts.broker.look_at(session_id))
 
 
 @asynccontextmanager

@@ -313,7 +313,7 @@ async def _hear_questions(bench: ConsentHarness) -> None:
     subscription = await bench.subscriber.subscribe_permissions()
     while True:
         for session_id in await subscription.wait(1.0):
-            await bench.broker.hear(session_id)
+            await bench.broker.look_at(session_id)
 
 
 async def _hear_owners(bench: ConsentHarness) -> None:

@@ -21,7 +21,7 @@ async def test_folders_wait_a_moment_after_a_question_was_heard_of(tmp_path: Pat
     await orchestrator.start()
     try:
         before = folders.waits_while()
-        await broker.hear("session_none")
+        await broker.look_at("session_none")
         meanwhile = folders.waits_while()
         await until(lambda: not folders.waits_while())
     finally:

@@ -72,11 +72,11 @@ class Subscriber(Protocol):
     """
 
     async def subscribe_owner(self) -> Subscription:
-        """Hear wake-ups for owners: session ids; an empty id means "fill slots"."""
+        """Subscribe to notifications of owners: session ids; an empty id means "fill slots"."""
         ...
 
     async def subscribe_permissions(self) -> Subscription:
-        """Hear which sessions have questions to look at: their ids, none lost while connected or shortly away."""
+        """Subscribe to the ids of sessions with questions to look at; none is lost while connected or shortly away."""
         ...
 
     async def subscribe_worker(self, worker_id: str) -> Subscription:
@@ -90,7 +90,7 @@ class Subscriber(Protocol):
         ...
 
     async def subscribe_session(self, session_id: str) -> Subscription:
-        """Hear that a session changed: its id."""
+        """Subscribe to the changes of a session: its id for each."""
         ...
 
     async def subscribe_run(self, run_id: str) -> Subscription:

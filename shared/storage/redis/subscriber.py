@@ -45,15 +45,15 @@ class RedisSubscriber:
         )
 
     async def subscribe_session(self, session_id: str) -> Subscription:
-        return await self._subject_ear(session_channel(session_id), session_id)
+        return await self._subject_subscription(session_channel(session_id), session_id)
 
     async def subscribe_run(self, run_id: str) -> Subscription:
-        return await self._subject_ear(run_channel(run_id), run_id)
+        return await self._subject_subscription(run_channel(run_id), run_id)
 
     async def subscribe_answer(self, run_id: str) -> Subscription:
         source = ChannelSource(self._client, answer_channel(run_id), lambda payload: (payload,))
         return await RedisSubscription.listen(source, keep=ANSWER_PIECES_KEPT)
 
-    async def _subject_ear(self, channel: str, subject: str) -> Subscription:
+    async def _subject_subscription(self, channel: str, subject: str) -> Subscription:
         source = ChannelSource(self._client, channel, lambda _payload: (subject,), idle=self._idle)
         return await RedisSubscription.listen(source, returned=subject)

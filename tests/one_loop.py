@@ -33,10 +33,9 @@ from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
 from soong.worker.function_step import FunctionStepRunner
-from soong.worker.incarnation import Incarnation
-from soong.worker.run import StepRunner
+from soong.worker.heartbeat import Incarnation
+from soong.worker.run import StepRunner, TaskLimits
 from soong.worker.slots import Slots
-from soong.worker.task_limits import TaskLimits
 from tests.model.builders import make_session
 from tests.model.memory.notifier import MemoryBus
 

@@ -1,37 +1,109 @@
 """Agent steps: runs the child agent of a claimed step and turns its end into the step's end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
+from soong.shared.agents.acp_agents import acp_agent
 from soong.shared.agents.pacing import LocalPacer, Pacer
+from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.assembly import AgentRuntime, step_end
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.prepared import AgentObserver, NullObserver
+from soong.shared.agents.runtime.stop_signal import AbortableCalls, StopSignal
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config
 from soong.shared.core.errors import InvalidConfigError, NotFoundError, UsageError
+from soong.shared.core.jsontext import Json, JsonObject
+from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings, secret_values
+from soong.shared.engine.tasks.functions import known_functions
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
+from soong.shared.engine.tasks.scripted import known_scripts
 from soong.shared.engine.tasks.spec import BoundStep
 from soong.shared.engine.tasks.step import Claim, StepEnd
+from soong.shared.engine.wire.capabilities import catalogue_of, functions_needed, project_needed, tools_needed
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.configured import WORKER_SOURCE
+from soong.shared.sandbox.duplex import ProcessLauncher
+from soong.shared.sandbox.marked_project import project_id
+from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.store import Store
+from soong.shared.tools.definition import HandlerOutput, ToolContext
 from soong.shared.tools.ports import ArtifactStore
+from soong.shared.tools.registry import ToolRegistry
 from soong.shared.tools.time_limit import TimeLimit
 from soong.shared.toolsets.command_runner import process_launcher
-from soong.shared.toolsets.hooks import all_hooks
-from soong.shared.toolsets.sources import ToolEnvironment, make_registry
+from soong.shared.toolsets.sources import ToolEnvironment, all_hooks, make_registry
 from soong.shared.toolsets.tasks import TaskTools
-from soong.worker.acp_step import AcpStepRunner, is_acp
-from soong.worker.additional_steps import AdditionalSteps
-from soong.worker.capabilities import abilities
-from soong.worker.incarnation import Incarnation
-from soong.worker.lent_slots import LentSlots
+from soong.worker.additional_steps import AdditionalSteps, LentSlots
+from soong.worker.heartbeat import Incarnation
 from soong.worker.parking import ParkingCoordinator, RunParking, WatchedCalls
+
+_MODULE: Final = "soong.worker.acp.run"
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class AcpStepRunner:
+    """Runs the agents of others of one worker process. ``launcher`` starts their programs."""
+
+    runtime: AgentRuntime
+    paths: PathPolicy
+    launcher: ProcessLauncher
+
+    async def run(
+        self, claim: Claim, bound: BoundStep, limit: TimeLimit, log: RunCallLog, parking: RunParking
+    ) -> AgentEnd:
+        """Run the agent of a claimed step from its last state to its end.
+
+        Raises:
+            InvalidConfigError: this worker does not have the program.
+            NotFoundError: it knows no agent of that name.
+            LeaseLostError: the run is no longer ours.
+            asyncio.CancelledError: it was interrupted.
+        """
+        await asyncio.to_thread(_warm_up)
+        from soong.shared.agents.runtime.broadcast import AnswerBroadcast
+        from soong.shared.agents.runtime.stored_budget import StoredBudget
+        from soong.worker.acp.own_tools import own_tools
+        from soong.worker.acp.run import AcpRun
+
+        runtime, agent = self.runtime, acp_agent(claim.identity.definition, self.runtime.config)
+        runs: list[AcpRun] = []
+
+        async def own(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+            return await runs[0].client.run_own(context, call_input)
+
+        async def start(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+            return await runs[0].start(context, call_input)
+
+        def waiting(request_id: str) -> AbstractContextManager[object]:
+            return parking.waiting(request_id) if runs[0].may_park else nullcontext()
+
+        prepared = runtime.prepare_calls(
+            claim,
+            bound,
+            limit,
+            log,
+            waiting=waiting,
+            own_tools=lambda tools: own_tools(agent, tools, self.paths, own, start),
+        )
+        view = AnswerBroadcast(runtime.notifier, runtime.redactor, claim.identity.run_id)
+        budgets = StoredBudget(runtime.store.budgets, runtime.clock, claim.identity.run_id, claim.fence)
+        executor = AbortableCalls(WatchedCalls(prepared.executor, parking), log.interruption.calls)
+        runs.append(AcpRun(agent, prepared, executor, self.launcher, self.paths, runtime.clock, view, budgets))
+        try:
+            return await runs[0].run()
+        finally:
+            await view.close()
 
 
 @dataclass(slots=True)
@@ -132,3 +204,39 @@ class AgentStepRunner:
 
     def _worker_id(self) -> str:
         return self.incarnation.worker_id
+
+
+def is_acp(claim: Claim) -> bool:
+    """Say whether the agent of a claim is such a program."""
+    return claim.identity.definition.startswith(ACP_PREFIX)
+
+
+def _warm_up() -> None:
+    """Import the protocol and the model library, which takes a second: off the loop, once a process."""
+    import importlib
+
+    importlib.import_module(_MODULE)
+
+
+def abilities(registry: ToolRegistry, settings: Settings, servers: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return each tool and function, the catalogue as a whole, and the projects whose marks are here.
+
+    ``servers`` are the MCP servers that are switched on: one that is down now may be up when a step calls it.
+    """
+    schemas: dict[str, Json] = {tool.name: tool.input_schema for tool in registry.definitions()}
+    projects = [need for path in settings.projects for need in _project_at(path)]
+    return (
+        *tools_needed((*schemas, *(f"mcp.{server}.*" for server in servers))),
+        catalogue_of(schemas),
+        *functions_needed((*known_functions(), *known_scripts())),
+        *projects,
+    )
+
+
+def _project_at(path: str) -> tuple[str, ...]:
+    """Return what a worker with this folder announces; a folder without a mark proves nothing."""
+    folder = Path(os.path.realpath(Path(path).expanduser()))
+    found = project_id(folder)
+    if not found:
+        log.warning("project_unmarked", folder=str(folder))
+    return project_needed(found, str(folder))

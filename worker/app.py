@@ -19,8 +19,8 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.engine.wire.jobs import DISPATCH_TASK, queue_of
 from soong.shared.storage.celery.app import make_celery
+from soong.worker.lifetime import RecycleLimits
 from soong.worker.process import LoopThread, WorkerProcess
-from soong.worker.recycling import RecycleLimits
 
 log = get_logger(__name__)
 

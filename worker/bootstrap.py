@@ -1,6 +1,7 @@
 """Builds a worker process out of adapters and runs it to its end; nothing else in this package names one."""
 
 import asyncio
+import json
 import os
 import random
 import secrets
@@ -8,10 +9,11 @@ import socket
 import sys
 import threading
 from datetime import timedelta
+from typing import Final
 
 from soong.shared.agents.pacing import Pacer
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.agents.runtime.observer import AgentObserver
+from soong.shared.agents.runtime.prepared import AgentObserver
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config, load_config
 from soong.shared.core.configured_settings import with_config
@@ -19,34 +21,33 @@ from soong.shared.core.errors import InvalidConfigError, SoongError
 from soong.shared.core.log import configure, get_logger
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.core.startup import settle_gc
+from soong.shared.core.value import Value
+from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.storage.artifact_store import open_artifact_store
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
-from soong.shared.storage.redis.subscriber import RedisSubscriber
+from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 from soong.shared.toolsets.modules import import_own
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.app import ParentPipe, make_worker_celery, run_celery
 from soong.worker.flower import FlowerEvents, NoFlower
-from soong.worker.function_step import FunctionStepRunner
-from soong.worker.handover import Handover
-from soong.worker.incarnation import Incarnation
-from soong.worker.isolated_call import IsolatedCalls
+from soong.worker.function_step import FunctionStepRunner, IsolatedCalls
+from soong.worker.heartbeat import Incarnation
+from soong.worker.lifetime import EXIT_RETIRED, Pulse, RecycleLimits, Retirement, restart_in_place, unblock_signals
 from soong.worker.process import LoopThread, WorkerProcess
-from soong.worker.pulse import Pulse
-from soong.worker.recycling import RecycleLimits, restart_in_place, unblock_signals
-from soong.worker.retirement import EXIT_RETIRED, Retirement
-from soong.worker.run import StepRunner
+from soong.worker.run import StepRunner, TaskLimits
 from soong.worker.starter import StatusPipe
-from soong.worker.task_limits import TaskLimits
 
 log = get_logger(__name__)
 
 STOP_S = 30.0
 SWITCH_INTERVAL_S = 0.001
+
+HANDOVER_FD: Final = "SOONG_HANDOVER_FD"
 
 
 def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_idle: bool = False) -> int:
@@ -109,6 +110,37 @@ def run_worker(settings: Settings, name: str, status: StatusPipe, *, ends_when_i
     if recycle_limits.is_over or recycle_limits.left:
         restart_in_place(recycle_limits)
     return code
+
+
+class Handover(Value):
+    """The incarnation that still holds steps. ``is_last``: its successor only hands them back, and ends."""
+
+    worker_id: str
+    credential: str
+    is_last: bool
+
+    @classmethod
+    def taken(cls) -> "Handover | None":
+        """Return what the former program of this process has left."""
+        text = os.environ.pop(HANDOVER_FD, "")
+        if not text.isdigit():
+            return None
+        with os.fdopen(int(text), encoding="utf-8") as pipe:
+            return cls(*json.load(pipe))
+
+    def pass_on(self) -> None:
+        """Leave it to the next program, in a pipe that no other process has."""
+        reading, writing = os.pipe()
+        os.write(writing, json.dumps([self.worker_id, self.credential, self.is_last]).encode())
+        os.close(writing)
+        os.set_inheritable(reading, True)
+        os.environ[HANDOVER_FD] = str(reading)
+
+    async def complete(self, store: Store) -> None:
+        """Hand the steps back. Raises: SoongError; what the database does not take is freed when the lease ends."""
+        leases, now_us = await store.claims.leases(self.worker_id), SystemClock().now_us()
+        await store.claims.release(self.worker_id, leases, reason="the worker stops", now_us=now_us)
+        await store.sessions.set_worker_state(self.worker_id, ProcessState.GONE)
 
 
 async def _hand_over(settings: Settings, left: Handover) -> None:

@@ -18,7 +18,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from soong.shared.agents.runtime.observer import NullObserver
+from soong.shared.agents.runtime.prepared import NullObserver
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.status import EndReason

@@ -1,4 +1,4 @@
-"""The program of a process that makes one call of a step function (:mod:`soong.worker.isolated_call`)."""
+"""The program of a process that makes one call of a step function (:mod:`soong.worker.function_step`)."""
 
 import asyncio
 import os
@@ -13,8 +13,7 @@ from soong.shared.core.jsontext import Json
 from soong.shared.engine.tasks.functions import StepContext, resolve
 from soong.shared.engine.tasks.step import StepError
 from soong.shared.toolsets.modules import import_own
-from soong.worker.function_step import outcome_of
-from soong.worker.isolated_call import decoded, encoded
+from soong.worker.function_step import decoded, encoded, outcome_of
 
 
 def main() -> None:

@@ -22,15 +22,11 @@ from soong.shared.engine.sessions.session import ProcessState
 from soong.shared.engine.tasks.step import Claim, Interrupt, StepEnd
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.store import Store
-from soong.shared.tools.call_abort import aborted_by_person
-from soong.worker.additional_steps import AdditionalSteps
+from soong.shared.tools.time_limit import aborted_by_person
+from soong.worker.additional_steps import AdditionalSteps, LentSlots
 from soong.worker.claim_loop import ClaimLoop
-from soong.worker.heartbeat import Heartbeat, Ticker
-from soong.worker.incarnation import Incarnation
-from soong.worker.lent_slots import LentSlots
-from soong.worker.pulse import Pulse
-from soong.worker.recycling import RecycleLimits
-from soong.worker.retirement import Retirement
+from soong.worker.heartbeat import Heartbeat, Incarnation, Ticker
+from soong.worker.lifetime import Pulse, RecycleLimits, Retirement
 from soong.worker.slots import ClaimRunner, RunObserver, Slots
 
 log = get_logger(__name__)

@@ -5,14 +5,18 @@ run under the step's time limit, and whatever happens becomes one :class:`StepEn
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
 from soong.shared.agents.runtime.without_secrets import clean_end
+from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ForgedError, LeaseLostError, TemplateError, UnavailableError
 from soong.shared.core.foreign import contained, place_of
 from soong.shared.core.log import get_logger
+from soong.shared.core.value import Value
+from soong.shared.engine.runs.budgets import MICRO, TASK_LIMIT, BudgetStore, TaskTime, time_words
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.kinds import StepKind
@@ -22,7 +26,6 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.time_limit import TimeLimit
 from soong.worker.function_step import FunctionStepRunner, crashed, malformed
-from soong.worker.task_limits import TaskLimits
 
 log = get_logger(__name__)
 
@@ -31,6 +34,37 @@ class AgentSteps(Protocol):
     """Runs a child agent (:mod:`soong.worker.agent_step`)."""
 
     async def run(self, claim: Claim, bound: BoundStep, limit: TimeLimit, interruption: StopSignal) -> StepEnd: ...
+
+
+class TaskLimits(Value):
+    """What a worker process does about them; it reads rows for steps of tasks with limits alone."""
+
+    budgets: BudgetStore
+    clock: Clock
+
+    async def keep(self, claim: Claim, work: Callable[[], Awaitable[StepEnd]]) -> StepEnd:
+        """Do the work of a step within the limits of its task.
+
+        Raises: what ``work`` raises; UnavailableError, when the limits cannot be read.
+        """
+        time = await self.budgets.task_time(claim.identity.task_id)
+        if time is None:
+            return await work()
+        left_s = self._left_s(time)
+        if time.reached or (left_s is not None and left_s <= 0):
+            log.info("step_not_started", step=claim.step_key, reason=time.reached or "wall_s")
+            return claim.cancelled(time.reached or _words(time))
+        try:
+            async with asyncio.timeout(left_s) as limit:
+                end = await work()
+            if not limit.expired():  # else the work ignored its cancellation
+                return end
+        except TimeoutError:
+            pass
+        return claim.failed(TASK_LIMIT, _words(time), reason=EndReason.TIME_LIMIT)
+
+    def _left_s(self, time: TaskTime) -> float | None:
+        return None if time.deadline_us is None else (time.deadline_us - self.clock.now_us()) / MICRO
 
 
 @dataclass(slots=True)
@@ -88,3 +122,7 @@ class StepRunner:
                 return claim.failed("execution_failed", "a map step is never claimable")
             case other:
                 assert_never(other)
+
+
+def _words(time: TaskTime) -> str:
+    return time_words(time.wall_us or 0)

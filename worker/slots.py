@@ -22,10 +22,9 @@ from soong.shared.engine.tasks.claims import ClaimStore
 from soong.shared.engine.tasks.failure_report import with_report
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, RunFence, StepEnd
-from soong.worker.additional_steps import AdditionalSteps
+from soong.worker.additional_steps import AdditionalSteps, LentSlots
 from soong.worker.claim_loop import ClaimLoop, retry_s
 from soong.worker.function_step import crashed
-from soong.worker.lent_slots import LentSlots
 from soong.worker.unended import HeldRun, UnendedRuns
 
 log = get_logger(__name__)

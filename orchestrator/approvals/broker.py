@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
-from soong.orchestrator.approvals.session_approvals import ApprovalContext, SessionApprovals
-from soong.orchestrator.approvals.unheld_runs import RunEvents, UnheldRuns
+from soong.orchestrator.approvals.session_approvals import ApprovalContext, RunEvents, SessionApprovals, UnheldRuns
 from soong.shared.core.clock import Clock
 from soong.shared.core.settings import Settings
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.permissions.grants import Grant
+from soong.shared.permissions.scope import Grant
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.store import Store
 

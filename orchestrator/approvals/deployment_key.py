@@ -15,8 +15,7 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.log import get_logger
 from soong.shared.permissions.audit_log.notes import of_refused_key
 from soong.shared.permissions.audit_log.store import AuditStore
-from soong.shared.permissions.keys import KeyStore
-from soong.shared.permissions.signing import KeyFile, KeySource, Signer
+from soong.shared.permissions.signing import KeyFile, KeySource, KeyStore, Signer
 from soong.shared.storage.store import retry_until_confirmed
 
 log = get_logger(__name__)

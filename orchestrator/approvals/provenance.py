@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from soong.shared.core.errors import StartedByRunError
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.permissions.provenance import Provenance
+from soong.shared.permissions.request import Provenance
 from soong.shared.sandbox.family import RegisteredWorker, chain_of, own_chain
 
 

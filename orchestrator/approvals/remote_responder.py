@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from soong.orchestrator.approvals.approval import question_of, status_of_question
 from soong.orchestrator.approvals.decide import by_policy
 from soong.orchestrator.approvals.leases import ResponderLease
 from soong.orchestrator.approvals.provenance import check_person
-from soong.orchestrator.approvals.question_status import question_of, status_of_question
 from soong.orchestrator.approvals.responders import POLL_EVERY_S, answer_by, insert_answer, lane_of
 from soong.shared.core.clock import Clock, SystemClock
 from soong.shared.core.errors import SoongError, UnavailableError
@@ -22,8 +22,7 @@ from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.wire.notifier import Notifier, NullSubscription, Subscriber, Subscription
 from soong.shared.permissions.policy import Policy, policy_for
-from soong.shared.permissions.provenance import Provenance
-from soong.shared.permissions.request import Answer, PermissionCallback, PermissionRequest, Question
+from soong.shared.permissions.request import Answer, PermissionCallback, PermissionRequest, Provenance, Question
 from soong.shared.storage.store import Store
 
 log = get_logger(__name__)

@@ -15,7 +15,6 @@ from soong.shared.core.foreign import ForeignError, await_foreign, shown, words_
 from soong.shared.core.jsontext import JsonObject, canonical, parse_strict
 from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
-from soong.shared.permissions.provenance import Provenance
 from soong.shared.permissions.request import (
     NO_CALLBACK,
     Answer,
@@ -23,6 +22,7 @@ from soong.shared.permissions.request import (
     PermissionCallback,
     PermissionDecision,
     PermissionRequest,
+    Provenance,
 )
 from soong.shared.permissions.store import ConsentStore
 

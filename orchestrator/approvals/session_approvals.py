@@ -10,15 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Protocol
 
 from soong.orchestrator.approvals import decide
 from soong.orchestrator.approvals.decide import UnsignedDecision
 from soong.orchestrator.approvals.deployment_key import DeploymentKey
-from soong.orchestrator.approvals.presence import Presence
 from soong.orchestrator.approvals.question_limits import MAX_READ, QuestionLimiter
 from soong.orchestrator.approvals.responders import Lane, lane_of
-from soong.orchestrator.approvals.session_policy import SessionPolicy
-from soong.orchestrator.approvals.unheld_runs import UnheldRuns
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import (
     AlreadyDecidedError,
@@ -29,6 +27,8 @@ from soong.shared.core.errors import (
     UnavailableError,
 )
 from soong.shared.core.foreign import words_of
+from soong.shared.core.identity import RunIdentity
+from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
@@ -38,8 +38,9 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.engine.wire.permissions import MAX_DECISION_CHARS
 from soong.shared.permissions.gate import facts_of
-from soong.shared.permissions.grants import Grant, GrantBook
+from soong.shared.permissions.policy import Policy, policy_for
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest
+from soong.shared.permissions.scope import Grant, GrantBook
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import DecisionReceipt
 from soong.shared.sandbox.redact import Redactor
@@ -61,6 +62,36 @@ class OpenQuestion:
     """When somebody was there to see it."""
 
 
+class RunEvents(Protocol):
+    """Where ends of runs are shown."""
+
+    def cancelled(self, run_id: str, node_name: str) -> None:
+        """Blocking. Raises: UnavailableError."""
+        ...
+
+
+class UnheldRuns(Value):
+    """Tells of runs whose question is gone. Without ``events`` nothing shows runs."""
+
+    store: Store
+    events: RunEvents | None = None
+
+    async def tell(self, run_id: str) -> None:
+        """Tell that a run was cancelled, if it was. Best effort, as all events are.
+
+        Raises: UnavailableError of the store.
+        """
+        if self.events is None or (await self.store.runs.run(run_id)).status is not RunStatus.CANCELLED:
+            return
+        workers = await self.store.sessions.workers()
+        if not workers:
+            return  # Flower would list a worker that does not exist
+        try:
+            await asyncio.to_thread(self.events.cancelled, run_id, workers[0].node_name)
+        except UnavailableError as error:
+            log.warning("flower_events_unsent", error=str(error))
+
+
 class ApprovalContext(Value):
     """What every session's broker works with."""
 
@@ -77,6 +108,40 @@ class ApprovalContext(Value):
     async def sign(self, decision: Decision) -> Decision:
         """Sign with the key of the moment, which is in the table before anybody can read what it signed."""
         return (await self.key.current()).sign(decision)
+
+
+@dataclass(slots=True)
+class Presence:
+    """The responders of one session as its owner sees them. A beat that has not moved for the lease is away."""
+
+    lease: timedelta
+    _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def observe(self, responders: Sequence[Responder], now_s: float) -> tuple[bool, frozenset[str]]:
+        """Take the current rows; return whether anybody is there, and the ids of those that are away."""
+        for responder in responders:
+            beat, _ = self._seen.get(responder.id, (-1, 0.0))
+            if responder.beat != beat:
+                self._seen[responder.id] = (responder.beat, now_s)
+        self._seen = {responder.id: self._seen[responder.id] for responder in responders}
+        lease_s = self.lease.total_seconds()
+        away = frozenset(name for name, (_, moved_at) in self._seen.items() if now_s - moved_at >= lease_s)
+        return len(away) < len(self._seen), away
+
+
+@dataclass(slots=True)
+class SessionPolicy:
+    """The last policy that was read, and as what it is stored."""
+
+    _stored: JsonObject | None = None
+    _policy: Policy = field(default_factory=Policy)
+
+    def of(self, session: Session, identity: RunIdentity) -> Policy:
+        """Return the session's policy as it holds for one of its runs. Raises: InvalidConfigError."""
+        if self._stored != session.policy:
+            policy = Policy.from_json(session.policy)
+            self._stored, self._policy = session.policy, policy
+        return policy_for(self._policy, identity)
 
 
 @dataclass(slots=True)

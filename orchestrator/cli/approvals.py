@@ -100,7 +100,7 @@ async def find_question(store: "Store", text: str) -> "Question":
         NotFoundError: there is none.
         UsageError: there are several.
     """
-    from soong.orchestrator.approvals.question_status import question_of
+    from soong.orchestrator.approvals.approval import question_of
     from soong.orchestrator.cli.ids import fits, only
     from soong.shared.core.errors import NotFoundError
 
@@ -146,7 +146,7 @@ async def _show(text: str, *, is_full: bool, is_json: bool) -> None:
 async def read_approval(settings: Settings, text: str) -> "Approval":
     """Read all about the question that a person names. Raises: NotFoundError, UsageError, UnavailableError."""
     from soong.orchestrator.approvals.approval import approval_of
-    from soong.orchestrator.approvals.target_check import TargetChecker
+    from soong.orchestrator.approvals.decide import TargetChecker
     from soong.orchestrator.cli.ids import opened_store
     from soong.orchestrator.client.catalog import Catalogue
     from soong.shared.permissions.configured import configured_write_roots

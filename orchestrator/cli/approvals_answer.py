@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from soong.orchestrator.approvals.approval import question_of, status_of_question
 from soong.orchestrator.approvals.decide import offers_session
 from soong.orchestrator.approvals.provenance import provenance_here
-from soong.orchestrator.approvals.question_status import question_of, status_of_question
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.cli.console import visible
 from soong.orchestrator.cli.ids import deployment, opened_store
@@ -22,8 +22,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.policy import Policy, policy_for
-from soong.shared.permissions.provenance import Provenance
-from soong.shared.permissions.request import Answer, Choice, Question
+from soong.shared.permissions.request import Answer, Choice, Provenance, Question
 from soong.shared.storage.store import Store
 
 POLL_EVERY_S: Final = 0.1

@@ -4,8 +4,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from soong.orchestrator.approvals.approval import Approval
-from soong.orchestrator.approvals.question_status import WAITS, status_of_question
+from soong.orchestrator.approvals.approval import WAITS, Approval, status_of_question
 from soong.orchestrator.cli.console import folded, is_terminal, visible
 from soong.orchestrator.cli.question_text import (
     age_text,

@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from soong.orchestrator.approvals.question_status import question_of
+from soong.orchestrator.approvals.approval import question_of
 from soong.orchestrator.approvals.remote_responder import refusal_reason
 from soong.orchestrator.cli.asking import why_nobody_is_asked
 from soong.orchestrator.cli.console import emit, say, visible

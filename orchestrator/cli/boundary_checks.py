@@ -13,7 +13,7 @@ from soong.orchestrator.cli.finding import Finding, Level
 from soong.shared.core.config import CONFIG_FILE, load_config
 from soong.shared.core.errors import InvalidConfigError, SoongError, UnavailableError
 from soong.shared.core.settings import Settings
-from soong.shared.permissions.access.database_rights import DatabaseRights
+from soong.shared.permissions.access.store import DatabaseRights
 from soong.shared.toolsets.declarative.folder import TOOLS_FOLDER
 
 MIN_FREE_BYTES = 200 * 1024 * 1024

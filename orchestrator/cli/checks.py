@@ -263,7 +263,7 @@ async def check_modules(settings: Settings) -> Finding:
     from soong.shared.sandbox.paths import is_below
     from soong.shared.toolsets.code import code_tools
     from soong.shared.toolsets.controls import module_files, program_files
-    from soong.shared.toolsets.import_folders import look_in
+    from soong.shared.toolsets.modules import look_in
 
     try:
         config = load_config(settings.home)

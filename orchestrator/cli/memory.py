@@ -125,7 +125,7 @@ async def _review(settings: "Settings") -> "AsyncIterator[MemoryReview]":
     from soong.shared.core.clock import SystemClock
     from soong.shared.core.config import load_config
     from soong.shared.sandbox.rooted import RootedFolder
-    from soong.shared.storage.memory.opening import FOLDER, open_memory
+    from soong.shared.storage.memory.files import FOLDER, open_memory
 
     provider, folder = open_memory(settings, load_config(settings.home)), RootedFolder(settings.home, FOLDER)
     if has_no_rows(settings):
@@ -150,7 +150,7 @@ async def _found(settings: "Settings", text: str) -> "Memory | MemoryCandidate":
 
 async def _searched(settings: "Settings", query: str, project: str, limit: int) -> "Sequence[Memory]":
     from soong.shared.core.config import load_config
-    from soong.shared.storage.memory.opening import open_memory
+    from soong.shared.storage.memory.files import open_memory
 
     provider = open_memory(settings, load_config(settings.home))
     return await provider.search(query, project=project, limit=limit)

@@ -27,7 +27,7 @@ from soong.shared.permissions.configured import configured_write_roots
 from soong.shared.permissions.writable import writable_by_rule
 from soong.shared.sandbox.paths import is_below
 from soong.shared.toolsets.controls import module_files
-from soong.shared.toolsets.import_folders import look_in
+from soong.shared.toolsets.modules import look_in
 
 Importer: TypeAlias = Callable[[Sequence[str], Sequence[str], Sequence[str]], Registered]
 """Imports the modules of a plan and of ``SOONG_FUNCTIONS`` from folders."""

@@ -33,8 +33,7 @@ def command(
 
 async def _replay(text: str, step_id: str, *, is_json: bool) -> int:
     from soong.orchestrator.client.catalog import Catalogue
-    from soong.orchestrator.replay.recording import read_task
-    from soong.orchestrator.replay.task import Replayer
+    from soong.orchestrator.replay.task import Replayer, read_task
 
     settings = load_settings()
     async with opened_store(settings) as store:

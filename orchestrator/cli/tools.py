@@ -207,7 +207,7 @@ def _registered(settings: Settings, *, is_callable: bool = False) -> "tuple[Conf
     environment = ToolEnvironment.of(settings, config)
     if not is_callable:
         return config, registry_of(environment)
-    from soong.shared.storage.memory.opening import open_memory
+    from soong.shared.storage.memory.files import open_memory
 
     return config, registry_of(environment, open_memory(settings, config))
 

@@ -6,9 +6,8 @@ from typing import Final
 
 from soong.shared.core.value import Value
 from soong.shared.permissions.audit_log.entry import AuditEntry, Break, Verifier
-from soong.shared.permissions.audit_log.store import AuditStore
-from soong.shared.permissions.audit_log.uses import problem
-from soong.shared.permissions.keys import KeyStore
+from soong.shared.permissions.audit_log.store import AuditStore, problem
+from soong.shared.permissions.signing import KeyStore
 
 PAGE: Final = 1000
 

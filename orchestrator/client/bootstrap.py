@@ -20,7 +20,7 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
-from soong.shared.storage.redis.subscriber import RedisSubscriber
+from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from soong.orchestrator.retention.collector import GarbageCollector
     from soong.shared.engine.tasks.metrics import MetricsSource
     from soong.shared.engine.tasks.retention import Retention
-    from soong.shared.permissions.access.database_rights import DatabaseRights
+    from soong.shared.permissions.access.store import DatabaseRights
     from soong.shared.storage.artifact_store import ArtifactFiles
 
 

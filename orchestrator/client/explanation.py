@@ -38,7 +38,7 @@ from soong.shared.tools.results.normalize import failure_of
 from soong.shared.tools.risk import effective_traits, for_call, risk_of
 from soong.shared.tools.schema import validate
 from soong.shared.tools.surface import compute_surface
-from soong.shared.toolsets.skills.loader import all_skills, places
+from soong.shared.toolsets.skills.document import all_skills, places
 
 _NOBODY = RunIdentity("sess_explain", "run_explain", "agent_explain", Role.MAIN, "")
 

@@ -12,8 +12,7 @@ from typing import Final
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import NotFoundError, UsageError
 from soong.shared.core.value import Value
-from soong.shared.permissions.keys import ExpiredDecision, KeyStore, SigningKey
-from soong.shared.permissions.signing import Signer
+from soong.shared.permissions.signing import ExpiredDecision, KeyStore, Signer, SigningKey
 
 OVERLAP: Final = timedelta(seconds=60)
 """How long the old key still signs after a rotation: owners' clocks may differ from that of the rotating process."""

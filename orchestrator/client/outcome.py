@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from soong.orchestrator.approvals.question_status import denial_sentence
+from soong.orchestrator.approvals.approval import denial_sentence
 from soong.orchestrator.client.client import TaskSnapshot
 from soong.orchestrator.client.task_limits import TaskLimit, limits_of
 from soong.shared.core.jsontext import Json, JsonObject

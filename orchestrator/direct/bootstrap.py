@@ -37,10 +37,9 @@ from soong.shared.sandbox.programs import DEFAULT_NAMES
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifacts import FolderArtifacts
-from soong.shared.storage.memory.opening import open_memory
+from soong.shared.storage.memory.files import open_memory
 from soong.shared.tools.deferred import DeferredTools, with_search
-from soong.shared.tools.definition import Permission, RunDirs, ToolAdapter, ToolDefinition
-from soong.shared.tools.definition_check import shaped
+from soong.shared.tools.definition import Permission, RunDirs, ToolAdapter, ToolDefinition, shaped
 from soong.shared.tools.hooks.chain import NO_HOOKS, Hooks
 from soong.shared.tools.hooks.command import hooks_of
 from soong.shared.tools.hooks.sdk import registered_hooks

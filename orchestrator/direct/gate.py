@@ -23,10 +23,10 @@ from soong.shared.engine.sessions.session import Session
 from soong.shared.permissions import call_facts
 from soong.shared.permissions.egress import with_egress
 from soong.shared.permissions.gate import answered_by_hook, check_binding, request_of, verdict_of_policy
-from soong.shared.permissions.grants import GrantBook
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
 from soong.shared.permissions.request import Answer, Choice, Decision, PermissionCallback, PermissionRequest
 from soong.shared.permissions.rules import CallFacts, Effect
+from soong.shared.permissions.scope import GrantBook
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.ports import GateCall, Verdict
 from soong.shared.tools.result import ErrorType

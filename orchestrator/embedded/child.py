@@ -22,7 +22,7 @@ STEADY_AFTER_S: Final = 30.0
 
 EXIT_USAGE: Final = 2
 EXIT_RETIRED: Final = 3
-"""An additional worker has been idle for long enough (:mod:`soong.worker.retirement`)."""
+"""An additional worker has been idle for long enough (:mod:`soong.worker.lifetime`)."""
 HOPELESS_STARTS: Final = 3
 
 _MAX_REPORT_BYTES: Final = 64 * 1024

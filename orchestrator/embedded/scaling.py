@@ -2,7 +2,7 @@
 
 The rows show it: what the workers hold, and what is ready and held by nobody. The owner hints that there may be news;
 nothing is read without a hint, and little with one. What is seen once may be over in a millisecond, so that only what
-is seen twice counts. A worker ends by itself when it has been idle (:mod:`soong.worker.retirement`).
+is seen twice counts. A worker ends by itself when it has been idle (:mod:`soong.worker.lifetime`).
 """
 
 import asyncio

@@ -17,10 +17,9 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from soong.orchestrator.approvals.approval import approval_of
-from soong.orchestrator.approvals.question_status import question_of
+from soong.orchestrator.approvals.approval import approval_of, question_of
+from soong.orchestrator.approvals.decide import TargetChecker
 from soong.orchestrator.approvals.remote_responder import refusal_reason
-from soong.orchestrator.approvals.target_check import TargetChecker
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.http.context import Api, Needs, Rhythm, api_of, until_changed
 from soong.orchestrator.http.parameters import Cursor, InSession, Limit, RequestId, Wait
@@ -33,8 +32,7 @@ from soong.shared.core.log import get_logger
 from soong.shared.engine.sessions.session import ApprovalMode, Session
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.permissions.access.token import Right
-from soong.shared.permissions.provenance import Provenance
-from soong.shared.permissions.request import Answer, Choice, Question, RequestState
+from soong.shared.permissions.request import Answer, Choice, Provenance, Question, RequestState
 
 log = get_logger(__name__)
 

@@ -20,7 +20,7 @@ import psutil
 from soong.orchestrator.approvals.provenance import provenance_of, workers_here
 from soong.shared.core.value import Value
 from soong.shared.engine.sessions.store import SessionStore
-from soong.shared.permissions.provenance import Provenance
+from soong.shared.permissions.request import Provenance
 from soong.shared.sandbox.family import HAS_MARK, RegisteredWorker
 
 _GONE: Final = "the process that sent the request has let the connection go"

@@ -4,9 +4,8 @@ from typing import Any
 
 from pydantic import Field
 
-from soong.orchestrator.approvals.approval import Approval
+from soong.orchestrator.approvals.approval import Approval, status_of_question
 from soong.orchestrator.approvals.decide import offers_session
-from soong.orchestrator.approvals.question_status import status_of_question
 from soong.orchestrator.http.authentication import Caller
 from soong.orchestrator.schemas.approval import ApprovalDetail, ApprovalSchema
 from soong.orchestrator.schemas.base import Schema

@@ -5,14 +5,15 @@ is read from its own row and sent only while that row waits for an answer; budge
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from soong.orchestrator.event_log.event_facts import word
-from soong.orchestrator.notifications.foreign_text import one_line
 from soong.shared.core.clock import utc_date
+from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.notification_config import EventName
 from soong.shared.core.value import Value
@@ -30,6 +31,13 @@ _ENDS: Final[Mapping[str, str]] = {
     EventType.TASK_FAILED: "failed",
     EventType.TASK_CANCELLED: "cancelled",
 }
+
+MAX_CHARS: Final = 120
+_SCHEME: Final = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]{0,30}):(?=//)|\b(mailto|tel|sms|geo|facetime|javascript|data):")
+_HOST_DOT: Final = re.compile(
+    # Between a label and the shape of a top-level domain, in any script, or in an address of four numbers.
+    r"(?<=[^\W_])[.\u3002\uff0e\uff61](?=[^\W\d_]{2,63}(?!\w)|xn--)|(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w)"
+)
 
 
 class Occurrence(Value):
@@ -140,3 +148,11 @@ _READERS: Final[Mapping[str, Callable[[FeedRun, Event], Occurrence | None]]] = {
     EventType.RUN_FAILED: _run_failed,
     EventType.STEP_LEASE_EXPIRED: _lost,
 }
+
+
+def one_line(text: str, limit: int = MAX_CHARS) -> str:
+    """Return text as one line of visible characters, cut, with its addresses broken (``https[:]//evil[.]example``)."""
+    line = inert(" ".join(text[: 8 * limit].split()))
+    line = _SCHEME.sub(lambda found: f"{found[1] or found[2]}[:]", line)
+    line = _HOST_DOT.sub(lambda found: found[0].replace(".", "[.]") if len(found[0]) > 1 else "[.]", line)
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

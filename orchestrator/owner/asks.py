@@ -36,8 +36,7 @@ from soong.shared.engine.tasks.status import TaskStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor
-from soong.shared.tools.call_abort import aborted_by_person
-from soong.shared.tools.time_limit import TimeLimit
+from soong.shared.tools.time_limit import TimeLimit, aborted_by_person
 
 log = get_logger(__name__)
 

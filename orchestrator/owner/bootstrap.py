@@ -5,16 +5,18 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from typing import Final
 
 import redis as redis_sync
+from msgspec.structs import replace
 
 from soong.orchestrator.approvals.broker import ApprovalBroker
 from soong.orchestrator.approvals.deployment_key import open_key
 from soong.orchestrator.client.bootstrap import open_collector
 from soong.orchestrator.client.catalog import Catalogue
 from soong.orchestrator.client.memory_candidates import EXTRACTOR
+from soong.orchestrator.client.tool_registry import owner_registry
 from soong.orchestrator.notifications.opening import open_notifications
-from soong.orchestrator.owner.agent_runtime import owner_agents
 from soong.orchestrator.owner.asks import AskRunner
 from soong.orchestrator.owner.commands import Commands
 from soong.orchestrator.owner.dispatcher import Dispatcher
@@ -26,10 +28,11 @@ from soong.orchestrator.owner.scheduler import Scheduler
 from soong.orchestrator.owner.service import Orchestrator
 from soong.orchestrator.retention.automatic import AutomaticRetention, RetentionSettings
 from soong.orchestrator.telemetry.opening import Telemetry, count_events, open_telemetry
-from soong.shared.agents.pacing import Pacer
+from soong.shared.agents.pacing import LocalPacer, Pacer
+from soong.shared.agents.runtime.assembly import AgentRuntime
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import Clock, SystemClock
-from soong.shared.core.config import Config
+from soong.shared.core.config import CONFIG_FILE, Config
 from soong.shared.core.configured_settings import with_config
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import DISTRIBUTION
@@ -38,26 +41,32 @@ from soong.shared.core.telemetry import load_telemetry
 from soong.shared.engine.runs.budgets import DAY, configured_budget
 from soong.shared.engine.tasks.planner import Planner
 from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.storage.artifact_store import ArtifactFiles, open_artifact_store
-from soong.shared.storage.celery.app import make_celery
-from soong.shared.storage.celery.broker import CeleryBroker
-from soong.shared.storage.celery.events import CeleryRunEvents
-from soong.shared.storage.memory.opening import open_memory
+from soong.shared.storage.celery.app import CeleryBroker, CeleryRunEvents, make_celery
+from soong.shared.storage.memory.files import open_memory
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
 from soong.shared.storage.redis.pacing import RedisPacer
-from soong.shared.storage.redis.subscriber import RedisSubscriber
+from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from soong.shared.storage.store import Store, retry_until_confirmed
-from soong.shared.toolsets.memory.module import import_extractor
-from soong.shared.toolsets.memory.provider import MemoryProvider
+from soong.shared.tools.definition import Permission, ToolDefinition
+from soong.shared.tools.ports import ArtifactStore
+from soong.shared.toolsets.agents import DefinitionsOf
+from soong.shared.toolsets.memory.provider import MemoryProvider, import_extractor
+from soong.shared.toolsets.sources import ToolEnvironment, all_hooks
 
 BROKER_TIMEOUT_S = 5.0
 SWITCH_INTERVAL_S = 0.001
 AGENT_CONNECTIONS = 512
 """With more calls waiting than this, some look at the rows every second and hear nothing in between."""
+
+OWNER_SOURCE: Final = f"the orchestrator's {CONFIG_FILE}"
+
+_OWN_NAMESPACES: Final = ("agent.", "internal.")
 
 
 @dataclass(slots=True)
@@ -203,3 +212,61 @@ def _memory_job(
 def _opens_projects(settings: Settings) -> bool:
     """Say whether this process reads files of projects. In a deployment it has the signing key (docs/security.md)."""
     return settings.is_embedded
+
+
+def owner_agents(
+    settings: Settings,
+    config: Config,
+    store: Store,
+    notifier: Notifier,
+    inbox: DecisionInbox,
+    artifacts: ArtifactStore,
+    service: TaskService,
+    definitions_of: DefinitionsOf,
+    pacer: Pacer | None = None,
+    memory: MemoryProvider | None = None,
+) -> AskRunner:
+    """Return what runs the agents of asks in this process.
+
+    ``definitions_of`` returns the definitions that may be named in a project now.
+
+    Raises:
+        InvalidConfigError, InvalidToolError: the configuration of the home or a module of tools cannot be used.
+    """
+    environment = ToolEnvironment.of(settings, config, starts_servers=settings.is_embedded)
+    if not settings.is_embedded:
+        environment = replace(environment, modules=())
+    clean = redactor(secret_values(settings, config.secret_env, config.secret_files))
+    runtime = AgentRuntime(
+        store=store,
+        notifier=notifier,
+        inbox=inbox,
+        artifacts=artifacts,
+        clock=service.clock,
+        settings=settings,
+        config=config,
+        registry=owner_registry(
+            environment,
+            service,
+            service.clock,
+            definitions_of,
+            memory=memory,
+            patience_s=settings.no_worker_s,
+        ),
+        hooks=all_hooks(environment, clean, settings.home),
+        redactor=clean,
+        source=OWNER_SOURCE,
+        pacer=pacer or LocalPacer(),
+        offers=any_tool if settings.is_embedded else is_harmless,
+    )
+    return AskRunner(store.asks, store.sessions, runtime, notifier, service.clock, clean, settings.max_asks)
+
+
+def any_tool(_tool: ToolDefinition) -> bool:
+    """Offer every tool: orchestrator, worker and client are one user's processes on one machine."""
+    return True
+
+
+def is_harmless(tool: ToolDefinition) -> bool:
+    """Say whether a tool may run in the process that holds the signing key."""
+    return tool.permission is Permission.READONLY and tool.name.startswith(_OWN_NAMESPACES)

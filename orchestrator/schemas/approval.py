@@ -4,8 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from soong.orchestrator.approvals.approval import Approval
-from soong.orchestrator.approvals.question_status import status_of_question
+from soong.orchestrator.approvals.approval import Approval, status_of_question
 from soong.orchestrator.schemas.base import AnyObject, Instant, Schema
 from soong.shared.core.clock import rfc3339
 from soong.shared.core.identity import RunIdentity

@@ -11,7 +11,7 @@ from typing import Final
 
 from soong.orchestrator.event_log.event_facts import count, microusd, word
 from soong.orchestrator.event_log.follower import Taken
-from soong.orchestrator.telemetry.open_work import OpenSpan, OpenWork, keep
+from soong.orchestrator.telemetry.spans import OpenSpan, OpenWork, keep
 from soong.shared.engine.runs.events import Event, EventType
 from soong.shared.engine.tasks.event_feed import FeedCursor, FeedPart
 

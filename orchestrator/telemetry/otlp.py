@@ -3,21 +3,35 @@
 Which traces are sampled and what describes this service is read from the environment by the OpenTelemetry SDK itself.
 """
 
-from collections.abc import Sequence
+import gzip
+import ssl
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+import httpx2
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, SpanFlags, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from soong.orchestrator.telemetry.otlp_encoding import encode, resource_of
-from soong.orchestrator.telemetry.otlp_sender import OtlpSender
-from soong.orchestrator.telemetry.spans import Span, TraceOrigin
+from soong.orchestrator.telemetry.spans import Attribute, Attributes, Span, TraceOrigin
 from soong.shared.core.telemetry import OtlpTarget
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _NOT_SAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
+
+NANO: Final = 1000
+SCOPE: Final = "soong"
+# Of a parent, or a span that is linked: it is one of this service.
+_LOCAL: Final = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+_KINDS: Final = {"internal": Message.SPAN_KIND_INTERNAL, "client": Message.SPAN_KIND_CLIENT}
+
+CONTENT_TYPE: Final = "application/x-protobuf"
 
 
 def service(version: str) -> Resource:
@@ -53,3 +67,114 @@ class OtlpCollector:
     def close(self) -> None:
         """Close the connection."""
         self._sender.close()
+
+
+def resource_of(attributes: Mapping[str, object]) -> ResourceMessage:
+    """Return what describes the service that sends; values of kinds that spans do not have are left out."""
+    resource = ResourceMessage()
+    for name, value in attributes.items():
+        if isinstance(value, str | int | float | tuple):
+            _set(resource.attributes.add(key=name).value, value)
+    return resource
+
+
+def encode(spans: Sequence[Span], resource: ResourceMessage, version: str) -> bytes:
+    """Return a request to take these spans. Text that is not Unicode has replacements in it."""
+    request = ExportTraceServiceRequest()
+    if spans:
+        sent = request.resource_spans.add(resource=resource).scope_spans.add()
+        sent.scope.name, sent.scope.version = SCOPE, version
+        for span in spans:
+            _add(sent, span)
+    message: bytes = request.SerializeToString()
+    return message
+
+
+def _add(sent: ScopeSpans, span: Span) -> None:
+    trace = span.trace_id.to_bytes(16)
+    message = sent.spans.add(
+        trace_id=trace,
+        span_id=span.id.to_bytes(8),
+        kind=_KINDS[span.kind],
+        start_time_unix_nano=span.start_us * NANO,
+        end_time_unix_nano=span.end_us * NANO,
+        flags=_LOCAL,
+    )
+    message.name = _unicode(span.name)
+    if span.parent_id:
+        message.parent_span_id = span.parent_id.to_bytes(8)
+    add = message.attributes.add
+    for name, value in span.attributes.items():
+        _set(add(key=name).value, value)
+    for linked in span.links:
+        message.links.add(trace_id=trace, span_id=linked.to_bytes(8), flags=_LOCAL)
+    for event in span.events:
+        noted = message.events.add(name=_unicode(event.name), time_unix_nano=event.time_us * NANO)
+        _set_all(noted, event.attributes)
+    if span.error:
+        message.status.code = Status.STATUS_CODE_ERROR
+        message.status.message = _unicode(span.message or span.error)
+
+
+def _set_all(message: Message.Event, attributes: Attributes) -> None:
+    for name, value in attributes.items():
+        _set(message.attributes.add(key=name).value, value)
+
+
+def _set(field: AnyValue, value: Attribute) -> None:
+    if isinstance(value, str):
+        field.string_value = _unicode(value)
+    elif isinstance(value, bool):
+        field.bool_value = value
+    elif isinstance(value, int):
+        field.int_value = value
+    elif isinstance(value, float):
+        field.double_value = value
+    else:
+        field.array_value.SetInParent()  # an empty one, too, is there
+        for item in value:
+            field.array_value.values.add(string_value=_unicode(str(item)))
+
+
+def _unicode(text: str) -> str:
+    """Return a text without lone surrogates, which no protocol message takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+class OtlpSender:
+    """One collector. Its calls block; none takes much longer than the time limit of the target."""
+
+    def __init__(self, target: OtlpTarget) -> None:
+        """Raises: OSError, a certificate cannot be used."""
+        headers = {"user-agent": "soong", **target.headers, "content-type": CONTENT_TYPE}
+        if target.is_compressed:
+            headers["content-encoding"] = "gzip"
+        self._target = target
+        # A collector of the operator's choice: a redirect would take its key elsewhere.
+        self._client = httpx2.Client(
+            headers=headers, timeout=target.timeout_s, verify=_trusted(target), follow_redirects=False
+        )
+
+    def post(self, message: bytes) -> str:
+        """Return why the collector did not take a message; empty when it did. Its words are not read."""
+        body = gzip.compress(message) if self._target.is_compressed else message
+        try:
+            with self._client.stream("POST", self._target.url, content=body) as response:
+                status = response.status_code
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, RuntimeError) as error:
+            return f"it cannot be reached ({type(error).__name__})"
+        return "" if 200 <= status < 300 else f"it answered {status}"
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._client.close()
+
+
+def _trusted(target: OtlpTarget) -> ssl.SSLContext | bool:
+    """Raises: OSError."""
+    if not target.certificate and not target.client_certificate:
+        return target.url.startswith("https:")  # the certificates of the system take a while to read
+    context = ssl.create_default_context(cafile=target.certificate or None)
+    if target.client_certificate:
+        context.load_cert_chain(target.client_certificate, target.client_key or None)
+    return context

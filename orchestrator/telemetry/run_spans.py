@@ -11,8 +11,17 @@ from typing import ClassVar, Final, Literal
 
 from soong.orchestrator.event_log.event_facts import MAX_WORD, MICRO, count, microusd, provider_of, word
 from soong.orchestrator.telemetry import conventions as names
-from soong.orchestrator.telemetry.open_work import OpenSpan, OpenWork, keep
-from soong.orchestrator.telemetry.spans import Attribute, Attributes, Span, SpanEvent, TraceOrigin, span_id
+from soong.orchestrator.telemetry.spans import (
+    Attribute,
+    Attributes,
+    OpenSpan,
+    OpenWork,
+    Span,
+    SpanEvent,
+    TraceOrigin,
+    keep,
+    span_id,
+)
 from soong.shared.core.inert import inert
 from soong.shared.core.jsontext import JsonObject, dump
 from soong.shared.engine.runs.events import Event, EventType

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from soong.orchestrator.event_log.follower import Taken, UndeliveredError
-from soong.orchestrator.telemetry.open_work import OpenWork
 from soong.orchestrator.telemetry.run_spans import RunSpans
-from soong.orchestrator.telemetry.spans import Span, TraceOrigin, parse_trace_parent, span_id, trace_id
+from soong.orchestrator.telemetry.spans import OpenWork, Span, TraceOrigin, parse_trace_parent, span_id, trace_id
 from soong.shared.core.errors import NotFoundError
 from soong.shared.core.log import get_logger
 from soong.shared.engine.runs.store import RunStore

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models import Model, ModelRequestParameters
 
-from soong.shared.agents.charging import Spending
+from soong.shared.agents.charging import Spending, limit_reached
 from soong.shared.agents.compaction import (
     Cut,
     cut_of,
@@ -41,9 +41,7 @@ from soong.shared.agents.provider_schema import SchemaUnsupportedError, names_fo
 from soong.shared.agents.repeats import RepeatedFailures
 from soong.shared.agents.requests import ModelRequests
 from soong.shared.agents.scripted_model import ScriptedModel
-from soong.shared.agents.spending import limit_reached
-from soong.shared.agents.tool_offer import ToolOffer
-from soong.shared.agents.turn import FINAL_TOOL, ModelAnswer, judge
+from soong.shared.agents.turn import FINAL_TOOL, ModelAnswer, ToolOffer, judge
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import ScriptFailedError
 from soong.shared.core.jsontext import Json

@@ -9,6 +9,8 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import UTC
+from math import isfinite
 from typing import Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
@@ -20,12 +22,12 @@ from pydantic_ai.messages import (
     ModelResponse,
     ModelResponsePart,
     SystemPromptPart,
+    TextPart,
     ToolCallPart,
     ToolReturnPart,
     UserPromptPart,
 )
 
-from soong.shared.agents.plain_answers import NotPlainError, stored_form
 from soong.shared.core.errors import SchemaVersionError
 from soong.shared.core.jsontext import Json, JsonObject, dump
 from soong.shared.engine.runs.events import NewNode, Node, NodeKind
@@ -43,6 +45,12 @@ _ESCAPE: Final = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][8
 """In JSON text: a pair of halves, or one alone (group 1), or any other escape."""
 _CALL_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _CONTEXT_HEADS = {"skill": "Skill", "memory_context": "Remembered:", "system": "Instructions of this project,"}
+
+_ANSWER: Final = {"parts", "usage", "model_name", "timestamp", "kind", "state"}
+_CALL: Final = {"tool_name", "args", "tool_call_id", "part_kind"}
+_TEXT: Final = {"content", "part_kind"}
+_UNUSED: Final[dict[str, Any]] = {"details": {}}
+_MAX_DEPTH: Final = 20
 
 
 def opening_nodes(system: str, instructions: str, inputs: JsonObject, run_dirs: JsonObject) -> tuple[NewNode, NewNode]:
@@ -225,3 +233,60 @@ def _check_version(payload: Mapping[str, Json]) -> None:
     version = payload.get("v")
     if not isinstance(version, int) or version > VERSION:
         raise SchemaVersionError(f"a node of version {version!r} cannot be read; this program reads up to {VERSION}")
+
+
+class NotPlainError(ValueError):
+    """The answer has something that only the library knows how to write."""
+
+
+def stored_form(answer: ModelResponse) -> dict[str, Json]:
+    """Return the form of a plain answer. It shares nothing with the answer that could change.
+
+    Raises: NotPlainError.
+    """
+    if type(answer) is not ModelResponse or _given(answer) != _ANSWER or vars(answer.usage) != _UNUSED:
+        raise NotPlainError
+    if answer.timestamp.tzinfo is not UTC:
+        raise NotPlainError
+    return {
+        "parts": [_part(part) for part in answer.parts],
+        "usage": {},
+        "model_name": answer.model_name,
+        "timestamp": answer.timestamp.isoformat().replace("+00:00", "Z"),
+        "kind": answer.kind,
+        "state": answer.state,
+    }
+
+
+def _part(part: ModelResponsePart) -> dict[str, Json]:
+    if type(part) is ToolCallPart and _given(part) == _CALL:
+        return {
+            "tool_name": part.tool_name,
+            "args": _copied(part.args, _MAX_DEPTH),
+            "tool_call_id": part.tool_call_id,
+            "part_kind": part.part_kind,
+        }
+    if type(part) is TextPart and _given(part) == _TEXT:
+        return {"content": part.content, "part_kind": part.part_kind}
+    raise NotPlainError
+
+
+def _given(value: object) -> set[str]:
+    """Return the names of the attributes that are not None."""
+    return {name for name, given in vars(value).items() if given is not None}
+
+
+def _copied(value: object, depth: int) -> Json:
+    """Return a copy of what is JSON already."""
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return value  # type: ignore[return-value]  # just checked
+    if kind is dict and depth:
+        pairs: dict[object, object] = value  # type: ignore[assignment]  # just checked
+        if all(type(name) is str for name in pairs):
+            return {str(name): _copied(item, depth - 1) for name, item in pairs.items()}
+    elif kind is list and depth:
+        return [_copied(item, depth - 1) for item in value]  # type: ignore[attr-defined]  # just checked
+    elif kind is float and isfinite(value):  # type: ignore[arg-type]  # just checked
+        return value  # type: ignore[return-value]  # just checked
+    raise NotPlainError

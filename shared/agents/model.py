@@ -2,11 +2,12 @@
 
 import importlib
 import re
+import sys
+from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from soong.shared.agents.client_bodies import leave_long_parts
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.installation import install_line
 from soong.shared.engine.tasks.plan.plan import ACP_PREFIX
@@ -14,6 +15,7 @@ from soong.shared.engine.tasks.scripted import resolve_script
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
+
 
 SCRIPT = "script"
 LOOP: Final = "soong.shared.agents.loop"
@@ -34,6 +36,12 @@ _EXTRAS = {
 
 
 _WARM: set[str] = set()
+
+_Walk: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
+
+MODULE: Final = "openai.resources.chat.completions.completions"
+WALK: Final = "async_maybe_transform"
+LONG_PARTS: Final = frozenset({"messages", "tools"})
 
 
 def is_warm(name: str) -> bool:
@@ -160,3 +168,29 @@ def _suggestion(name: str) -> str:
         return f"did you mean {' or '.join(map(repr, near[:3]))}?"
     examples = [next(each for each in known if each.startswith(f"{provider}:")) for provider in ("anthropic", "openai")]
     return f"name it as provider:model, for example {' or '.join(examples)}, or 'script'"
+
+
+def leave_long_parts() -> None:
+    """Have the client, where it is loaded, send these parts as they are; said again, it changes nothing."""
+    module: Any = sys.modules.get(MODULE)
+    walk = getattr(module, WALK, None)
+    if walk is not None and not isinstance(walk, ShortWalk):
+        setattr(module, WALK, ShortWalk(walk))
+
+
+class ShortWalk:
+    """The walk of a client, without the long parts of a body that are JSON objects already."""
+
+    def __init__(self, walk: _Walk) -> None:
+        self.walk = walk
+
+    async def __call__(self, data: Any, expected_type: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return await self.walk(data, expected_type)
+        kept = {name: data[name] for name in data.keys() & LONG_PARTS if _is_of_objects(data[name])}
+        rest = {name: value for name, value in data.items() if name not in kept}
+        return {**await self.walk(rest, expected_type), **kept}
+
+
+def _is_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is dict for item in value)

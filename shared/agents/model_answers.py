@@ -4,6 +4,9 @@ Owns the judgement of an answer's end. It is made on the wire: the provider's ow
 cut, whatever the library made of it.
 """
 
+import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -14,7 +17,6 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
-from soong.shared.agents.foreign_bodies import watch_bodies
 from soong.shared.agents.scripted_model import ScriptedModel
 
 _STREAMED: Final = frozenset({"anthropic"})
@@ -25,6 +27,11 @@ UNMARKED_STREAMS: Final = 2
 
 _UNMARKED: Final[set[tuple[str, str]]] = set()
 """Models whose answers have no final mark, streamed or not, as this process has seen: by address and name."""
+
+BAD_GATEWAY: Final = 502
+"""For a body without a status of its own: a proxy in front of the model wrote it."""
+_NO_STREAM: Final = ("application/json", "text/html")
+_IS_ASKED: Final = (b'"stream":true', b'"stream": true')
 
 
 class BrokenAnswerError(AgentRunError):
@@ -185,3 +192,37 @@ def _checked(response: ModelResponse, *, is_streamed: bool) -> ModelResponse:
 def _has_mark(response: ModelResponse) -> bool:
     # Of an answer that the provider filtered, the library replaces the mark by its own reason.
     return bool((response.provider_details or {}).get("finish_reason")) or response.finish_reason == "content_filter"
+
+
+def watch_bodies(model: Any) -> None:
+    """Have the HTTP client of a model look at what it gets; again, it changes nothing."""
+    while hasattr(model, "wrapped"):
+        model = model.wrapped
+    client = getattr(getattr(model, "_provider", None), "_own_http_client", None)
+    hooks = getattr(client, "event_hooks", None)
+    if isinstance(hooks, dict) and name_error not in hooks.get("response", ()):
+        client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), name_error]}  # type: ignore[union-attr]  # it has hooks
+
+
+async def name_error(response: Any) -> None:
+    """Give an answer of another kind than a stream the status that its error names."""
+    kind = str(response.headers.get("content-type", "")).lower()
+    if response.status_code != 200 or not kind.startswith(_NO_STREAM) or not _asks_for_a_stream(response.request):
+        return
+    body = await response.aread()
+    if not body.lstrip().startswith((b"data:", b"event:", b":")):
+        response.status_code = _status_of(body)
+
+
+def _asks_for_a_stream(request: Any) -> bool:
+    return "stream" in str(request.url).lower() or any(words in request.content for words in _IS_ASKED)
+
+
+def _status_of(body: bytes) -> int:
+    with suppress(ValueError, RecursionError):
+        found = json.loads(body)
+        error = found.get("error") if isinstance(found, Mapping) else None
+        code = str(error.get("code", "")) if isinstance(error, Mapping) else ""
+        if code.isdecimal() and 400 <= int(code) < 600:
+            return int(code)
+    return BAD_GATEWAY

@@ -7,6 +7,7 @@ failure of that model.
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -29,7 +30,6 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings, ThinkingLevel
 
-from soong.shared.agents.context_refusals import is_too_long
 from soong.shared.agents.definition import ModelOptions
 from soong.shared.agents.messages import taken_in
 from soong.shared.agents.model_answers import NO_FOLLOWER, AnswerFollower, AnswerSource, BrokenAnswerError
@@ -53,6 +53,35 @@ _CODES_OF_THE_ACCOUNT: Final = frozenset({401, 402, 403, 404})
 _CODES_OF_THE_REQUEST: Final = frozenset({400, 422})
 
 _THINKING: Final[Mapping[str, ThinkingLevel]] = {"off": False, "low": "low", "medium": "medium", "high": "high"}
+
+TOO_LARGE: Final = 413
+_STATUSES: Final = frozenset({400, 413, 422, 500})
+
+WORDS: Final = {
+    "Anthropic, Fireworks": r"prompt is too long",
+    "Azure and OpenAI": r"context_length_exceeded|maximum context length|exceeds? the context window",
+    "Bedrock": r"input is too long|input tokens exceeded",
+    "Cohere": r"too many tokens",
+    "DashScope": r"range of input length should be",
+    "Gemini": r"input token count.{0,80}exceeds|exceeds the maximum number of tokens",
+    "GitHub Copilot": r"prompt token count.{0,80}exceeds",
+    "Groq": r"reduce (your message size|the length of the messages)|request too large for model",
+    "LiteLLM": r"contextwindowexceedederror",
+    "llama.cpp": r"exceed_context_size|exceeds the available context size|context size has been exceeded",
+    "LM Studio": r"trying to keep the first|context the overflows|greater than the context length",
+    "MiniMax": r"context window exceeds limit",
+    "Mistral": r"too large for model with .{0,40}maximum context length",
+    "Moonshot": r"exceeded model token limit",
+    "Ollama": r"input length exceeds|exceeds? (the )?(maximum )?context length|prompt too long",
+    "SGLang": r"longer than the model'?s context length|exceeds the (model'?s )?maximum (allowed )?length",
+    "Text Generation Inference": r"inputs` (tokens|must have less than)|input validation error.{0,80}tokens",
+    "vLLM": r"longer than the maximum model length|maximum model length",
+    "xAI": r"maximum prompt length",
+    "Z.ai": r"prompt exceeds max(imum)? length",
+}
+"""Patterns in lower case, by the server."""
+
+_ANY: Final = re.compile("|".join(f"(?:{pattern})" for pattern in WORDS.values()), re.DOTALL)
 
 
 class ProviderFailedError(SoongError):
@@ -189,3 +218,8 @@ def _asked_s(error: Exception) -> float | None:
 def _backoff_s(attempt: int) -> float:
     # Spread, so that the runs of one wave do not come back together.
     return float(min(BACKOFF_S * 2 ** (attempt - 1), BACKOFF_LIMIT_S) * (0.5 + random.random() / 2))  # noqa: S311
+
+
+def is_too_long(status: int, words: str) -> bool:
+    """Say whether a server refuses a request for its length."""
+    return status == TOO_LARGE or (status in _STATUSES and _ANY.search(words.lower()) is not None)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters
 
-from soong.shared.agents.charging import Reserved, Spending, charge_of, estimate, total
+from soong.shared.agents.charging import NEARLY_SPENT, Reserved, Spending, charge_of, estimate, total, warning
 from soong.shared.agents.conversation import Conversation
 from soong.shared.agents.definition import Compaction
 from soong.shared.agents.fallbacks import NO_FALLBACKS, Fallbacks, RunModel, answered_by, marked
@@ -20,7 +20,6 @@ from soong.shared.agents.model_request import ProviderFailedError, request
 from soong.shared.agents.pacing import Pacing, Sleep
 from soong.shared.agents.ports import AgentTask
 from soong.shared.agents.provider_schema import SchemaUnsupportedError
-from soong.shared.agents.spending import NEARLY_SPENT, warning
 from soong.shared.agents.turn import add, usage_of
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.jsontext import Json

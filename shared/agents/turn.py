@@ -4,23 +4,28 @@ Owns the judgement of a final answer against the step's schema. What follows fro
 """
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from msgspec.structs import replace
 from pydantic_ai.messages import ModelResponse, ToolCallPart
-from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition as ToolForModel
 
 from soong.shared.agents.charging import price_of
 from soong.shared.agents.definition import Price
 from soong.shared.agents.messages import arguments_of, calls_of, text_of
+from soong.shared.agents.ports import AgentTask
+from soong.shared.agents.provider_schema import check_offer
 from soong.shared.core.errors import InvalidJsonError
 from soong.shared.core.jsontext import Json, JsonObject, parse_strict
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.record import Usage
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.naming import NameTable
+from soong.shared.tools.result import ToolResult
 from soong.shared.tools.schema import repaired, validate
+from soong.shared.tools.surface import TOOL_SEARCH
 
 FINAL_TOOL: Final = "final_result"
 """How a model gives its output when there is a schema for it. No tool of ours mangles to it: theirs have a dot."""
@@ -28,6 +33,8 @@ CONTINUE: Final = (
     "Your answer was cut at the limit of output tokens. Continue exactly where it stopped, and repeat nothing."
 )
 CUT_RESULT: Final = "your answer was cut at the limit of output tokens; give the result again, in fewer words"
+
+CHECKED_AT_ONCE: Final = 32
 
 
 def parameters_of(
@@ -140,3 +147,33 @@ def add(first: Usage, second: Usage) -> Usage:
         None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
         first.cached_tokens + second.cached_tokens,
     )
+
+
+@dataclass(slots=True)
+class ToolOffer:
+    """The offer of one run. ``names`` are the provider's, of all tools: they stay when some are found later."""
+
+    task: AgentTask
+    names: NameTable
+    parameters: ModelRequestParameters = field(init=False)
+    """Of the next request."""
+
+    def __post_init__(self) -> None:
+        self._renew()
+
+    def take(self, tool: str, result: ToolResult) -> None:
+        """Offer what a search found, from the next request on; called with the results of former lives, too."""
+        if tool == TOOL_SEARCH and self.task.deferred.take(result):
+            self._renew()
+
+    def check(self, model: Model[Any]) -> None:
+        """Find out whether a model can take all that the run may offer it. Raises: SchemaUnsupportedError."""
+        check_offer(model, self.parameters, self.names)
+        hidden = [tool for tool in self.task.tools if self.task.deferred.hint(tool.name)]
+        for start in range(0, len(hidden), CHECKED_AT_ONCE):
+            part = parameters_of(hidden[start : start + CHECKED_AT_ONCE], self.names, None)
+            check_offer(model, part, self.names)
+
+    def _renew(self) -> None:
+        offered = self.task.deferred.offered(self.task.tools)
+        self.parameters = parameters_of(offered, self.names, self.task.output_schema)

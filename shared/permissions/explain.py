@@ -6,9 +6,12 @@ Made of the same values that judge, so that what is shown cannot drift from what
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from soong.shared.core.jsontext import Json
+from msgspec.structs import fields
+
+from soong.shared.core.errors import ForgedError
+from soong.shared.core.jsontext import Json, dump, parse_strict
 from soong.shared.core.value import Value
 from soong.shared.permissions.gate import scope_of
 from soong.shared.permissions.network import NetworkMode
@@ -21,12 +24,13 @@ from soong.shared.permissions.policy import (
     PolicyVerdict,
     evaluate,
 )
+from soong.shared.permissions.request import Choice, Decision
 from soong.shared.permissions.rules import Effect, Rule
 from soong.shared.sandbox.names import CONTROL_FILES, CONTROL_FOLDERS, GIT_CONTROLS
 from soong.shared.sandbox.paths import KERNEL_ROOTS, READ, PathPolicy
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.ports import GateCall
-from soong.shared.tools.result import ToolFailure
+from soong.shared.tools.result import ErrorType, ToolFailure
 from soong.shared.tools.surface import SurfaceDecision
 
 VERSION = 1
@@ -218,3 +222,39 @@ def by_policy(policy: Policy, call: GateCall, *, home: str, is_tainted: bool = F
         scope_of(call, policy, home) if verdict.effect is Effect.ASK else "",
         call.facts(),
     )
+
+
+def fields_of(decision: Decision) -> dict[str, object]:
+    """Return what is stored of a decision."""
+    return {field.name: getattr(decision, field.name) for field in fields(decision)}
+
+
+def text_of(decision: Decision) -> str:
+    """Return a decision as text."""
+    return dump(fields_of(decision))
+
+
+def decision_from(kept: Any) -> Decision:
+    """Return the decision of stored fields.
+
+    Raises:
+        ForgedError: they are not those of a decision: an unknown word, a field too few or too many.
+    """
+    try:
+        error = None if kept["error"] is None else ErrorType(kept["error"])
+        return Decision(**{**kept, "choice": Choice(kept["choice"]), "error": error})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ForgedError(f"a decision cannot be read: {error}", what="malformed_decision") from error
+
+
+def notified_decision(text: str) -> Decision:
+    """Return the decision of a notification, which anybody may have written.
+
+    Raises:
+        ForgedError: the text is not a decision.
+    """
+    try:
+        kept = parse_strict(text)
+    except (ValueError, RecursionError) as error:
+        raise ForgedError(f"a decision cannot be read: {error}", what="malformed_decision") from error
+    return decision_from(kept)

@@ -4,18 +4,21 @@ A **request** is raised by a run for the session's one callback; an **answer** i
 **decision** is what the session's owner made of it, signed, to be consumed by exactly that call.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import asdict
 
 from soong.shared.core.identity import RunIdentity
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
-from soong.shared.permissions.provenance import Provenance
+from soong.shared.sandbox.family import MOST_ANCESTORS, MOST_PROGRAM_CHARS, ProcessFacts
 from soong.shared.tools.elicitation import asks_for_words
 from soong.shared.tools.result import ErrorType
+
+_NAME_CHARS = 300
 
 
 class ChoiceTraits(Value):
@@ -139,6 +142,35 @@ NO_CALLBACK: Final = "no_callback"
 """Marks, in the metadata of a responder that failed, that it asks nobody questions of this kind."""
 
 
+class Provenance(Value):
+    """``processes`` begins with the one that answers; ``address`` is set where it runs on another machine."""
+
+    host: str = ""
+    processes: tuple[ProcessFacts, ...] = ()
+    address: str = ""
+
+    @property
+    def run_process(self) -> ProcessFacts | None:
+        """Return the nearest process of the chain that belongs to a run; None when none does."""
+        return next((process for process in self.processes if process.is_run), None)
+
+    @property
+    def problem(self) -> str:
+        """Say why this cannot be a person's answer; empty when it can."""
+        if self.run_process is not None:
+            process = self.run_process
+            return f"process {process.pid} ({process.program}) belongs to a run, and runs do not answer for people"
+        if not self.processes and not self.address:
+            return "the answer names no process that gave it"
+        return ""
+
+    def as_json(self) -> dict[str, Json]:
+        """Return what rows, the audit log and programs see."""
+        if self.address:
+            return {"address": self.address}
+        return {"host": self.host, "processes": [dict(asdict(process)) for process in self.processes]}
+
+
 class Answer(Value):
     """A responder's words as a row: the first for a request wins.
 
@@ -209,3 +241,21 @@ class Question(Value):
     @property
     def is_pending(self) -> bool:
         return self.state is RequestState.PENDING
+
+
+def provenance_from(value: Mapping[str, Any]) -> Provenance:
+    """Read a provenance from a row; what is none of our making is an empty one, which answers nothing."""
+    address, host, processes = value.get("address", ""), value.get("host", ""), value.get("processes", ())
+    if not isinstance(address, str) or not isinstance(host, str) or not isinstance(processes, Sequence):
+        return Provenance()
+    try:
+        chain = tuple(_process(**process) for process in processes[:MOST_ANCESTORS])
+    except TypeError:
+        return Provenance()
+    return Provenance(host[:_NAME_CHARS], chain, address[:_NAME_CHARS])
+
+
+def _process(*, pid: object, started_us: object, program: object, is_run: object) -> ProcessFacts:
+    if not isinstance(pid, int) or not isinstance(started_us, int) or not isinstance(program, str):
+        raise TypeError("a process is a pid, a start and a program")
+    return ProcessFacts(pid, started_us, program[:MOST_PROGRAM_CHARS], is_run is not False)

@@ -6,12 +6,15 @@ resolves the rules of a command line.
 """
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Final
 
 from soong.shared.core.inert import is_told_apart
 from soong.shared.core.value import Value
+from soong.shared.permissions.request import Decision, PermissionRequest
 from soong.shared.sandbox.hosts import is_host_within
 from soong.shared.tools.definition import Target
 
@@ -101,3 +104,48 @@ def _is_told_apart(scope: str) -> bool:
     """Say whether a scope looks like no other on a screen: no blank at its ends, nothing invisible, no control."""
     is_read = is_told_apart(scope) and _UNREADABLE not in scope and len(scope) <= MAX_GRANT_CHARS
     return is_read and scope == scope.strip()
+
+
+class Grant(Value):
+    """An allow_for_session decision: this tool, on exactly this scope. ``decision_id`` names where it comes from."""
+
+    tool: str
+    scope: str
+    principal: str
+    decision_id: str
+
+
+@dataclass(slots=True)
+class GrantBook:
+    """The grants of one session under one ownership. Dies with its owner: a successor asks again."""
+
+    _grants: dict[tuple[str, str], Grant] = field(default_factory=dict)
+
+    def add(self, grant: Grant) -> None:
+        """Remember a grant; the first for a tool and scope counts.
+
+        Raises:
+            ValueError: a grant without a tool or scope would cover everything.
+        """
+        if not grant.tool or not grant.scope:
+            raise ValueError(f"a grant needs a tool and a scope, not {grant!r}")
+        self._grants.setdefault((grant.tool, grant.scope), grant)
+
+    def remember(self, decision: Decision) -> None:
+        """Remember what a decision grants, if it grants anything."""
+        if decision.choice.is_grant:
+            self.add(Grant(decision.tool, decision.scope, decision.principal, decision.id))
+
+    def covering(self, request: PermissionRequest) -> Grant | None:
+        """Return the grant that answers a question."""
+        return self.find(request.tool, request.scope)
+
+    def find(self, tool: str, scope: str) -> Grant | None:
+        """Return the grant for exactly this tool and scope."""
+        return self._grants.get((tool, scope))
+
+    def __iter__(self) -> Iterator[Grant]:
+        return iter(self._grants.values())
+
+    def __len__(self) -> int:
+        return len(self._grants)

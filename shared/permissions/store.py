@@ -6,8 +6,8 @@ from typing import Protocol
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent, NewNode
 from soong.shared.engine.sessions.session import Ownership, Responder, Session
-from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
+from soong.shared.permissions.signing import SigningKey
 
 
 class OpenQuestions(Value):

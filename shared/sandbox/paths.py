@@ -2,26 +2,26 @@
 
 Resolution of links, and classification by the names of :mod:`soong.shared.sandbox.names`. Nothing is opened here;
 :mod:`soong.shared.sandbox.descriptors` opens exactly the resolved path that was classified, without following a
-link, so the two cannot be raced apart. What no path can tell, a hard link, is :mod:`soong.shared.sandbox.links`.
+link, so the two cannot be raced apart. What no path can tell, a hard link, is :mod:`soong.shared.sandbox.paths`.
 """
 
 import errno
 import os
+import stat
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
+from importlib.machinery import all_suffixes
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError
-from soong.shared.sandbox.git_folders import steers_repository
-from soong.shared.sandbox.imports import ImportGuard
-from soong.shared.sandbox.names import SENSITIVE, STEERING, components, is_control, is_sensitive, plain
+from soong.shared.sandbox.names import GIT_CONTROLS, SENSITIVE, STEERING, components, is_control, is_sensitive, plain
 
 MAX_PATH_BYTES = 4095
 
@@ -32,6 +32,17 @@ READ = _WRITTEN | {"skills"}
 
 KERNEL_ROOTS = (Path("/proc"), Path("/sys"), Path("/dev"))
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # an ordinary file system that happens to be mounted there
+
+_HEAD: Final = "HEAD"
+_COMMON: Final = "commondir"
+_STORE: Final = frozenset({"objects", "refs"})
+_KNOWN: Final = {plain(name): name for name in (_HEAD, *_STORE, *GIT_CONTROLS)}
+
+_PACKAGE_FOLDERS: Final = frozenset({"site-packages", "dist-packages", "node_modules", ".venv", "venv", ".pnpm-store"})
+_SYSTEM_FOLDERS: Final = ("/usr/", "/nix/store/")
+_FOR_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
+
+_SUFFIXES: Final = frozenset(map(plain, all_suffixes()))
 
 
 class Roots(Protocol):
@@ -63,6 +74,26 @@ class Located(Value):
     is_protected: bool
     is_steering: bool
     """It tells other programs or later agents what to do: a write asks whatever allows its folder."""
+
+
+class ImportGuard(Value):
+    """``folders`` of the import path but the program's own, and the top-level ``names`` that the program imports."""
+
+    folders: tuple[Path, ...] = ()
+    names: frozenset[str] = frozenset()
+
+    def covers(self, inner: tuple[str, ...]) -> bool:
+        """Say whether a path below such a folder, given by its plain parts, is a module or package of such a name.
+
+        A folder alone is none: Python takes one without ``__init__`` only when it finds nothing else of that name.
+        """
+        if not inner or len(inner) > 2:
+            return False
+        name, _, suffix = inner[-1].partition(".")
+        is_module = f".{suffix}" in _SUFFIXES
+        if len(inner) == 1:
+            return is_module and name in self.names
+        return is_module and name == "__init__" and inner[0] in self.names
 
 
 class PathPolicy(Value):
@@ -290,3 +321,37 @@ def _is_kernel_path(path: Path) -> bool:
 
 def _is_below_any(path: Path, roots: Iterable[Path]) -> bool:
     return any(is_below(path, root) for root in roots)
+
+
+def steers_repository(path: Path) -> bool:
+    """Say whether writing a file gives a repository a control, or makes a repository of a folder with one."""
+    return any(
+        (name := _KNOWN.get(plain(part), "")) and _is_steered(Path(*path.parts[:at]), name)
+        for at, part in enumerate(path.parts)
+        if at > 0
+    )
+
+
+def _is_steered(folder: Path, written: str) -> bool:
+    there = {name for name in _KNOWN.values() if os.path.lexists(folder / name)}
+    after = there | {written}
+    is_repository = _HEAD in after and (_COMMON in after or after >= _STORE)
+    if not is_repository or after.isdisjoint(GIT_CONTROLS):
+        return False
+    return written in GIT_CONTROLS or written not in there
+
+
+def is_linked_elsewhere(path: Path, status: os.stat_result) -> bool:
+    """Say whether a file has more names that its path does not explain."""
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink < 2:
+        return False
+    is_explained = str(path).startswith(_SYSTEM_FOLDERS) or not _PACKAGE_FOLDERS.isdisjoint(path.parts)
+    return not is_explained or not status.st_mode & _FOR_OTHERS
+
+
+def stands_linked(path: Path) -> bool:
+    """Say the same of the current file at a resolved path; nothing there has no other name."""
+    try:
+        return is_linked_elsewhere(path, path.lstat())
+    except OSError:
+        return False

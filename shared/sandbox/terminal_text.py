@@ -5,9 +5,11 @@ look like another (OSC 8), turns the reading direction around. Neither a person 
 """
 
 import re
+from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.core.inert import inert, is_told_apart
+from soong.shared.sandbox.redact import Redactor, StreamRedactor
 
 # An introducer ends the string before it, as on a terminal: looking past it, a text of introducers would be searched to
 # its end from each of them.
@@ -18,6 +20,12 @@ _SHORT: Final = r"\x1b[ -/]*[0-~]"
 _ESCAPES: Final = re.compile(f"{_CONTROL_STRING}|{_SEQUENCE}|{_SHORT}")
 
 _LONE: Final = re.compile("[\ud800-\udfff]")
+
+_WORD: Final = re.compile(r"[!-~]*")
+"""The shapes of tokens are of printable ASCII without spaces: an unfinished one is within the last such word."""
+_ADDRESS: Final = re.compile(r"://\S{0,400}\Z")
+"""An address may have a password of any letters before its host."""
+_ADDRESS_CHARS: Final = 500
 
 
 def inert_text(text: str) -> str:
@@ -36,3 +44,41 @@ def inert_text(text: str) -> str:
 def decoded(output: bytes) -> str:
     """Return the output of a program as text; bytes that are not UTF-8 are kept as lone surrogates."""
     return output.decode("utf-8", "surrogateescape")
+
+
+@dataclass(slots=True)
+class LiveText:
+    """One growing text. :meth:`shown` may change what it showed before, but never shows more of a secret."""
+
+    redactor: Redactor
+    _stream: StreamRedactor = field(init=False)
+    _settled: str = ""
+    _values: tuple[str, ...] = field(init=False)
+    """Secret values that are not one word of ASCII."""
+
+    def __post_init__(self) -> None:
+        self._stream = self.redactor.stream()
+        self._values = tuple(value for value in self.redactor.values if not _WORD.fullmatch(value))
+
+    def feed(self, piece: str) -> None:
+        self._settled += self._stream.feed(piece)
+
+    def shown(self, *, is_complete: bool = False) -> str:
+        """Return what can be shown of it; all of it when nothing more comes."""
+        pending = self._stream.pending
+        cut = len(pending) if is_complete else self._cut(pending)
+        return self._settled + self.redactor.text(pending[:cut])
+
+    def _cut(self, text: str) -> int:
+        last_word = _WORD.match(text[::-1])
+        cut = len(text) - (0 if last_word is None else last_word.end())
+        tail = max(0, len(text) - _ADDRESS_CHARS)
+        if (address := _ADDRESS.search(text, tail)) is not None:
+            cut = min(cut, address.start())
+        # A value that begins before the cut must end before it, too, also one that has not ended yet.
+        for value in self._values:
+            start = text.find(value[0], max(0, cut - len(value) + 1))
+            while 0 <= start < cut and not value.startswith(text[start : start + len(value)]):
+                start = text.find(value[0], start + 1)
+            cut = start if 0 <= start < cut else cut
+        return cut

@@ -16,7 +16,7 @@ from soong.shared.engine.tasks.notification_outbox import NotificationOutbox
 from soong.shared.engine.tasks.store import TaskStore
 from soong.shared.permissions.access.store import AccessStore
 from soong.shared.permissions.audit_log.store import AuditStore
-from soong.shared.permissions.keys import KeyStore
+from soong.shared.permissions.signing import KeyStore
 from soong.shared.permissions.store import ConsentStore
 
 T = TypeVar("T")

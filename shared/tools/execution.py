@@ -15,12 +15,11 @@ from soong.shared.core.foreign import ForeignError, await_foreign
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import shown_arguments
-from soong.shared.tools.call_abort import taken_back
 from soong.shared.tools.definition import HandlerOutput, Target
 from soong.shared.tools.ports import CallInputs, CallLog, GateCall, ToolCall, Verdict
 from soong.shared.tools.result import ErrorType, TextBlock, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
-from soong.shared.tools.time_limit import TimeLimit
+from soong.shared.tools.time_limit import TimeLimit, taken_back
 from soong.shared.tools.value_limits import UnfitError, plain, storable
 
 PROGRESS_EVENT: Final = "tool_progress"

@@ -21,7 +21,6 @@ from soong.shared.core.log import get_logger
 from soong.shared.core.value import Value
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.arguments import parsed, validated
-from soong.shared.tools.call_abort import taken_back
 from soong.shared.tools.deferred import DeferredTools
 from soong.shared.tools.definition import HandlerOutput, RunDirs, ToolContext, ToolDefinition
 from soong.shared.tools.early import answer_kept
@@ -82,7 +81,7 @@ from soong.shared.tools.results.normalize import (
 from soong.shared.tools.results.output_limits import Fitter
 from soong.shared.tools.risk import Classifier, classified, for_call
 from soong.shared.tools.surface import DELEGATION_TOOLS
-from soong.shared.tools.time_limit import TimeLimit
+from soong.shared.tools.time_limit import TimeLimit, taken_back
 
 log = get_logger(__name__)
 

@@ -24,8 +24,8 @@ from soong.shared.tools.definition import (
     ToolAdapter,
     ToolContext,
     ToolDefinition,
+    shaped,
 )
-from soong.shared.tools.definition_check import shaped
 from soong.shared.tools.naming import check_alias, check_name
 from soong.shared.tools.pydantic_schema import from_pydantic, model_of
 from soong.shared.tools.schema import check_schema, close

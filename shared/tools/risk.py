@@ -1,7 +1,9 @@
 """Tags, traits and risk of one call: declarations first, then whatever can only raise them (REG-05, PER-11)."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 from msgspec.structs import replace
@@ -10,7 +12,9 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.foreign import call_foreign, words_of
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.log import get_logger
-from soong.shared.tools.definition import NAMESPACE_TAGS, Permission, Risk, ToolDefinition, Traits
+from soong.shared.sandbox.command import CommandAccess
+from soong.shared.sandbox.paths import is_below, write_roots
+from soong.shared.tools.definition import NAMESPACE_TAGS, Permission, Risk, RunDirs, ToolDefinition, Traits
 
 Classifier: TypeAlias = Callable[[ToolDefinition], Risk]
 """Guesses a risk from what a tool is called. What it says counts only when it is higher."""
@@ -27,6 +31,8 @@ WRITE_KEYWORDS = ("patch", "write", "edit", "create", "delete")
 _FIXED_TAGS: Final = NAMESPACE_TAGS | {permission.value for permission in Permission}
 _UNSAFE_TAGS: Final = frozenset({"dangerous", "network"})
 _OWN_NAMESPACES = ("code.", "agent.", "internal.")
+
+_READING: Final = "code.read_file"
 
 
 def by_keywords(definition: ToolDefinition) -> Risk:
@@ -138,3 +144,32 @@ def risk_of(definition: ToolDefinition, traits: Traits, classify: Classifier = c
     if traits.is_destructive:
         declared = Risk.CRITICAL
     return max(declared, classify(definition))
+
+
+def access_of(
+    place: RunDirs, *, can_write: bool, has_network: bool = False, more: Iterable[Path] = ()
+) -> CommandAccess:
+    """Return the access of a program of a run.
+
+    It reads the project, the run's own folder, the read roots and ``more``, but for what a deny rule keeps from
+    ``code.read_file``. With ``can_write`` it writes the write roots and what an allow rule opens.
+    """
+    roots = (*write_roots(place), *place.writable_by_rule)
+    readable = (place.project, place.run_dir, *place.read_roots, *more, *(() if can_write else roots))
+    return CommandAccess(
+        readable=_resolved(readable),
+        writable=_resolved(roots) if can_write else (),
+        hidden=tuple(_withheld(place)),
+        has_network=has_network,
+    )
+
+
+def _resolved(paths: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(Path(os.path.realpath(path)) for path in paths))
+
+
+def _withheld(place: RunDirs) -> Iterable[Path]:
+    for one in place.withheld:
+        # A rule about everything, or about more than the project, means calls: a program needs its own folder.
+        if not one.is_asked and _READING in one.tools and not is_below(place.project, one.path):
+            yield one.path

@@ -17,8 +17,8 @@ from typing import Final
 
 from soong.shared.core.config import Config
 from soong.shared.core.installation import MODULE_FOLDERS
-from soong.shared.sandbox.imports import ImportGuard
 from soong.shared.sandbox.names import plain
+from soong.shared.sandbox.paths import ImportGuard
 
 _OF_A_PREFIX: Final = ("bin", "sbin", "Scripts", "lib", "lib32", "lib64", "Lib", "DLLs", "pyvenv.cfg")
 _PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")

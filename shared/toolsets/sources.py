@@ -23,17 +23,19 @@ from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.tools.deferred import ToolSearch
 from soong.shared.tools.definition import ToolAdapter
+from soong.shared.tools.hooks.chain import Hooks
+from soong.shared.tools.hooks.command import hooks_of
+from soong.shared.tools.hooks.sdk import registered_hooks
 from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
 from soong.shared.toolsets.code.read_file import MAX_PAGE_CHARS
 from soong.shared.toolsets.code.toolset import CodeTools
 from soong.shared.toolsets.command_runner import command_runner
 from soong.shared.toolsets.controls import controls_of, import_guard
-from soong.shared.toolsets.declarative.toolset import DeclarativeTools
-from soong.shared.toolsets.import_folders import look_in
+from soong.shared.toolsets.declarative.running import DeclarativeTools
 from soong.shared.toolsets.mcp.pool import McpServers
 from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
-from soong.shared.toolsets.memory.module import memory_modules
-from soong.shared.toolsets.modules import register_modules
+from soong.shared.toolsets.memory.provider import memory_modules
+from soong.shared.toolsets.modules import look_in, register_modules
 from soong.shared.toolsets.skills.toolset import SkillTools
 from soong.shared.toolsets.web.toolset import WebTools
 
@@ -133,3 +135,13 @@ def make_registry(environment: ToolEnvironment, more: Iterable[ToolAdapter] = ()
         ).register(registry)
     McpTools(environment.mcp, environment.max_timeout).register(registry)
     return registry
+
+
+def all_hooks(environment: ToolEnvironment, redactor: Redactor, home: Path) -> Hooks:
+    """Return them in their order; ``home`` is where configured ones start.
+
+    Raises: InvalidConfigError when a configured one cannot be used.
+    """
+    config = environment.config
+    configured = hooks_of(config.hooks, environment.runner, home=home, commands=config.commands, redactor=redactor)
+    return registered_hooks() + configured

@@ -9,8 +9,8 @@ from soong.shared.core.errors import AlreadyDecidedError, ConflictError, LeaseLo
 from soong.shared.core.identity import Role
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.engine.tasks.step import Claim
-from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Choice, PermissionRequest, RequestState
+from soong.shared.permissions.signing import SigningKey
 from soong.shared.permissions.store import (
     ClosedQuestion,
     OpenQuestions,

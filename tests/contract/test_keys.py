@@ -11,9 +11,9 @@ from soong.shared.engine.runs.events import EventType, NewEvent
 from soong.shared.engine.runs.store import CallRow
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.permissions.audit_log.entry import AuditKind
-from soong.shared.permissions.decision_text import notified_decision
-from soong.shared.permissions.keys import ExpiredDecision
+from soong.shared.permissions.explain import notified_decision
 from soong.shared.permissions.request import Decision, PermissionRequest, RequestState
+from soong.shared.permissions.signing import ExpiredDecision
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness
 from tests.model.builders import make_decision, make_request

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from soong.orchestrator.event_log.follower import EventFollower
 from soong.orchestrator.notifications.channels.channel import Delivery
 from soong.orchestrator.notifications.consumer import NotificationConsumer
-from soong.orchestrator.notifications.facts import facts_of, occurrence_of
-from soong.orchestrator.notifications.foreign_text import one_line
+from soong.orchestrator.notifications.facts import facts_of, occurrence_of, one_line
 from soong.orchestrator.notifications.message import Message
 from soong.orchestrator.notifications.sender import BACKOFF_S, PAGE, NotificationSender
 from soong.shared.core.config import parse_config

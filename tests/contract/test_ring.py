@@ -10,7 +10,7 @@ import pytest
 from soong.shared.engine.wire.notifier import Notifier, Subscriber, Subscription
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
-from soong.shared.storage.redis.subscriber import RedisSubscriber
+from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from tests.model.memory import MemoryBus
 
 HEARD_LIMIT_S = 10.0

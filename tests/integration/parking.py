@@ -32,7 +32,7 @@ from soong.shared.storage.store import Store
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.flower import NoFlower
 from soong.worker.function_step import FunctionStepRunner
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from soong.worker.process import WorkerProcess
 from soong.worker.run import StepRunner
 from tests.integration.consent import BothPorts, until

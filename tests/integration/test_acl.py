@@ -22,7 +22,7 @@ from soong.shared.engine.wire.permissions import MAX_LENGTH
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
-from soong.shared.storage.redis.subscriber import RedisSubscriber
+from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from tests.extra import redis_7
 from tests.system.deployment import Deployment, end
 from tests.system.test_consent import Person

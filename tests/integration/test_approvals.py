@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.approvals.approval import approval_of
+from soong.orchestrator.approvals.decide import TargetChecker
 from soong.orchestrator.approvals.remote_responder import RemoteResponder, ResponderClosedError, SkipQuestionError
-from soong.orchestrator.approvals.target_check import TargetChecker
 from soong.orchestrator.cli.approvals import find_question
 from soong.orchestrator.cli.approvals_answer import AnswerCommand, AnswerExitCode
 from soong.orchestrator.cli.approvals_text import list_text, show_text

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from soong.orchestrator.acp.conversation import SessionConversation
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.owner.agent_runtime import owner_agents
 from soong.orchestrator.owner.asks import AskRunner
+from soong.orchestrator.owner.bootstrap import owner_agents
 from soong.shared.agents.definition import builtin_definitions
 from soong.shared.agents.forking import inherited
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox

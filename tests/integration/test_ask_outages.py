@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.owner.agent_runtime import owner_agents
+from soong.orchestrator.owner.bootstrap import owner_agents
 from soong.shared.agents.definition import builtin_definitions
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
 from soong.shared.core.clock import SystemClock

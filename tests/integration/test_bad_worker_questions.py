@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import fields, replace
 
 from soong.orchestrator.approvals.approval import approval_of
-from soong.orchestrator.approvals.target_check import TargetChecker
+from soong.orchestrator.approvals.decide import TargetChecker
 from soong.orchestrator.cli.approvals_text import list_text, show_text
 from soong.orchestrator.schemas.approval import ApprovalDetail
 from soong.shared.permissions.request import Choice, PermissionRequest

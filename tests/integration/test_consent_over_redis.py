@@ -8,7 +8,7 @@ import pytest
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
-from soong.shared.storage.redis.subscriber import RedisSubscriber
+from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from tests.integration.consent import Callback, ConsentHarness, make_call, open_bench, verdicts
 
 

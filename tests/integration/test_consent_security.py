@@ -19,10 +19,9 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import Notifier
 from soong.shared.permissions.audit_log.entry import AuditKind
-from soong.shared.permissions.decision_text import text_of
+from soong.shared.permissions.explain import text_of
 from soong.shared.permissions.policy import Mode, Policy
-from soong.shared.permissions.provenance import Provenance
-from soong.shared.permissions.request import Answer, Choice, Decision, RequestState
+from soong.shared.permissions.request import Answer, Choice, Decision, Provenance, RequestState
 from soong.shared.permissions.signing import Signer
 from soong.shared.permissions.store import ClosedQuestion, ConsentStore, DecisionReceipt
 from soong.shared.storage.sql.engine.rows import decision_body

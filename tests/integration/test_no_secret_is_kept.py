@@ -38,7 +38,7 @@ from soong.shared.storage.artifacts import FolderArtifacts
 from soong.shared.storage.sql.store import SqlStore
 from soong.worker.agent_step import AgentStepRunner
 from soong.worker.function_step import FunctionStepRunner
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from soong.worker.run import StepRunner
 from tests.integration.consent import until
 from tests.integration.sql_stores import opened

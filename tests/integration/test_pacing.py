@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from soong.shared.agents.pacing import LocalPacer, Pacer, Pacing, RateLimits, provider_key
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.pacing import PREFIX, RedisPacer
-from soong.worker.lent_slots import LentSlots
+from soong.worker.additional_steps import LentSlots
 
 pytestmark = pytest.mark.spec("DIS-09", "DIS-12.d")
 

@@ -15,7 +15,7 @@ from soong.shared.engine.tasks.step import Lease
 from soong.shared.permissions.request import Choice
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
-from soong.shared.storage.redis.subscriber import RedisSubscriber
+from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.sql.store import open_store
 from tests.contract.databases import sqlite_copy
 from tests.integration.consent import until

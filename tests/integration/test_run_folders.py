@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.owner import run_folder_writer
+from soong.orchestrator.owner import run_archive
 from soong.orchestrator.owner.run_archive import GIVEN_UP_S, RunArchive
 from soong.shared.core.jsontext import Json
 from soong.shared.engine.runs.events import EventType, NewEvent
@@ -126,7 +126,7 @@ async def test_two_deliverables_of_one_name_are_both_kept(tmp_path: Path) -> Non
 async def test_what_a_run_delivers_is_written_in_portions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portion: int
 ) -> None:
-    monkeypatch.setattr(run_folder_writer, "PORTION_BYTES", portion)
+    monkeypatch.setattr(run_archive, "PORTION_BYTES", portion)
     store, artifacts = MemoryStore(), FolderArtifacts(RootedFolder(tmp_path, "artifacts"))
     wanted = {f"file{number}": b"%d\n" % number for number in range(12)}
     events = []

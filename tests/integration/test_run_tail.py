@@ -15,7 +15,7 @@ from soong.shared.engine.tasks.step import Claim
 from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import UNFOLLOWED_S, RedisNotifier
-from soong.shared.storage.redis.subscriber import RedisSubscriber
+from soong.shared.storage.redis.subscriptions import RedisSubscriber
 from soong.shared.storage.store import Store
 from tests.contract.scene import ContractHarness, completed, open_scene
 from tests.model.clock import FakeClock

@@ -32,7 +32,7 @@ from soong.shared.tools import risk
 from soong.shared.tools.time_limit import TimeLimit
 from soong.shared.toolsets.mcp.toolset import look_now, servers_of
 from soong.worker.agent_step import AgentStepRunner
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from tests.integration.consent import until
 from tests.integration.mcp.scene import stdio_config
 from tests.model.builders import make_owner

@@ -26,8 +26,7 @@ from soong.shared.engine.sessions.session import (
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import Claim, NewStep, NewTask, Step, Task
-from soong.shared.permissions.provenance import Provenance
-from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
+from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, Provenance
 from soong.shared.sandbox.family import ProcessFacts
 from soong.shared.storage.store import Store
 from tests.model.clock import START_US

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from soong.shared.toolsets.code.apply_hunks import apply_diff
-from soong.shared.toolsets.code.diff_fault import DiffError, Fault
+from soong.shared.toolsets.code.diff_header import DiffError, Fault
 from soong.shared.toolsets.code.unified_diff import parse_diff
 from tests.security.scene import SecurityHarness, make_scene
 

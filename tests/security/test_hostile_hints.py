@@ -16,8 +16,7 @@ from soong.shared.engine.wire.notifier import Subscription
 from soong.shared.engine.wire.permissions import MAX_LENGTH, REQUESTS
 from soong.shared.storage.redis.client import RedisClients
 from soong.shared.storage.redis.notifier import RedisNotifier
-from soong.shared.storage.redis.subscriber import RedisSubscriber
-from soong.shared.storage.redis.subscriptions import MAX_PAYLOAD_CHARS
+from soong.shared.storage.redis.subscriptions import MAX_PAYLOAD_CHARS, RedisSubscriber
 from tests.integration.consent import until
 from tests.servers import RedisServer
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from soong.orchestrator.approvals.approval import Approval
+from soong.orchestrator.approvals.decide import TargetStatus
 from soong.orchestrator.approvals.full_input import EXACT, FullInput
-from soong.orchestrator.approvals.target_check import TargetStatus
 from soong.orchestrator.cli.approvals_text import list_text, show_text
 from soong.orchestrator.cli.console import folded, visible
 from soong.orchestrator.cli.display import LineDisplay

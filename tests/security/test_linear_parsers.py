@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from soong.orchestrator.notifications.foreign_text import one_line
+from soong.orchestrator.notifications.facts import one_line
 from soong.shared.agents.definition_files import claude_file
 from soong.shared.core import front_matter
 from soong.shared.core.errors import SoongError
@@ -29,13 +29,11 @@ from soong.shared.toolsets.code import preview
 from soong.shared.toolsets.code.apply_hunks import apply_diff
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits
 from soong.shared.toolsets.code.unified_diff import parse_diff
-from soong.shared.toolsets.mcp.forms import form_of
+from soong.shared.toolsets.mcp.forms import asks_for_secret, form_of
 from soong.shared.toolsets.mcp.intake import Intake
 from soong.shared.toolsets.mcp.schemas import input_schema
-from soong.shared.toolsets.mcp.secret_words import asks_for_secret
 from soong.shared.toolsets.skills.document import read_skill
-from soong.shared.toolsets.web.page import TextPage
-from soong.shared.toolsets.web.robots import is_allowed
+from soong.shared.toolsets.web.fetch import TextPage, is_allowed
 
 FACTOR: Final = 4
 MOST: Final = 9.0

@@ -16,7 +16,7 @@ from soong.shared.sandbox.command import CommandAccess
 from soong.shared.tools.definition import ToolDefinition
 from soong.shared.tools.hooks.command import hooks_of
 from soong.shared.tools.result import ErrorType
-from soong.shared.toolsets.declarative.toolset import DeclarativeTools
+from soong.shared.toolsets.declarative.running import DeclarativeTools
 from tests.architecture.document_examples import Sitting, agrees, perform, sittings
 from tests.extra import bubblewrap
 from tests.spec_document import ROOT

@@ -23,7 +23,7 @@ from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.store import Store
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.function_step import FunctionStepRunner
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from soong.worker.parking import ParkingCoordinator
 from soong.worker.process import WorkerProcess
 from soong.worker.run import StepRunner

@@ -14,8 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from soong.orchestrator.client.catalog import Catalogue
-from soong.orchestrator.replay.recording import TaskRecord, read_task
-from soong.orchestrator.replay.task import Replayer, ReplayVerdict, TaskReplay
+from soong.orchestrator.replay.task import Replayer, ReplayVerdict, TaskRecord, TaskReplay, read_task
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.runs.events import Event, EventType, NodeKind

@@ -7,8 +7,7 @@ import pytest
 from llmock.scenarios import Reply, ToolCall
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 
-from soong.shared.agents.client_bodies import MODULE, WALK, ShortWalk
-from soong.shared.agents.model import resolve_model
+from soong.shared.agents.model import MODULE, WALK, ShortWalk, resolve_model
 from tests.wires.wire import MODELS, Wires
 
 LOOKED = (ToolCall("code__list_dir", {"path": "a"}), ToolCall("code__list_dir", {"path": "b"}))

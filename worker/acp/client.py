@@ -5,29 +5,32 @@ Implements the SDK's ``Client``. Every read, write, command and question becomes
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from acp import RequestError, schema
+from acp.schema import AllowedOutcome, DeniedOutcome, PermissionOption, RequestPermissionResponse
 
-from soong.shared.agents.acp_agents import AcpAgent, OwnKind
+from soong.shared.agents.acp_agents import READ_FILE, WRITE_FILE, AcpAgent, OwnKind
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import EventType
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.definition import HandlerOutput, ToolContext
 from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
-from soong.worker.acp import files
-from soong.worker.acp.calls import AgentCalls
+from soong.worker.acp.calls import AgentCalls, AgentTerminals
 from soong.worker.acp.narrative import AgentCall, AgentNarrative, kind_of
-from soong.worker.acp.options import allowed, option_once, refused
 from soong.worker.acp.own_tools import check_unchanged
-from soong.worker.acp.terminals import AgentTerminals
 
 MAX_OPEN: Final = 64
 """Requests of the agent that are under way at once; others wait unread."""
 NOT_TOLD: Final = "the agent's turn ended before it reported how this call ended: it may or may not have happened"
+
+MAX_PAGES: Final = 200
+PAGE_LINES: Final = 1000
+_FAILED: Final = -32603
 
 
 @dataclass(slots=True)
@@ -148,13 +151,13 @@ class AcpClient:
         self, session_id: str, path: str, line: int | None = None, limit: int | None = None, **_: Any
     ) -> schema.ReadTextFileResponse:
         with self._asked(session_id):
-            return schema.ReadTextFileResponse(content=await files.read_text(self.calls, path, line, limit))
+            return schema.ReadTextFileResponse(content=await read_text(self.calls, path, line, limit))
 
     async def write_text_file(
         self, session_id: str, path: str, content: str, **_: Any
     ) -> schema.WriteTextFileResponse | None:
         with self._asked(session_id):
-            await files.write_text(self.calls, path, content)
+            await write_text(self.calls, path, content)
             return schema.WriteTextFileResponse()
 
     async def create_terminal(
@@ -221,3 +224,72 @@ class AcpClient:
         finally:
             self._open_requests -= 1
             self.room.set()
+
+
+async def read_text(calls: AgentCalls, path: str, line: int | None, limit: int | None) -> str:
+    """Return lines of a file, read page by page.
+
+    Raises:
+        RequestError: it cannot be read, or not as it is: an agent writes back what it was given.
+    """
+    start, left, texts = max(1, line or 1), limit, list[str]()
+    for _ in range(MAX_PAGES):
+        count = PAGE_LINES if left is None else min(PAGE_LINES, left)
+        if count <= 0:
+            return "".join(texts)
+        result = await calls.make(READ_FILE, {"path": path, "start_line": start, "max_lines": count})
+        page = _data(result, path)
+        if page.get("truncated_lines"):
+            raise RequestError(_FAILED, f"{path!r} has a line that is too long to be given unchanged")
+        texts.append(str(page.get("text", "")))
+        following, end = page.get("next_start_line"), page.get("end_line")
+        if not isinstance(following, int) or not isinstance(end, int):
+            return "".join(texts)
+        left = None if left is None else left - (end - start + 1)
+        start = following
+    raise RequestError(_FAILED, f"{path!r} is too long to be read at once; ask with line and limit")
+
+
+async def write_text(calls: AgentCalls, path: str, content: str) -> None:
+    """Write a complete file. Raises: RequestError, when it is refused or fails."""
+    _data(await calls.make(WRITE_FILE, {"path": path, "content": content, "overwrite": True}), path)
+
+
+def failure_of(result: ToolResult) -> RequestError:
+    """Return a failed call as the agent receives it."""
+    assert result.error is not None
+    if result.error.type is ErrorType.FILE_NOT_FOUND:
+        return RequestError.resource_not_found(str(result.error.details.get("path") or result.error.message))
+    hint = f" ({result.error.hint})" if result.error.hint else ""
+    return RequestError(_FAILED, f"{result.error.message}{hint}", {"type": str(result.error.type)})
+
+
+def _data(result: ToolResult, path: str) -> Mapping[str, object]:
+    if result.error is not None:
+        raise failure_of(result)
+    if not isinstance(result.data, Mapping):
+        raise RequestError(_FAILED, f"{path!r} is too large to be given at once; ask with line and limit")
+    return result.data
+
+
+def option_once(options: Sequence[PermissionOption]) -> str | None:
+    """Return the id of the option that allows this call alone; None when there is none."""
+    return _only(options, "allow_once")
+
+
+def allowed(option_id: str) -> RequestPermissionResponse:
+    """Return the answer that chooses an option."""
+    return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=option_id))
+
+
+def refused(options: Sequence[PermissionOption]) -> RequestPermissionResponse:
+    """Return the answer that refuses: this call rather than all such calls, for the next may be another question."""
+    chosen = _only(options, "reject_once") or _only(options, "reject_always")
+    if chosen is None:
+        return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+    return allowed(chosen)
+
+
+def _only(options: Sequence[PermissionOption], kind: str) -> str | None:
+    count = Counter(option.option_id for option in options)
+    return next((one.option_id for one in options if one.kind == kind and count[one.option_id] == 1), None)

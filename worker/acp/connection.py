@@ -1,16 +1,19 @@
 """One agent's process and the session in it: started, talked to, and ended with all that it started."""
 
 import asyncio
-from collections.abc import Callable, Collection
+import json
+import os
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import acp
 from acp import RequestError, schema
+from msgspec.structs import replace
 from pydantic import ValidationError
 
-from soong.shared.agents.acp_agents import AcpAgent
+from soong.shared.agents.acp_agents import RUN_COMMAND, WRITE_FILE, AcpAgent
 from soong.shared.core.errors import InvalidConfigError
 from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandAccess, SandboxUnavailableError
@@ -18,13 +21,16 @@ from soong.shared.sandbox.duplex import DuplexCommand, DuplexProcess, ProcessLau
 from soong.shared.sandbox.programs import untrusted_folders
 from soong.shared.tools.definition import RunDirs
 from soong.shared.tools.result import ErrorType
+from soong.shared.tools.risk import access_of
 from soong.worker.acp.client import AcpClient
-from soong.worker.acp.confined import make_state, program_access
-from soong.worker.acp.transport import AgentProtocolError, ProcessTransport
 
 ANSWER_S: Final = 120.0
 """For the answers before the first prompt: some programs are loaded from afar when they start."""
 _ERROR_CHARS: Final = 1_000
+
+MAX_GARBAGE_LINES: Final = 100
+MAX_BYTES: Final = 512 * 1024 * 1024
+"""Of all messages of a run."""
 
 
 class AgentFailedError(Exception):
@@ -58,6 +64,66 @@ class AgentProgram(Value):
         access = program_access(agent, tools, run_dirs)
         argv = (str(program), *agent.command[1:], *agent.arguments)
         return cls(argv, env, run_dirs.run_dir / "workspace", access)
+
+
+class AgentProtocolError(Exception):
+    """What the process writes is not the protocol; says what."""
+
+
+@dataclass(slots=True)
+class ProcessTransport:
+    """One process's. ``heard`` is called for each message; ``failed`` once, with what is wrong."""
+
+    process: DuplexProcess
+    heard: Callable[[], object]
+    failed: Callable[[AgentProtocolError], object]
+    room: asyncio.Event
+    """Is set while the client takes more requests."""
+    is_mute: bool = False
+    """Nothing is sent any more: the process is being ended, and what it hears now it would take for an answer."""
+    _garbage: int = 0
+    _bytes: int = 0
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Raises: ConnectionError, when the process is gone."""
+        if self.is_mute:
+            return
+        line = json.dumps(message, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+        self.process.input.write(line)
+        await self.process.input.drain()
+
+    async def receive(self) -> dict[str, Any] | None:
+        """Return the next message; None at the end, and when the process does not keep to the protocol."""
+        try:
+            return await self._next()
+        except AgentProtocolError as error:
+            self.failed(error)
+            return None
+
+    async def close(self) -> None:
+        """The process is ended by the run that started it."""
+
+    async def _next(self) -> dict[str, Any] | None:
+        while True:
+            # The SDK begins a task for each message: those before it run first, and no flood piles up.
+            await asyncio.sleep(0)
+            await self.room.wait()
+            try:
+                line = await self.process.output.readline()
+            except ValueError as error:
+                raise AgentProtocolError(f"it sent a message that is too long: {error}") from None
+            if not line:
+                return None
+            self._bytes += len(line)
+            if self._bytes > MAX_BYTES:
+                raise AgentProtocolError(f"it sent more than {MAX_BYTES} bytes")
+            self.heard()
+            message = _message(line)
+            if message is not None:
+                return message
+            self._garbage += bool(line.strip())
+            if self._garbage > MAX_GARBAGE_LINES:
+                raise AgentProtocolError(f"it sent more than {MAX_GARBAGE_LINES} lines that are not messages")
 
 
 @dataclass(slots=True)
@@ -210,3 +276,60 @@ class AgentConnection:
 def _no_sandbox(error: SandboxUnavailableError) -> AgentFailedError:
     words = f"{error}; {error.hint}" if error.hint else str(error)
     return AgentFailedError(words, str(ErrorType.SANDBOX_DENIED), is_retryable=False)
+
+
+def program_access(agent: AcpAgent, tools: Collection[str], run_dirs: RunDirs) -> CommandAccess:
+    """Return the access of an agent whose run has these tools.
+
+    Without a tool that writes, the project is read-only for its program, too: what it does without asking changes
+    nothing there.
+    """
+    can_write = not {WRITE_FILE, RUN_COMMAND}.isdisjoint(tools)
+    access = access_of(run_dirs, can_write=can_write, has_network=agent.has_network)
+    writable = tuple(dict.fromkeys((*access.writable, *state_of(agent))))
+    readable = (*access.readable, *map(_real, agent.readable), *settings_of(agent))
+    return replace(access, writable=writable, readable=readable)
+
+
+def state_of(agent: AcpAgent) -> Iterator[Path]:
+    """Yield where an agent keeps what is its own. Raises: nothing; a place that is not there is not shown."""
+    for place in agent.state:
+        yield _real(Path(place).expanduser())
+
+
+def settings_of(agent: AcpAgent) -> Iterator[Path]:
+    """Yield what in its state says what the agent starts and lets itself do."""
+    for folder in state_of(agent):
+        yield from (folder / name for name in agent.settings)
+
+
+def make_state(agent: AcpAgent) -> None:
+    """Make what is not there yet of an agent's state: what it writes elsewhere ends with the sandbox.
+
+    Its settings are made empty: what is there can be shown read-only, what is not could be made by its program.
+    """
+    for folder in state_of(agent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for place in settings_of(agent):
+        if os.path.lexists(place):
+            continue
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if place.suffix:
+            place.write_text("{}\n" if place.suffix == ".json" else "", encoding="utf-8")
+        else:
+            place.mkdir(mode=0o700)
+
+
+def _real(place: Path) -> Path:
+    return Path(os.path.realpath(place))
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    """Return the message that a line is; None for other text."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_message = isinstance(value, dict) and value.get("jsonrpc") == "2.0"
+    is_sound = is_message and isinstance(value.get("method", ""), str) and isinstance(value.get("id", 0), int | str)
+    return value if is_sound else None

@@ -27,7 +27,7 @@ from soong.shared.toolsets.code.atomic_write import ABSENT, read_state
 from soong.shared.toolsets.code.paths import stands_key
 from soong.shared.toolsets.code.preview import MAX_COMPARED_LINES
 from soong.shared.toolsets.code.program_kinds import is_network_client
-from soong.shared.toolsets.code.write_place import locate_for_writing
+from soong.shared.toolsets.code.write_file import locate_for_writing
 
 LIMIT: Final = timedelta(seconds=600)
 """How long an allowed call of an agent's own may take; the deployment's longest time holds as well."""

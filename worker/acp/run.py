@@ -32,13 +32,12 @@ from soong.shared.tools.ports import ToolCall
 from soong.shared.tools.result import ErrorType, ToolError, ToolFailure
 from soong.shared.tools.results.normalize import refusal
 from soong.shared.tools.schedule import ABORTED_EVENT, Executor
-from soong.worker.acp.calls import AgentCalls
+from soong.worker.acp.calls import AgentCalls, AgentTerminals
 from soong.worker.acp.client import AcpClient
 from soong.worker.acp.connection import AgentConnection, AgentFailedError, AgentProgram
 from soong.worker.acp.meter import LimitReachedError, UsageMeter
 from soong.worker.acp.narrative import AgentNarrative
 from soong.worker.acp.output import PROMPT_AFTER_NO, prompt_of, prompt_to_go_on, read_output
-from soong.worker.acp.terminals import AgentTerminals
 
 T = TypeVar("T")
 MAX_CORRECTIONS: Final = 1

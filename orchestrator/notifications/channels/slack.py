@@ -7,8 +7,7 @@ markup, so it is escaped.
 import json
 from typing import Final
 
-from soong.orchestrator.notifications.channels.channel import Delivery
-from soong.orchestrator.notifications.channels.http_post import post
+from soong.orchestrator.notifications.channels.channel import Delivery, post
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.jsontext import Json

@@ -8,8 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from soong.orchestrator.notifications.channels.channel import Delivery
-from soong.orchestrator.notifications.channels.http_post import post
+from soong.orchestrator.notifications.channels.channel import Delivery, post
 from soong.orchestrator.notifications.message import Message
 from soong.shared.core.clock import Clock
 from soong.shared.core.errors import InvalidConfigError

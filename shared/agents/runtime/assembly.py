@@ -24,11 +24,9 @@ from soong.shared.agents.ports import AgentEnd
 from soong.shared.agents.runtime.agent_task import ModelRules, agent_task
 from soong.shared.agents.runtime.call_log import RunCallLog
 from soong.shared.agents.runtime.decision_inbox import DecisionInbox
-from soong.shared.agents.runtime.observer import AgentObserver, NullObserver
 from soong.shared.agents.runtime.permission_gate import GateStore, RunGate
-from soong.shared.agents.runtime.prepared import PreparedAgent, PreparedCalls
-from soong.shared.agents.runtime.running_calls import AbortableCalls
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.prepared import AgentObserver, NullObserver, PreparedAgent, PreparedCalls
+from soong.shared.agents.runtime.stop_signal import AbortableCalls, StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.clock import Clock
 from soong.shared.core.config import Config

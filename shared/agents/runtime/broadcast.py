@@ -20,8 +20,8 @@ from pydantic_ai.messages import (
 from soong.shared.agents.turn import FINAL_TOOL
 from soong.shared.engine.wire.answers import MAX_CALLS, AnswerDelta
 from soong.shared.engine.wire.notifier import Notifier
-from soong.shared.sandbox.live_text import LiveText
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.terminal_text import LiveText
 from soong.shared.tools.naming import unmangle
 from soong.shared.tools.value_limits import storable
 

@@ -9,13 +9,40 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from soong.shared.agents.runtime.running_calls import RunningCalls
+from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import StepIncidents
+from soong.shared.tools.definition import ToolDefinition
+from soong.shared.tools.ports import ToolCall
+from soong.shared.tools.result import ErrorType, ToolResult
+from soong.shared.tools.schedule import Executor
+from soong.shared.tools.time_limit import AbortableCall, abortable
 
 StopReason = Literal["cancel", "abort", "release", "drop", "park"]
 
 CANCEL_AGAIN_S: Final = 5.0
 """How long a run that was cancelled may take to end before it is cancelled again."""
+
+
+@dataclass(slots=True)
+class RunningCalls:
+    """By tool call id. A call that waits for its turn, or has ended, is not here."""
+
+    _calls: dict[str, AbortableCall] = field(default_factory=dict)
+
+    def abort(self, tool_call_id: str, reason: str = "") -> bool:
+        """Abort one call on behalf of a person; False when it is not under way here, or is ending already."""
+        call = self._calls.get(tool_call_id)
+        return call is not None and call.abort(reason)
+
+    async def execute(self, executor: Executor, call: ToolCall) -> ToolResult:
+        """Make a call that can be aborted until it has ended."""
+        with abortable() as running:
+            self._calls[call.id] = running
+            try:
+                return await executor.execute(call)
+            finally:
+                if self._calls.get(call.id) is running:
+                    del self._calls[call.id]
 
 
 @dataclass(slots=True)
@@ -60,3 +87,19 @@ def cancel_until_done(task: "asyncio.Task[Any]", reason: str = "", interruption:
     if not task.done() and not is_waited_for:
         task.cancel(reason) if reason else task.cancel()
         asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, cancel_until_done, task, reason, interruption)
+
+
+class AbortableCalls(Value):
+    """A turn's executor whose calls can be aborted one by one."""
+
+    executor: Executor
+    running: RunningCalls
+
+    def resolve(self, name: str) -> ToolDefinition | None:
+        return self.executor.resolve(name)
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        return await self.running.execute(self.executor, call)
+
+    async def refuse(self, call: ToolCall, type: ErrorType, message: str) -> ToolResult:
+        return await self.executor.refuse(call, type, message)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from soong.shared.core.value import Value
 from soong.shared.permissions.access.token import ApiToken
 
 
@@ -30,3 +31,11 @@ class AccessStore(Protocol):
         Raises: NotFoundError.
         """
         ...
+
+
+class DatabaseRights(Value):
+    """A database role. ``decides``: it may insert decisions or public keys, as an orchestrator's may."""
+
+    role: str
+    owns_tables: bool
+    decides: bool

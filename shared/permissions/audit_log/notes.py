@@ -14,8 +14,8 @@ from soong.shared.engine.sessions.session import Session
 from soong.shared.engine.tasks.step import MALFORMED
 from soong.shared.permissions.access.token import ApiToken
 from soong.shared.permissions.audit_log.entry import AuditKind, AuditNote
-from soong.shared.permissions.keys import ExpiredDecision
 from soong.shared.permissions.request import Answer, Decision
+from soong.shared.permissions.signing import ExpiredDecision
 from soong.shared.sandbox.redact import Redactor
 
 _OF_LOG: Final = {"request_id": "request", "decision_id": "decision", "tool_call_id": "tool_call"}

@@ -18,9 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from soong.shared.core.value import Value
-from soong.shared.sandbox.bubblewrap.mounts import HostLayout
+from soong.shared.sandbox.bubblewrap.mounts import HostLayout, SandboxView
 from soong.shared.sandbox.bubblewrap.probe import BubblewrapProbe, probe
-from soong.shared.sandbox.bubblewrap.refusals import denial
 from soong.shared.sandbox.bubblewrap.wrapped import WrappedCommand, wrapped
 from soong.shared.sandbox.command import (
     ChildCommand,
@@ -37,6 +36,21 @@ _FAILED_CODE: Final = 1
 _LAST_WORDS_BYTES: Final = 8192
 _NOT_STARTED: Final = re.compile(rb"^(?:bwrap: execvp|prlimit: failed to execute) .*: ([^:\n]+)\s*$", re.MULTILINE)
 _REASONS: Final = {number: os.strerror(number) for number in (errno.EACCES, errno.ENOENT, errno.ENOEXEC, errno.E2BIG)}
+
+_READ_ONLY: Final = "Read-only file system"
+_HIDDEN: Final = ("No such file or directory", "Permission denied", "ENOENT", "EACCES")
+_NETWORK: Final = (
+    "Network is unreachable",
+    "Temporary failure in name resolution",
+    "Could not resolve host",
+    "could not resolve host",
+    "Name or service not known",
+    "ENETUNREACH",
+    "EAI_AGAIN",
+    "Network unreachable",
+)
+_PATH: Final = re.compile(r"(?:^|[\s'\"`(=:])(/[^\s'\"`():,;]+)")
+_LAST_LINES: Final = 20
 
 
 class BubblewrapRunner(Value):
@@ -155,3 +169,18 @@ def _explained(command: ChildCommand, finished: Finished, box: WrappedCommand, w
 
 def _last_line(words: bytes) -> str:
     return (words.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
+
+
+def denial(words: str, view: SandboxView, *, has_network: bool) -> str:
+    """Return what the sandbox refused, as one clause, or nothing."""
+    for line in reversed(words.splitlines()[-_LAST_LINES:]):
+        if _READ_ONLY in line:
+            place = (_PATH.findall(line) or [""])[-1]
+            return f"{place!r} is read-only in the sandbox" if place else "the place is read-only in the sandbox"
+        if not has_network and any(sign in line for sign in _NETWORK):
+            return "the sandbox has no network"
+        if any(sign in line for sign in _HIDDEN):
+            hidden = (path for path in _PATH.findall(line) if view.kind_at(Path(path)) in (None, "empty"))
+            if place := next((path for path in hidden if not path.startswith(("/proc", "/dev"))), ""):
+                return f"{place!r} is not visible in the sandbox"
+    return ""

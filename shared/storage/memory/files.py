@@ -6,30 +6,28 @@ work and nothing has to be repaired. A file is put in place complete, under a na
 """
 
 import hashlib
+import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
 from msgspec.structs import replace
 
-from soong.shared.core.errors import ForeignEntryError, LimitExceededError
+from soong.shared.core.config import Config
+from soong.shared.core.errors import ForeignEntryError, InvalidPlanError, LimitExceededError, UsageError
+from soong.shared.core.front_matter import MAX_FRONT_CHARS, split
 from soong.shared.core.full_text import FullTextIndex
+from soong.shared.core.jsontext import Json
 from soong.shared.core.log import get_logger
-from soong.shared.sandbox.redact import Redactor
+from soong.shared.core.settings import Settings, secret_values
+from soong.shared.sandbox.redact import Redactor, redactor
 from soong.shared.sandbox.rooted import RootedFolder
 from soong.shared.sandbox.threads import run_blocking
-from soong.shared.storage.memory.document import (
-    PROJECTS_FOLDER,
-    USER_FOLDER,
-    BrokenMemoryError,
-    read_memory,
-    written,
-)
-from soong.shared.toolsets.memory.provider import Memory, MemoryScope
+from soong.shared.toolsets.memory.provider import FILES, Memory, MemoryProvider, MemoryScope, import_provider
 
 log = get_logger(__name__)
 
@@ -39,6 +37,11 @@ MAX_FILE_BYTES: Final = 32 * 1024
 _WEIGHTS: Final = (1.0, 2.0)
 """Of the content, and of the tags with the file's name."""
 _Signature = tuple[int, int, int]
+
+USER_FOLDER: Final = "user"
+PROJECTS_FOLDER: Final = "projects"
+
+FOLDER = "memory"
 
 
 @dataclass(slots=True)
@@ -183,3 +186,86 @@ def project_folder(project: str) -> str:
 
 def _folder_of(memory: Memory) -> str:
     return USER_FOLDER if memory.scope is MemoryScope.USER else project_folder(memory.project)
+
+
+class BrokenMemoryError(UsageError):
+    """A file of the memory folder that holds none. The message says what is wrong with it."""
+
+
+def written(memory: Memory) -> str:
+    """Return the file of a memory."""
+    fields: dict[str, Json] = {"id": memory.id, "scope": memory.scope.value}
+    if memory.project:
+        fields["project"] = memory.project
+    fields |= {"tags": list(memory.tags), "created": memory.created, "sources": list(memory.sources)}
+    fields["tainted"] = memory.is_tainted
+    lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items())
+    return f"---\n{lines}---\n{memory.content}\n"
+
+
+def read_memory(text: str, name: str) -> Memory:
+    """Read the file of that name. Without front matter it is a person's own note, for everywhere.
+
+    Raises:
+        BrokenMemoryError: says what is wrong.
+    """
+    parts = split(text)
+    fields = {} if parts is None else _fields(parts.fields)
+    project = _text(fields, "project")
+    try:
+        return Memory(
+            content=text if parts is None else parts.body,
+            scope=MemoryScope(_text(fields, "scope") or (MemoryScope.PROJECT if project else MemoryScope.USER)),
+            tags=_texts(fields, "tags"),
+            project=project,
+            sources=_texts(fields, "sources"),
+            is_tainted=fields.get("tainted", False) is not False,
+            created=_text(fields, "created"),
+            id=PurePosixPath(name).stem,
+        )
+    except (UsageError, ValueError) as error:
+        raise BrokenMemoryError(str(error)) from error
+
+
+def _fields(front: str) -> Mapping[str, Json]:
+    from soong.shared.engine.tasks.plan.yaml_document import read_document
+
+    if len(front) > MAX_FRONT_CHARS:
+        raise BrokenMemoryError(f"its front matter has {len(front)} characters; at most {MAX_FRONT_CHARS} are read")
+    if not front.strip():
+        return {}
+    try:
+        value = read_document(front, "front matter").value
+    except InvalidPlanError as error:
+        raise BrokenMemoryError(f"{error.problems[0].place}: {error.problems[0].problem}") from error
+    if not isinstance(value, Mapping):
+        raise BrokenMemoryError("its front matter is not a mapping of fields")
+    return value
+
+
+def _text(fields: Mapping[str, Json], field: str) -> str:
+    value = fields.get(field, "")
+    if not isinstance(value, str):
+        raise BrokenMemoryError(f"{field} is not text")
+    return value
+
+
+def _texts(fields: Mapping[str, Json], field: str) -> tuple[str, ...]:
+    value = fields.get(field, [])
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise BrokenMemoryError(f"{field} is not a list")
+    if not all(isinstance(each, str) for each in value):
+        raise BrokenMemoryError(f"{field} has an entry that is not text")
+    return tuple(map(str, value))
+
+
+def open_memory(settings: Settings, config: Config) -> MemoryProvider:
+    """Return the provider; nothing is read yet.
+
+    Raises: InvalidConfigError, the module that it names cannot be used.
+    """
+    wanted = config.memory.provider
+    if wanted != FILES:
+        return import_provider(wanted, settings.import_folders)
+    secrets = redactor(secret_values(settings, config.commands.secret_env))
+    return FileMemory(RootedFolder(settings.home, FOLDER), secrets)

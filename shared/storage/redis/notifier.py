@@ -28,7 +28,7 @@ from soong.shared.engine.wire.events import (
     worker_channel,
 )
 from soong.shared.engine.wire.permissions import DECISIONS_LENGTH, MAX_LENGTH, REQUESTS, decisions_of
-from soong.shared.storage.redis.direct_connection import Command, DirectConnection
+from soong.shared.storage.redis.client import Command, DirectConnection
 
 log = get_logger(__name__)
 

@@ -67,7 +67,7 @@ class SqlConsentStore(_Part, SqlConsent):
 
 
 class SqlKeyStore(_Part, SqlKeys):
-    """Implements :class:`soong.shared.permissions.keys.KeyStore`."""
+    """Implements :class:`soong.shared.permissions.signing.KeyStore`."""
 
 
 class SqlAccessStore(_Part, SqlAccess):

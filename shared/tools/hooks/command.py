@@ -38,7 +38,6 @@ from soong.shared.sandbox.paths import is_below
 from soong.shared.sandbox.programs import child_environment, find_program, untrusted_folders, with_trusted_path
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.sandbox.terminal_text import inert_text
-from soong.shared.tools.command_access import access_of
 from soong.shared.tools.definition import Progress, RunDirs
 from soong.shared.tools.elicitation import ElicitationAnswer
 from soong.shared.tools.hooks.chain import (
@@ -54,6 +53,7 @@ from soong.shared.tools.hooks.chain import (
 from soong.shared.tools.hooks.hook import ElicitationHookAction
 from soong.shared.tools.hooks.run import HookFailedError
 from soong.shared.tools.result import ArtifactRef, ContentBlock, JsonBlock, TextBlock, ToolResult
+from soong.shared.tools.risk import access_of
 
 VERSION: Final = 1
 MAX_ANSWER_BYTES: Final = 1024 * 1024

@@ -27,17 +27,15 @@ from soong.shared.toolsets.tasks.showing import (
     STEP_ID,
     TAGS,
     TASK_ID,
-    result_facts,
-    step_facts,
-    task_facts,
-    task_named,
-)
-from soong.shared.toolsets.tasks.speaking import (
     as_principal,
     check_models,
     command_id,
     digest_of_call,
     refused_as_error,
+    result_facts,
+    step_facts,
+    task_facts,
+    task_named,
 )
 
 if TYPE_CHECKING:

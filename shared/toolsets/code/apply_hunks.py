@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from soong.shared.core.value import Value
-from soong.shared.toolsets.code.diff_fault import DiffError, Fault
+from soong.shared.toolsets.code.diff_header import DiffError, Fault
 from soong.shared.toolsets.code.unified_diff import Hunk, UnifiedDiff, lines_of
 
 MAX_STEPS: Final = 10_000_000

@@ -17,16 +17,14 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.sandbox.command import CommandAccess
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_directory
-from soong.shared.sandbox.links import stands_linked
-from soong.shared.sandbox.paths import Located, PathPolicy, is_below, write_roots
+from soong.shared.sandbox.paths import Located, PathPolicy, is_below, stands_linked, write_roots
 from soong.shared.sandbox.programs import child_environment, find_program, program_identity, untrusted_folders
-from soong.shared.tools.command_access import access_of
 from soong.shared.tools.definition import RunDirs, Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.toolsets.code.named_files import NamedFiles, named_files
+from soong.shared.tools.risk import access_of
+from soong.shared.toolsets.code.named_files import NamedFiles, named_files, quoted
 from soong.shared.toolsets.code.paths import number_of, object_identity, text_of
 from soong.shared.toolsets.code.program_kinds import is_harmless
-from soong.shared.toolsets.code.quoting import quoted
 from soong.shared.toolsets.code.shell_strings import shell_string
 
 MAX_ARGUMENTS: Final = 4096

@@ -2,16 +2,19 @@
 
 Reads the two forms that ``git apply`` reads: ``diff --git`` with its extended lines, and a bare ``---``/``+++`` pair.
 Text before the header, such as a commit message, is passed over. Names are only collected here; the file that is
-written is always the tool's own ``path``, and :mod:`soong.shared.toolsets.code.diff_names` holds the two together.
+written is always the tool's own ``path``, and :mod:`soong.shared.toolsets.code.diff_header` holds the two together.
 """
 
+import os
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Final, Literal
 
+from soong.shared.core.errors import SoongError
 from soong.shared.core.value import Value
-from soong.shared.toolsets.code.diff_fault import DiffError, Fault
+from soong.shared.sandbox.paths import Located, Roots
 
 HUNK_LINE: Final = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 HUNK_MARK: Final = b"@@ -"
@@ -34,6 +37,13 @@ _OPERATIONS: Final = {
     b"rename new ": "renames a file",
 }
 _SILENT: Final = (b"similarity index ", b"dissimilarity index ")
+
+_PREFIXES: Final = ("a/", "b/", "i/", "w/", "c/", "o/", "./")  # git's, those of diff.mnemonicPrefix, and diff's own
+_NAME_END: Final = re.compile(rb"[\t\r\n\v\f]")
+_ESCAPE: Final = re.compile(rb"\\([0-3][0-7]{2}|[abtnvfr\"\\])")
+_LETTERS: Final = dict(zip(b"abtnvfr", b"\a\b\t\n\v\f\r", strict=True))
+_QUOTED: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_MAX_PAIR_BYTES: Final = 20_000
 
 
 class Name(Value):
@@ -195,6 +205,34 @@ def _is_epoch(name: bytes) -> bool:
     return moment == datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class Fault(StrEnum):
+    """What is wrong with a diff, or with applying it."""
+
+    HEADER = "header"
+    OTHER_FILE = "other_file"
+    SEVERAL_FILES = "several_files"
+    NOT_AN_EDIT = "not_an_edit"
+    HUNK = "hunk"
+    NUMBER = "number"
+    LEFTOVER = "leftover"
+    MISPLACED_END = "misplaced_end"
+    NO_CONTEXT = "no_context"
+    MISMATCH = "mismatch"
+    EXISTS = "exists"
+    TOO_FAR = "too_far"
+
+
+class DiffError(SoongError):
+    """A diff that is refused; nothing has been changed. ``line`` is its own line, from 1; ``hunk`` counts from 1."""
+
+    def __init__(self, fault: Fault, problem: str, *, line: int = 0, hunk: int = 0, hint: str = "") -> None:
+        self.fault = fault
+        self.line = line
+        self.hunk = hunk
+        self.hint = hint
+        super().__init__(f"{problem} (line {line} of the diff)" if line else problem)
+
+
 def _broken(problem: str, at: int) -> DiffError:
     hint = "begin with the lines '--- a/<path>' and '+++ b/<path>', followed by '@@ -<line>,<count> +<line>,<count> @@'"
     return DiffError(Fault.HEADER, f"the header is not usable: {problem}", line=at + 1, hint=hint)
@@ -203,3 +241,88 @@ def _broken(problem: str, at: int) -> DiffError:
 def _no_edit(words: str, at: int) -> DiffError:
     hint = "this tool changes or creates the text of one regular file and nothing else"
     return DiffError(Fault.NOT_AN_EDIT, f"the diff {words}", line=at + 1, hint=hint)
+
+
+class FileNames(Value):
+    """The spellings of one file: as given, from the project, from the working directory, absolute."""
+
+    accepted: frozenset[str]
+
+    @classmethod
+    def of(cls, located: Located, roots: Roots) -> "FileNames":
+        lexical = os.path.normpath(roots.cwd / located.given)
+        spellings = {os.path.normpath(located.given)}
+        for path in (lexical, str(located.resolved)):
+            spellings |= {path, os.path.relpath(path, roots.project), os.path.relpath(path, roots.cwd)}
+        spellings = {name for name in spellings if not name.startswith("..")}
+        return cls(frozenset(spellings | {name.lstrip("/") for name in spellings}))
+
+    def check(self, header: Header) -> None:
+        """Hold every name of a header to the file.
+
+        Raises:
+            DiffError: a name is another file's, or quoted in a way that cannot be read.
+        """
+        for name in header.names:
+            if not self._has(_plain(name)):
+                raise _other(name)
+        if header.pair is not None and not self._has_pair(header.pair):
+            raise _other(header.pair)
+
+    def _has(self, name: bytes) -> bool:
+        text = os.fsdecode(name)
+        return text in self.accepted or (text.startswith(_PREFIXES) and text[2:] in self.accepted)
+
+    def _has_pair(self, pair: Name) -> bool:
+        """Say whether two names with a space between are both this file; the names may hold spaces themselves."""
+        text = pair.text.removesuffix(b"\r")
+        if len(text) > _MAX_PAIR_BYTES:
+            return False
+        quoted = _QUOTED.match(text)
+        if quoted:
+            splits = [(quoted[0], text[quoted.end() + 1 :])]
+        else:
+            splits = [(text[:at], text[at + 1 :]) for at, byte in enumerate(text) if byte == ord(" ")]
+        return any(self._has(_unquoted(old, pair)) and self._has(_unquoted(new, pair)) for old, new in splits)
+
+
+def _plain(name: Name) -> bytes:
+    """Return a name without its quotes, or up to the time stamp after it."""
+    if name.text.startswith(b'"'):
+        quoted = _QUOTED.match(name.text)
+        return _unquoted(quoted[0] if quoted else name.text, name)
+    return _NAME_END.split(name.text, maxsplit=1)[0]
+
+
+def _unquoted(text: bytes, name: Name) -> bytes:
+    """Undo git's quoting of a name with unusual bytes."""
+    if not text.startswith(b'"'):
+        return text
+    whole = _QUOTED.fullmatch(text)
+    if whole is None or b"\\" in _ESCAPE.sub(b"", whole[1]):
+        raise DiffError(Fault.HEADER, "a quoted file name cannot be read", line=name.line)
+    return _ESCAPE.sub(lambda found: _byte(found[1]), whole[1])
+
+
+def _byte(escaped: bytes) -> bytes:
+    if escaped[0] in b"01234567":
+        return bytes((int(escaped, 8),))
+    return bytes((_LETTERS.get(escaped[0], escaped[0]),))
+
+
+def _other(name: Name) -> DiffError:
+    hint = "a diff changes the one file that 'path' names; change another file by a call of its own"
+    return DiffError(Fault.OTHER_FILE, "the diff names another file than 'path'", line=name.line, hint=hint)
+
+
+STRICTER_THAN_GIT: Final = frozenset(
+    {Fault.NUMBER, Fault.LEFTOVER, Fault.MISPLACED_END, Fault.NO_CONTEXT, Fault.TOO_FAR, Fault.SEVERAL_FILES}
+)
+"""What ``git apply`` may take and we never do, because its result is not what the diff says.
+
+``NUMBER``: line numbers beyond 31 bits, which git cuts off. ``LEFTOVER``: text after the last hunk, which git drops
+even when it is hunk lines beyond a wrong count. ``MISPLACED_END``: a line said to have no newline that is not the last
+one, which git joins with the next. ``NO_CONTEXT``: a hunk without a context line, which git puts at the end of the file
+wherever it says it belongs. ``TOO_FAR``: hunks so far from their places that finding them costs seconds.
+``SEVERAL_FILES``: a second section, even of the same file.
+"""

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_below
 from soong.shared.sandbox.key_material import MARKERS, blocks_of, holds_key
-from soong.shared.sandbox.links import is_linked_elsewhere
 from soong.shared.sandbox.names import components
-from soong.shared.sandbox.paths import KERNEL_ROOTS, PathPolicy, is_below
+from soong.shared.sandbox.paths import KERNEL_ROOTS, PathPolicy, is_below, is_linked_elsewhere
 from soong.shared.sandbox.threads import check, run_blocking
+from soong.shared.tools.definition import RunDirs
+from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.toolsets.code.rg import Match, Search, files_named, files_with, searched_files
-from soong.shared.toolsets.code.withheld import is_withheld
 
 Blocks = tuple[tuple[int, int], ...]
 
@@ -30,6 +30,10 @@ _CHECK_EVERY: Final = 1024
 WIDE_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 _NOT_ASCII: Final = ("**/*[!\x01-\x7f]*", "**/*[!\x01-\x7f]*/**")
 """Names of which ripgrep cannot say what they are another spelling of."""
+
+LISTS: Final = ("code.list_dir",)
+SEARCHES: Final = ("code.search", "code.read_file")
+"""The tools whose rules a search keeps, its own first: what it shows of a file is the file's content."""
 
 
 class LeftOut(Value):
@@ -177,3 +181,31 @@ def _stoppable(paths: Iterable[str], stop: Event) -> Iterator[str]:
         if position % _CHECK_EVERY == 0:
             check(stop)
         yield path
+
+
+def withheld_below(place: RunDirs, base: Path, tools: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what a call of the first of ``tools`` on ``base`` leaves out.
+
+    Raises:
+        ToolError: all of the base is withheld.
+    """
+    own = tools[0]
+    kept = [
+        one
+        for one in place.withheld
+        if not one.tools.isdisjoint(tools)
+        # A base that a rule asks about has been asked about.
+        and not (one.is_asked and own in one.tools and is_below(base, one.path))
+    ]
+    for one in kept:
+        if is_below(base, one.path):
+            what = "asks before" if one.is_asked else "refuses that"
+            names = ", ".join(sorted(one.tools.intersection(tools)))
+            problem = f"not permitted: a rule of the session {what} {names} reads {str(one.path)!r}"
+            raise ToolError(ErrorType.PERMISSION_DENIED, problem)
+    return tuple(str(one.path) for one in kept if is_below(one.path, base))
+
+
+def is_withheld(path: str, withheld: tuple[str, ...]) -> bool:
+    """Say whether a path is one of those withheld, or lies in one."""
+    return any(path == one or path.startswith(f"{one}/") for one in withheld)

@@ -16,6 +16,7 @@ from soong.shared.sandbox.paths import PathPolicy, shown_path
 from soong.shared.sandbox.threads import check, run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, TextBlock, ToolResult
+from soong.shared.toolsets.code.exclusions import LISTS, is_withheld, withheld_below
 from soong.shared.toolsets.code.paths import (
     check_object,
     flag,
@@ -27,7 +28,6 @@ from soong.shared.toolsets.code.paths import (
     string,
     text_of,
 )
-from soong.shared.toolsets.code.withheld import LISTS, is_withheld, withheld_below
 
 DEFAULT_LIMIT: Final = 200
 MAX_LIMIT: Final = 1000

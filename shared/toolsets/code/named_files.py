@@ -8,6 +8,7 @@ imports, includes or starts in its turn is not known here.
 
 import hashlib
 import os
+import shlex
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from soong.shared.core.inert import is_seen, is_told_apart
 from soong.shared.core.value import Value
 from soong.shared.sandbox.descriptors import PathRefusedError, opened_file
 from soong.shared.sandbox.paths import is_below
 from soong.shared.toolsets.code.program_kinds import runs_a_script
-from soong.shared.toolsets.code.quoting import quoted
 from soong.shared.toolsets.code.shell_strings import plain_name
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
@@ -69,6 +70,8 @@ READ_UNNAMED: Final[Mapping[str, Sequence[str]]] = {
     "mix": ("mix.exs",),
 }
 """Files that decide what a program does and that it reads of itself, in its folder or in one that is named."""
+
+_ESCAPES: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 class NamedFile(Value):
@@ -236,3 +239,12 @@ def _identity(path: Path) -> str:
 
 def _identity_of(status: os.stat_result) -> str:
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Return words as one line: as a shell would read them, with everything invisible written out."""
+    return " ".join(shlex.quote(word) if is_told_apart(word) else f"$'{_escaped(word)}'" for word in words)
+
+
+def _escaped(word: str) -> str:
+    return "".join(_ESCAPES.get(char) or (char if is_seen(char) else f"\\U{ord(char):08x}") for char in word)

@@ -7,8 +7,7 @@ from pathlib import Path
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.sandbox.descriptors import PathRefusal, PathRefusedError, opened_file
 from soong.shared.sandbox.key_material import holds_key
-from soong.shared.sandbox.links import is_linked_elsewhere, stands_linked
-from soong.shared.sandbox.paths import Located, PathPolicy, valid_text
+from soong.shared.sandbox.paths import Located, PathPolicy, is_linked_elsewhere, stands_linked, valid_text
 from soong.shared.tools.definition import Target, ToolContext
 from soong.shared.tools.result import ErrorType, ToolError
 

@@ -6,8 +6,7 @@ from itertools import takewhile
 from typing import Final
 
 from soong.shared.sandbox.key_material import HEAD_BYTES, is_key
-from soong.shared.sandbox.links import is_linked_elsewhere
-from soong.shared.sandbox.paths import Located, valid_text
+from soong.shared.sandbox.paths import Located, is_linked_elsewhere, valid_text
 from soong.shared.toolsets.code.atomic_write import ABSENT, State
 from soong.shared.toolsets.code.unified_diff import lines_of
 

@@ -1,5 +1,6 @@
 """code.read_file: a page of a text file by line, in constant memory whatever the file (FS-01)."""
 
+import hashlib
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from soong.shared.sandbox.redact import MARK
 from soong.shared.sandbox.threads import check, run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.code.instructions import INSTRUCTION_FILES, instructions
 from soong.shared.toolsets.code.paths import check_object, integer, number_of, permitted, read_target, string, text_of
 
 DEFAULT_LINES: Final = 200
@@ -29,6 +29,10 @@ MAX_START_LINE: Final = 2**53 - 1
 _CHUNK_BYTES: Final = 256 * 1024
 _SNIFFED_BYTES: Final = 8192
 _UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
+
+INSTRUCTION_FILES: Final = ("AGENTS.md", "CLAUDE.md")
+MAX_INSTRUCTION_BYTES: Final = 32 * 1024
+_DIGEST_CHARS: Final = 12
 
 
 def read_file_tool(
@@ -292,3 +296,19 @@ def _binary(path: str, size: int) -> ToolError:
     hint = "only text is read; UTF-16 must be converted first"
     details: dict[str, Json] = {"path": path, "size": size}
     return ToolError(ErrorType.BINARY_FILE, f"{path!r} is a binary file of {size} bytes", hint=hint, details=details)
+
+
+def instructions(located: Located, shown: str, descriptor: int) -> tuple[ContextNode, ...]:
+    """Return the block for an opened instruction file; none outside the project or for an empty file.
+
+    The full file is used, whatever page of it was asked for, up to a bound. The name says file and content: the same
+    content read again gives the same node, and a run needs it once.
+    """
+    content = os.pread(descriptor, MAX_INSTRUCTION_BYTES + 1, 0)
+    if not located.is_inside_project or not content.strip() or b"\0" in content:
+        return ()
+    digest = hashlib.sha256(content).hexdigest()[:_DIGEST_CHARS]
+    text = content[:MAX_INSTRUCTION_BYTES].decode("utf-8", "ignore")
+    end = "" if len(content) <= MAX_INSTRUCTION_BYTES else f"\n[cut at {MAX_INSTRUCTION_BYTES} bytes]"
+    head = f"Instructions of this project for the files next to and below {readable(shown)}:\n\n"
+    return (ContextNode("system", f"{shown}@{digest}", f"{head}{text}{end}"),)

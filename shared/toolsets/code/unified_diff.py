@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from soong.shared.core.value import Value
-from soong.shared.toolsets.code.diff_fault import DiffError, Fault
 from soong.shared.toolsets.code.diff_header import (
     GIT_MARK,
     HUNK_LINE,
     HUNK_MARK,
+    DiffError,
+    Fault,
     Header,
     find_header,
     is_hunk_line,

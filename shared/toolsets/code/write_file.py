@@ -15,7 +15,6 @@ from soong.shared.toolsets.code.atomic_write import ABSENT, Replacement, WriteRe
 from soong.shared.toolsets.code.exact_edits import is_utf8
 from soong.shared.toolsets.code.paths import flag, flag_of, string, text_of
 from soong.shared.toolsets.code.preview import holds_key_now, preview_of
-from soong.shared.toolsets.code.write_place import check_write_permitted, locate_for_writing
 
 MAX_CONTENT_BYTES: Final = 4 * 1024 * 1024
 
@@ -140,3 +139,33 @@ def _lost(before: bytes, after: bytes) -> list[Json]:
     if b"\0" not in before and not is_utf8(before):
         lost.append("an encoding other than UTF-8")
     return lost
+
+
+def locate_for_writing(policy: PathPolicy, context: ToolContext, path: str) -> Located:
+    """Find the place of a file to be written.
+
+    Raises:
+        PathRefusedError: it is protected, or can only be a directory.
+    """
+    located = policy.locate(context.run_dirs, path)
+    if located.is_protected:
+        problem = "is a control of this service, a part of its program or a control of a repository; no tool writes it"
+        hint = "ask a person to change it by hand; an environment that agents may change is one that Soong is not in"
+        raise PathRefusedError(PathRefusal.PROTECTED, path, problem, hint)
+    if path.endswith("/") or located.resolved.name in ("", ".", ".."):
+        raise PathRefusedError(PathRefusal.INVALID, path, "names a directory, not a file")
+    return located
+
+
+def check_write_permitted(located: Located, context: ToolContext) -> None:
+    """Hold a place to what was shown; without a pipeline only the write roots are open.
+
+    Raises:
+        PathRefusedError: it leads elsewhere now, or lies outside without consent.
+    """
+    if context.target.shown and context.target.shown != str(located.resolved):
+        problem = "leads elsewhere than when it was permitted"
+        raise PathRefusedError(PathRefusal.CHANGED, located.given, problem, "call again")
+    if not located.is_inside_write_roots and not context.allowed_outside:
+        problem = "lies outside the write roots and was not permitted"
+        raise PathRefusedError(PathRefusal.OUTSIDE, str(located.resolved), problem, "write below the working directory")

@@ -20,7 +20,6 @@ from soong.shared.tools.result import (
     ToolResult,
 )
 from soong.shared.tools.results.normalize import refusal
-from soong.shared.toolsets.declarative.plaintext import in_a_line
 
 MAX_DEPTH: Final = 90
 """Below what is taken of arguments and stored of results, so that nothing later is the first to refuse it."""
@@ -227,3 +226,26 @@ def _first_text(content: Sequence[ContentBlock]) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_WORDS_CHARS else f"{text[:MAX_WORDS_CHARS]}…"
+
+
+def in_a_line(text: str, max_chars: int) -> str:
+    """Return text as one line of bounded length."""
+    line = " ".join(inert_text(text[: 4 * max_chars]).split())
+    return line if len(line) <= max_chars else f"{line[:max_chars]}…"
+
+
+def last_lines(text: str, max_chars: int) -> str:
+    """Return the last full lines of a log without secrets, which best show why a program ended.
+
+    A line that does not fit is left out rather than cut.
+    """
+    kept: list[str] = []
+    room = max_chars
+    for line in reversed(text.rstrip().split("\n")):
+        shown = line if len(line) < max_chars else f"[a line of {len(line)} characters]"
+        room -= len(shown) + 1
+        if room < 0:
+            kept.append("[…]")
+            break
+        kept.append(shown)
+    return "\n".join(reversed(kept)).strip()

@@ -6,29 +6,65 @@ import errno
 import signal
 import time
 from collections.abc import Coroutine
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from threading import Event
+from typing import Any, Final, Literal
 
+import msgspec
 from msgspec.structs import replace
 
+from soong.shared.core.config import Config
+from soong.shared.core.errors import InvalidConfigError, InvalidToolError, SoongError
 from soong.shared.core.jsontext import Json, JsonObject, dump
-from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandRunner, Finished
+from soong.shared.core.value import Value
+from soong.shared.sandbox.command import ChildCommand, CommandAccess, CommandRunner, Finished, Stream
 from soong.shared.sandbox.descriptors import opened_directory
+from soong.shared.sandbox.paths import PathPolicy
+from soong.shared.sandbox.programs import untrusted_folders
 from soong.shared.sandbox.redact import Redactor
+from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.sandbox.threads import run_blocking
-from soong.shared.tools.command_access import access_of
-from soong.shared.tools.definition import Permission, Progress, RunDirs, ToolContext
-from soong.shared.tools.result import ErrorType, ToolError, ToolFailure, ToolResult
+from soong.shared.sandbox.transcript import STREAMS, OutputTranscript
+from soong.shared.tools.definition import (
+    HandlerOutput,
+    Permission,
+    Progress,
+    RunDirs,
+    Target,
+    ToolContext,
+    ToolDefinition,
+)
+from soong.shared.tools.docs import EVERY_CALL
+from soong.shared.tools.registry import MAX_TIMEOUT, ToolRegistry
+from soong.shared.tools.result import ArtifactRef, ErrorType, ToolError, ToolFailure, ToolResult
 from soong.shared.tools.results.normalize import refusal
-from soong.shared.toolsets.code.command_result import SANDBOX_HINT
+from soong.shared.tools.risk import access_of
+from soong.shared.toolsets.code.named_files import named_files
+from soong.shared.toolsets.code.run_command import SANDBOX_HINT, block_of
 from soong.shared.toolsets.declarative.definition import Bounds, DeclaredTool
-from soong.shared.toolsets.declarative.invocation import EFFECT_VARIABLE, Invocation
-from soong.shared.toolsets.declarative.program_output import ProgramOutput
-from soong.shared.toolsets.declarative.protocol import read_result
+from soong.shared.toolsets.declarative.folder import read_tool_files
+from soong.shared.toolsets.declarative.invocation import (
+    EFFECT_VARIABLE,
+    Invocation,
+    hold_to_permission,
+    invocation,
+    target_of,
+)
+from soong.shared.toolsets.declarative.protocol import CLAIMABLE, last_lines, read_result
 
 PROGRESS_S: Final = 1.5
 """Between two signs of life; people are promised one every 2 s (EXE-09)."""
 MAX_SUMMARY_CHARS: Final = 1_500
+
+MAX_SHOWN_CHARS: Final = 4_000
+MAX_PROBLEM_CHARS: Final = 200
+
+_OF_EVERY_CALL: Final = {each for types in EVERY_CALL.values() for each in types}
+_ERRORS: Final = tuple(
+    sorted((CLAIMABLE | {ErrorType.PATH_OUTSIDE_ROOTS, ErrorType.SHELL_NOT_ALLOWED}) - _OF_EVERY_CALL)
+)
 
 
 async def run_tool(
@@ -55,6 +91,83 @@ async def run_tool(
     except asyncio.CancelledError:
         context.keep_partial(output.so_far())
         raise
+
+
+class KeptOutput(Value):
+    """``facts`` are for the metadata of a result: of each stream its last lines, its size, and the digest of its
+    artifact, if the lines are not all of it.
+    """
+
+    facts: dict[str, Json] = msgspec.field(default_factory=dict)
+    artifacts: tuple[ArtifactRef, ...] = ()
+
+
+class ProgramOutput:
+    """Collects both streams of one call; :meth:`hear` takes the pieces as they come."""
+
+    def __init__(self, tool: DeclaredTool, redactor: Redactor) -> None:
+        limits: dict[Stream, int] = {"stdout": tool.stdout_limit_bytes, "stderr": tool.stderr_limit_bytes}
+        self._tool = tool.name
+        self._redactor = redactor
+        self._transcripts = {stream: OutputTranscript(limit, redactor) for stream, limit in limits.items()}
+
+    def hear(self, stream: Stream, piece: bytes) -> None:
+        self._transcripts[stream].hear(stream, piece)
+
+    def so_far(self) -> str:
+        """Return what was said so far as one text, for a result that comes before the end."""
+        titled: tuple[tuple[Stream, str], ...] = (("stdout", ""), ("stderr", "stderr:\n"))
+        said = [(stream, title) for stream, title in titled if self._said(stream)]
+        return "\n".join(block_of(self._transcripts[stream], stream, title).text for stream, title in said)
+
+    def last_lines(self, stream: Stream, max_chars: int) -> str:
+        """Return the last lines of a stream as text for a reader."""
+        return last_lines(self._text(stream), max_chars)
+
+    async def kept(self, context: ToolContext, *, has_stdout: bool) -> KeptOutput:
+        """Return what is kept of stderr, and of stdout where it is not the result; store what is too long to be shown.
+
+        What cannot be stored keeps no call from its result: the facts say why.
+        """
+        facts: dict[str, Json] = {}
+        artifacts: list[ArtifactRef] = []
+        for stream in STREAMS if has_stdout else STREAMS[1:]:
+            if not self._said(stream):
+                continue
+            shown, unshown = await run_blocking(partial(self._shown, stream))
+            if shown:
+                facts |= {stream: shown, f"{stream}_bytes": self._said(stream)}
+            if not unshown:
+                continue
+            try:
+                ref = await self._stored(context, stream, unshown)
+            except (OSError, SoongError) as error:
+                facts[f"{stream}_artifact_error"] = str(error)[:MAX_PROBLEM_CHARS]
+                continue
+            if ref is not None:
+                facts[f"{stream}_artifact"] = ref.digest
+                artifacts.append(ref)
+        return KeptOutput(facts, tuple(artifacts))
+
+    async def _stored(self, context: ToolContext, stream: Stream, data: bytes) -> ArtifactRef | None:
+        media_type, ending = ("application/octet-stream", "bin") if b"\0" in data else ("text/plain", "txt")
+        name = f"{self._tool}-{context.tool_call_id}-{stream}.{ending}"
+        return await context.store_artifact(data, media_type, name)
+
+    def _shown(self, stream: Stream, _stop: Event) -> tuple[str, bytes]:
+        """Return the last lines of a stream and, if they are not all of it, the bytes that were kept."""
+        text = self._text(stream)
+        shown = last_lines(text, MAX_SHOWN_CHARS)
+        if shown == text.strip():
+            return shown, b""
+        return shown, self._transcripts[stream].raw(stream).encode("utf-8", "surrogateescape")
+
+    def _text(self, stream: Stream) -> str:
+        # Again, as text: an escape sequence inside a secret hides it in the bytes.
+        return self._redactor.text(inert_text(self._transcripts[stream].raw(stream)))
+
+    def _said(self, stream: Stream) -> int:
+        return self._transcripts[stream].said[stream]
 
 
 async def _finished(
@@ -167,3 +280,90 @@ def _not_started(made: Invocation, error: OSError | ValueError) -> Exception:
     words = error.strerror if isinstance(error, OSError) else str(error)
     hint = "a script needs a first line such as #!/usr/bin/env python3 that names an interpreter which is there"
     return ToolError(ErrorType.EXECUTION_FAILED, f"{made.argv[0]!r} cannot be started: {words}", hint=hint)
+
+
+class DeclarativeTools(Value):
+    """A :class:`soong.shared.tools.definition.ToolAdapter` over the files of a home; one broken file breaks the start.
+
+    Starting without it would leave a run without a tool that its user counts on, without notice.
+    """
+
+    home: Path
+    runner: CommandRunner
+    config: Config = msgspec.field(default_factory=Config)
+    paths: PathPolicy = msgspec.field(default_factory=PathPolicy)
+    redactor: Redactor = msgspec.field(default_factory=Redactor)
+    max_timeout: timedelta = MAX_TIMEOUT
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """Read the files again each time.
+
+        Raises:
+            InvalidConfigError: names every broken file, the field and what to do.
+        """
+        bounds = Bounds.of(self.config, self.max_timeout)
+        files = read_tool_files(self.home, bounds)
+        if files.problems:
+            raise InvalidConfigError("\n".join(map(str, files.problems)))
+        surroundings = bounds, self.config, self.runner, self.paths, self.redactor
+        return tuple(command_tool(tool, *surroundings) for tool in files.tools)
+
+    def register(self, registry: ToolRegistry) -> None:
+        """Register the tools, each with its file as its source.
+
+        Raises:
+            InvalidConfigError: as :meth:`tools`, or a name is taken by a tool from elsewhere.
+        """
+        for definition in self.tools():
+            origin = str(definition.metadata["origin"])
+            try:
+                registry.register(definition, source=f"file {origin}")
+            except InvalidToolError as error:
+                raise InvalidConfigError(f"{origin}: {error.problem}") from error
+
+
+def command_tool(
+    tool: DeclaredTool,
+    bounds: Bounds,
+    config: Config,
+    runner: CommandRunner,
+    paths: PathPolicy,
+    redactor: Redactor,
+) -> ToolDefinition:
+    """Return the registered form of one definition."""
+
+    def made(context: ToolContext, call_input: JsonObject) -> Invocation:
+        return invocation(tool, bounds, config, context.run_dirs, call_input)
+
+    def target_of_made(context: ToolContext, call_input: JsonObject, now: Invocation) -> Target:
+        files = named_files(now.argv, now.cwd, untrusted_folders(context.run_dirs), paths.is_sensitive)
+        target = target_of(tool, now, call_input, files)
+        confinement = runner.confinement(access_of_tool(tool, now.cwd, context.run_dirs))
+        return replace(target, preview=f"{target.preview}\nsandbox: {confinement}") if confinement else target
+
+    def target(context: ToolContext, call_input: JsonObject) -> Target:
+        return target_of_made(context, call_input, made(context, call_input))
+
+    def check_permissions(context: ToolContext, call_input: JsonObject) -> Literal["ask"] | None:
+        # What a run can write and then run by a tool that never asks would be code without consent.
+        return "ask" if made(context, call_input).is_own_to_run else None
+
+    async def handle(context: ToolContext, call_input: JsonObject) -> HandlerOutput:
+        now = made(context, call_input)
+        hold_to_permission(context, await asyncio.to_thread(target_of_made, context, call_input, now))
+        return await run_tool(tool, now, context, call_input, runner, bounds, redactor)
+
+    return ToolDefinition(
+        name=tool.name,
+        description=tool.description,
+        input_schema=tool.input_schema,
+        handler=handle,
+        permission=tool.permission,
+        tags=tool.tags,
+        timeout=tool.timeout,
+        is_enabled=lambda: config.tools.shell or not tool.is_shell,
+        target=target,
+        check_permissions=check_permissions,
+        errors=_ERRORS,
+        metadata={"origin": tool.origin, "command_type": "shell" if tool.is_shell else "exec"},
+    )

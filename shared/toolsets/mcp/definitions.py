@@ -21,9 +21,9 @@ from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition
 from soong.shared.tools.naming import check_name
 from soong.shared.tools.result import ErrorType
-from soong.shared.toolsets.mcp.calls import call_server_tool
 from soong.shared.toolsets.mcp.catalogue import ServerSnapshot, ServerTool, ToolExclusion, canonical_tool_name
 from soong.shared.toolsets.mcp.pool import McpServers
+from soong.shared.toolsets.mcp.results import call_server_tool
 from soong.shared.toolsets.mcp.schemas import SchemaRefusedError, input_schema, output_schema
 
 MAX_DESCRIPTION_CHARS: Final = 4_000

@@ -1,6 +1,6 @@
 """The body of an answer over HTTP as the SDK reads it: what is in it has passed the intake."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -71,3 +71,23 @@ def _events(messages: Iterable[Message]) -> Iterator[bytes]:
 
 def _written(message: Message) -> bytes:
     return dump(message).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedStream(httpx2.AsyncByteStream):
+    """A body of at most ``most_bytes``; reading more raises what ``refusal`` returns."""
+
+    stream: httpx2.AsyncByteStream
+    most_bytes: int
+    refusal: Callable[[], Exception]
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self.stream:
+            size += len(piece)
+            if size > self.most_bytes:
+                raise self.refusal()
+            yield piece
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()

@@ -16,13 +16,12 @@ from soong.shared.core.value import Value
 from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ArtifactRef, ContentBlock, ErrorType, TextBlock, ToolResult
-from soong.shared.toolsets.mcp.calls import with_server
 from soong.shared.toolsets.mcp.catalogue import config_digest
 from soong.shared.toolsets.mcp.connection import ServerConnection, listed_pages
 from soong.shared.toolsets.mcp.definitions import server_tags, server_target
 from soong.shared.toolsets.mcp.intake import raw_result
 from soong.shared.toolsets.mcp.pool import McpServers
-from soong.shared.toolsets.mcp.results import MAX_BLOCKS, ResultReader
+from soong.shared.toolsets.mcp.results import MAX_BLOCKS, ResultReader, with_server
 
 if TYPE_CHECKING:
     from mcp.client import Client

@@ -163,8 +163,7 @@ async def http_transport(
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    from soong.shared.toolsets.mcp.bounded_stream import BoundedStream
-    from soong.shared.toolsets.mcp.http_answers import AnswerStream
+    from soong.shared.toolsets.mcp.http_answers import AnswerStream, BoundedStream
 
     asked: set[str] = set()
 

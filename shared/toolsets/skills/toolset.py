@@ -18,8 +18,7 @@ from soong.shared.sandbox.paths import valid_text
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition, Traits
 from soong.shared.tools.result import ContextNode, ErrorType, TextBlock, ToolResult
-from soong.shared.toolsets.skills.document import MAX_NAME_CHARS
-from soong.shared.toolsets.skills.loader import SkillDir, SkillEntry, all_skills, load, places
+from soong.shared.toolsets.skills.document import MAX_NAME_CHARS, SkillDir, SkillEntry, all_skills, load, places
 
 _TAGS: Final = frozenset({"internal", "readonly"})
 

@@ -17,8 +17,7 @@ from soong.shared.engine.tasks.step import Claim, Lease, Step
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.surface import Surface
-from soong.shared.toolsets.tasks.claiming import ClaimTools, TaskRows, own_step
-from soong.shared.toolsets.tasks.claims import AdditionalClaims, step_id_of, work_of
+from soong.shared.toolsets.tasks.claiming import AdditionalClaims, ClaimTools, TaskRows, own_step, step_id_of, work_of
 from soong.shared.toolsets.tasks.showing import (
     MAX_SHOWN_STEPS,
     STEP_ID,

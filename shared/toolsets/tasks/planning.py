@@ -16,14 +16,18 @@ from soong.shared.core.value import Value
 from soong.shared.engine.tasks.step import Task
 from soong.shared.tools.definition import Handler, HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.result import ErrorType
-from soong.shared.toolsets.tasks.showing import TAGS, TASK_ID, changes_state, task_facts, task_named
-from soong.shared.toolsets.tasks.speaking import (
+from soong.shared.toolsets.tasks.showing import (
+    TAGS,
+    TASK_ID,
     as_principal,
+    changes_state,
     check_models,
     command_id,
     models_of,
     named,
     refused_as_error,
+    task_facts,
+    task_named,
 )
 
 if TYPE_CHECKING:

@@ -1,24 +1,30 @@
 """From the bytes of an answer to a text that a model reads: what they are, in which charset, HTML as Markdown.
 
-HTML is read in a process of its own (:mod:`soong.shared.toolsets.web.html_text`): a page can be built to need hours or
+HTML is read in a process of its own (:mod:`soong.shared.toolsets.web.document`): a page can be built to need hours or
 all memory, and a thread cannot be ended.
 """
 
 import codecs
 import os
 import re
+import resource
 import sys
+import zlib
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urljoin
 
 from soong.shared.core.value import Value
 from soong.shared.sandbox.command import ChildCommand
 from soong.shared.sandbox.process import run
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.result import ErrorType, ToolError
-from soong.shared.toolsets.web import html_text
-from soong.shared.toolsets.web.body import MAX_BODY_BYTES, ResponseBody
+
+if TYPE_CHECKING:
+    import httpx2
+    from bs4 import BeautifulSoup, Tag
+
 
 CONVERSION: Final = timedelta(seconds=20)
 _HTML: Final = ("text/html", "application/xhtml+xml")
@@ -39,6 +45,23 @@ _NEVER: Final = frozenset({"utf-7", "idna", "punycode", "unicode_escape", "raw_u
 """Codecs that give one text several spellings, or are none of a page."""
 _FALLBACK: Final = "utf-8"
 
+MAX_MEMORY_BYTES: Final = 1024**3
+MAX_SECONDS: Final = 20
+_LEFT_OUT: Final = (
+    *("script", "style", "noscript", "template", "iframe", "object", "embed", "svg", "canvas", "audio", "video"),
+    *("input", "select", "textarea", "button", "dialog", "meta", "link", "head", "title"),
+)
+_HIDDEN: Final = re.compile(
+    r"display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|opacity\s*:\s*0(?:\.0*)?\s*(?:;|!|$)"
+    r"|font-size\s*:\s*0(?:\.0*)?\s*(?:[a-z%]+)?\s*(?:;|!|$)|clip-path\s*:\s*inset\(\s*(?:50|100)%",
+    re.IGNORECASE,
+)
+_BLANK: Final = re.compile(r"\n[ \t]*(?:\n[ \t]*)+\n")
+
+MAX_BODY_BYTES: Final = 5 * 1024 * 1024
+_GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
+_PIECE_BYTES: Final = 64 * 1024
+
 
 class WebDocument(Value):
     """A text. ``media_type`` is what it was taken for."""
@@ -46,6 +69,16 @@ class WebDocument(Value):
     text: str
     media_type: str
     charset: str
+
+
+class ResponseBody(Value):
+    """What a server sent in the end. ``media_type`` is in lower case, ``charset`` as it was said; both may be empty."""
+
+    url: str
+    status: int
+    media_type: str
+    charset: str
+    data: bytes
 
 
 async def readable_text(body: ResponseBody) -> WebDocument:
@@ -108,7 +141,7 @@ async def _markdown(text: str, url: str) -> str:
     try:
         ended = await run(
             ChildCommand(
-                argv=(sys.executable, "-P", "-m", html_text.__name__, url),
+                argv=(sys.executable, "-P", "-m", __name__, url),
                 cwd=folder,
                 cwd_path=Path("/"),
                 env={},
@@ -123,3 +156,116 @@ async def _markdown(text: str, url: str) -> str:
         return ended.stdout.decode("utf-8", "replace")
     hint = "fetch another form of it, such as its plain text or a feed"
     raise ToolError(ErrorType.LIMIT_EXCEEDED, f"the HTML of {url[:500]} takes too long or too much to read", hint=hint)
+
+
+def markdown_of(html: str, url: str) -> str:
+    """Return the visible text of a page as Markdown, its links made absolute."""
+    from bs4 import BeautifulSoup, Comment
+
+    soup = BeautifulSoup(html, "html.parser")
+    title = soup.title.get_text(" ", strip=True) if soup.title else ""
+    for comment in soup.find_all(string=lambda text: isinstance(text, Comment)):
+        comment.extract()
+    for element in soup.find_all(_is_left_out):
+        if not element.decomposed:
+            element.decompose()
+    _settle_links(soup, url)
+    text = _BLANK.sub("\n\n", _converted(soup)).strip()
+    return f"# {title}\n\n{text}" if title and not text.startswith("# ") else text
+
+
+def _converted(soup: "BeautifulSoup") -> str:
+    from markdownify import MarkdownConverter
+
+    try:
+        return str(MarkdownConverter(heading_style="ATX", bullets="-", escape_misc=False).convert_soup(soup))
+    except RecursionError:  # nested deeper than any page that is meant to be read
+        return str(soup.get_text("\n", strip=True))
+
+
+def _is_left_out(element: "Tag") -> bool:
+    style = element.get("style")
+    is_hidden = element.has_attr("hidden") or element.get("aria-hidden") == "true"
+    return element.name in _LEFT_OUT or is_hidden or (isinstance(style, str) and _HIDDEN.search(style) is not None)
+
+
+def _settle_links(soup: "BeautifulSoup", url: str) -> None:
+    """Keep links that can be fetched, with their full address; of others, and of pictures, only their words."""
+    base = soup.find("base")
+    start = urljoin(url, str(base["href"])) if base is not None and base.get("href") else url
+    for link in soup.find_all("a"):
+        target = _joined(start, str(link.get("href", "")))
+        if target.startswith(("http://", "https://")):
+            link.attrs = {"href": target}
+        else:
+            link.unwrap()
+    for picture in soup.find_all("img"):
+        picture.replace_with(f"[image: {picture['alt']}]" if picture.get("alt") else "")
+
+
+def _joined(start: str, target: str) -> str:
+    try:
+        return urljoin(start, target.strip())
+    except ValueError:
+        return ""
+
+
+def main() -> None:
+    """Read standard input to its end and write the text."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
+    html = sys.stdin.buffer.read().decode("utf-8", "replace")
+    sys.stdout.buffer.write(markdown_of(html, sys.argv[1]).encode("utf-8", "replace"))
+
+
+if __name__ == "__main__":
+    main()
+
+
+async def read_body(response: "httpx2.Response", max_bytes: int) -> ResponseBody:
+    """Read an answer to its end.
+
+    Raises:
+        ToolError: it is longer than ``max_bytes``, packed or unpacked, or packed in a way that was not asked for.
+    """
+    packing = response.headers.get("content-encoding", "").strip().lower()
+    unpacker = None if packing in ("", "identity") else _Unpacker(packing, max_bytes)
+    received, data = 0, bytearray()
+    async for piece in response.aiter_raw(_PIECE_BYTES):
+        received += len(piece)
+        data += piece if unpacker is None else unpacker.unpacked(piece)
+        if max(received, len(data)) > max_bytes:
+            raise too_long(str(response.url), max_bytes)
+    media_type, _, parameters = response.headers.get("content-type", "").partition(";")
+    charset = response.charset_encoding if "charset" in parameters.lower() else None
+    return ResponseBody(str(response.url), response.status_code, media_type.strip().lower(), charset or "", bytes(data))
+
+
+def too_long(url: str, max_bytes: int) -> ToolError:
+    hint = "fetch a page of it that the server offers, or its parts"
+    return ToolError(ErrorType.LIMIT_EXCEEDED, f"{url[:500]} has more than {max_bytes} bytes", hint=hint)
+
+
+class _Unpacker:
+    """Unpacks piece by piece, and never more than one byte beyond the limit: a small answer may hold a huge one."""
+
+    def __init__(self, packing: str, max_bytes: int) -> None:
+        if packing not in ("gzip", "x-gzip", "deflate"):
+            problem = f"the answer is packed as {packing[:80]!r}, which was not asked for"
+            raise ToolError(ErrorType.EXECUTION_FAILED, problem)
+        self._inflating = zlib.decompressobj(_GZIP_OR_ZLIB)
+        self._room = max_bytes + 1
+        self._is_raw = packing == "deflate"
+
+    def unpacked(self, piece: bytes) -> bytes:
+        try:
+            data = self._inflating.decompress(piece, self._room)
+        except zlib.error as error:
+            if not self._is_raw:
+                raise ToolError(ErrorType.EXECUTION_FAILED, f"the answer cannot be unpacked: {error}") from error
+            # Some servers send deflate without the header that it should have.
+            self._is_raw, self._inflating = False, zlib.decompressobj(-zlib.MAX_WBITS)
+            return self.unpacked(piece)
+        self._is_raw = False
+        self._room -= len(data)
+        return data

@@ -6,6 +6,8 @@ Each page of a long text is fetched again; the full text is an artifact.
 """
 
 import asyncio
+import re
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -15,17 +17,16 @@ from soong.shared.core.value import Value
 from soong.shared.sandbox.egress import Resolver
 from soong.shared.sandbox.hosts import HostRefusedError, host_of_url
 from soong.shared.sandbox.network import MAX_REDIRECTS, open_client, resolve
+from soong.shared.sandbox.terminal_text import inert_text
 from soong.shared.sandbox.threads import run_blocking
 from soong.shared.tools.definition import HandlerOutput, Permission, Target, ToolContext, ToolDefinition, Traits
-from soong.shared.tools.result import ErrorType, ToolError
+from soong.shared.tools.result import ErrorType, TextBlock, ToolError, ToolResult
 from soong.shared.toolsets.code.paths import integer, number_of, string, text_of
-from soong.shared.toolsets.web.body import MAX_BODY_BYTES, ResponseBody, read_body
-from soong.shared.toolsets.web.document import readable_text
-from soong.shared.toolsets.web.page import DEFAULT_LINES, MAX_LINES, MAX_START_LINE, TextPage
-from soong.shared.toolsets.web.robots import MAX_ROBOTS_BYTES, ROBOTS_PATH, is_allowed
+from soong.shared.toolsets.web.document import MAX_BODY_BYTES, ResponseBody, WebDocument, read_body, readable_text
 
 if TYPE_CHECKING:
     import httpx2
+
 
 TIME_LIMIT: Final = timedelta(seconds=60)
 """Of a call, with everything that it waits for."""
@@ -37,6 +38,22 @@ _HEADERS: Final = {
     "accept-encoding": "gzip, deflate",
 }
 _BUSY: Final = (429, 500, 502, 503, 504)
+
+DEFAULT_LINES: Final = 200
+MAX_LINES: Final = 1000
+MAX_START_LINE: Final = 2**53 - 1
+MAX_PAGE_CHARS: Final = 10_000
+_MAX_LINE_CHARS: Final = 2_000
+"""Of a line; a longer one is continued on the next, so that every character is on some page."""
+
+ROBOTS_PATH: Final = "/robots.txt"
+MAX_ROBOTS_BYTES: Final = 512 * 1024
+MAX_RULES: Final = 1_000
+"""Of an agent that are heeded, in the order of the file."""
+_MAX_LINES: Final = 10_000
+_MAX_PATTERN_CHARS: Final = 2_048
+
+_Rule = tuple[str, str]
 
 
 class FetchTool(Value):
@@ -161,3 +178,121 @@ async def _check_robots(client: "httpx2.AsyncClient", url: str) -> None:
     if rules.status < 400 and not await run_blocking(lambda _stop: is_allowed(rules.data, _AGENT, url)):
         hint = "read another page, or ask the user: network.robots in config.toml decides whether robots.txt is heeded"
         raise ToolError(ErrorType.NETWORK_DENIED, f"{place} does not allow {url[:500]} to be fetched", hint=hint)
+
+
+class TextPage(Value):
+    """Some lines of a text, counted from 1."""
+
+    lines: tuple[str, ...]
+    start: int
+    total: int
+    whole: str
+
+    @classmethod
+    def of(cls, text: str, start: int, max_lines: int) -> "TextPage":
+        """Cut a page out of a text: at most ``max_lines``, and as many as fit."""
+        lines = _lines(text)
+        page: list[str] = []
+        size = 0
+        for line in lines[start - 1 : start - 1 + max_lines]:
+            size += len(line) + 1
+            if page and size > MAX_PAGE_CHARS:
+                break
+            page.append(line)
+        return cls(tuple(page), start, len(lines), "\n".join(lines))
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.lines) - 1
+
+    def result(self, tool_call_id: str, url: str, body: ResponseBody, document: WebDocument) -> ToolResult:
+        """Return the page with where it comes from; with a first page that is not all of it, the full text is kept."""
+        is_kept = self.start == 1 and self.end < self.total
+        place = (
+            f"lines {self.start}-{self.end} of {self.total}" if self.lines else f"no line {self.start}: {self.total}"
+        )
+        head = f"{body.url} ({document.media_type}, {place})"
+        more = f"\n[continue with start_line={self.end + 1}]" if self.lines and self.end < self.total else ""
+        text = f"{head}\n\n" + "\n".join(self.lines) + more
+        original = self.whole.encode("utf-8") if is_kept else b""
+        return ToolResult(
+            tool_call_id,
+            (TextBlock(text, original=original),),
+            head,
+            {
+                "url": url,
+                "final_url": body.url,
+                "status": body.status,
+                "media_type": document.media_type,
+                "charset": document.charset,
+                "bytes": len(body.data),
+                "start_line": self.start,
+                "end_line": self.end,
+                "total_lines": self.total,
+                "has_more": self.end < self.total,
+            },
+        )
+
+
+def _lines(text: str) -> list[str]:
+    found = []
+    for line in inert_text(text).splitlines():
+        found += [line[at : at + _MAX_LINE_CHARS] for at in range(0, len(line), _MAX_LINE_CHARS)] or [""]
+    return found
+
+
+def is_allowed(content: bytes, agent: str, url: str) -> bool:
+    """Say whether an agent may fetch a URL; the rules of its own group count, else those for all."""
+    parts = urlsplit(url)
+    path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    if path == ROBOTS_PATH:
+        return True
+    rules = _rules(content.decode("utf-8-sig", "replace"), agent.lower())
+    fitting = [(len(pattern), word == "allow") for word, pattern in rules if _fits(pattern, path)]
+    return max(fitting, default=(0, True))[1]
+
+
+def _rules(text: str, agent: str) -> Iterable[_Rule]:
+    """Return the rules of the agent's own groups, else of those for all: each once, in work linear in the text."""
+    found: dict[str, dict[_Rule, None]] = {}
+    named: set[str] = set()
+    is_in_rules = False
+    for word, value in _rule_lines(text):
+        if word == "user-agent":
+            named, is_in_rules = (set() if is_in_rules else named), False
+            if (name := value.partition("/")[0].strip().lower()) in (agent, "*"):
+                named.add(name)
+                found.setdefault(name, {})
+        elif word in ("allow", "disallow"):
+            is_in_rules = True
+            for name in named if value else ():
+                if len(found[name]) < MAX_RULES:
+                    found[name][word, value[:_MAX_PATTERN_CHARS]] = None
+    return found.get(agent, found.get("*", ()))
+
+
+def _rule_lines(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines()[:_MAX_LINES]:
+        word, colon, value = line.partition("#")[0].partition(":")
+        if colon:
+            yield word.strip().lower(), value.strip()
+
+
+def _fits(pattern: str, path: str) -> bool:
+    """Say whether a path begins as a pattern says: ``*`` is any text, ``$`` at the end the end of the path.
+
+    The pieces between stars are looked for one after another, each at the first place: no pattern takes long.
+    """
+    is_whole = pattern.endswith("$")
+    first, *pieces = re.split(r"\*+", pattern.removesuffix("$"))
+    if not path.startswith(first):
+        return False
+    at = len(first)
+    for piece in pieces[:-1] if is_whole and pieces else pieces:
+        found = path.find(piece, at)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    if not is_whole:
+        return True
+    return path.endswith(pieces[-1]) and len(path) - len(pieces[-1]) >= at if pieces else at == len(path)

@@ -16,7 +16,7 @@ from soong.shared.permissions.audit_log.notes import (
     of_stale_owner,
     of_withdrawn,
 )
-from soong.shared.permissions.decision_text import text_of
+from soong.shared.permissions.explain import text_of
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, Question, RequestState
 from soong.shared.permissions.signing import check_proof
 from soong.shared.permissions.store import (

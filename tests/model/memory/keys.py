@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.audit_log.notes import of_key_published, of_key_retired
-from soong.shared.permissions.keys import ExpiredDecision, SigningKey
 from soong.shared.permissions.request import RequestState
+from soong.shared.permissions.signing import ExpiredDecision, SigningKey
 from tests.model.memory.auditing import add_notes
 from tests.model.memory.logs import note_run
 from tests.model.memory.rows import Rows, transaction

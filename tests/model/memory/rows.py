@@ -24,8 +24,8 @@ from soong.shared.engine.tasks.notification_outbox import Notice
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.permissions.access.token import ApiToken
 from soong.shared.permissions.audit_log.entry import AuditEntry
-from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.request import Answer, Decision, PermissionRequest, RequestState
+from soong.shared.permissions.signing import SigningKey
 
 V = TypeVar("V")
 

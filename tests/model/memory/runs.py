@@ -16,7 +16,7 @@ from soong.shared.engine.runs.store import FAILED_CALLS, Appended, CallRow, Call
 from soong.shared.engine.runs.usage_sums import UnsummedUsage, UsageBy, UsageTotal
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.step import Step
-from soong.shared.permissions.decision_text import notified_decision
+from soong.shared.permissions.explain import notified_decision
 from soong.shared.permissions.request import RequestState
 from soong.shared.tools.surface import Surface
 from tests.model.memory.auditing import add_reports

@@ -34,7 +34,7 @@ from sqlalchemy import RootTransaction
 
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.tasks.functions import StepContext, step_function
-from soong.shared.storage.celery.broker import CeleryBroker
+from soong.shared.storage.celery.app import CeleryBroker
 from soong.shared.storage.sql.engine.database import Database, commit
 from tests.system.faults.parts import part_with
 
@@ -117,7 +117,7 @@ def install() -> None:
     if offset := os.environ.get("FAULT_CLOCK"):
         _install_clock(Path(offset))
     if protocol := os.environ.get("FAULT_PROTOCOL"):
-        vars(importlib.import_module("soong.worker.incarnation"))["PROTOCOL"] = int(protocol)
+        vars(importlib.import_module("soong.worker.heartbeat"))["PROTOCOL"] = int(protocol)
 
 
 def _install_commits(shares: dict[str, float]) -> None:

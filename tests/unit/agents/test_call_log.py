@@ -9,8 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from soong.shared.agents.runtime.call_log import WRITE_AFTER_S, RunCallLog
-from soong.shared.agents.runtime.running_calls import AbortableCalls
-from soong.shared.agents.runtime.stop_signal import StopSignal
+from soong.shared.agents.runtime.stop_signal import AbortableCalls, StopSignal
 from soong.shared.agents.runtime.transcript import StoredTranscript
 from soong.shared.core.errors import ConflictError, LeaseLostError, SoongError, UnavailableError
 from soong.shared.core.jsontext import Json, JsonObject

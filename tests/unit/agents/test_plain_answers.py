@@ -15,8 +15,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage
 
-from soong.shared.agents.messages import assistant_node
-from soong.shared.agents.plain_answers import NotPlainError, stored_form
+from soong.shared.agents.messages import NotPlainError, assistant_node, stored_form
 
 WHEN = datetime(2026, 11, 27, 1, 2, 3, 450000, tzinfo=UTC)
 NESTED: dict[str, Any] = {"path": "ä.txt", "n": 1.5, "none": None, "list": [1, True, {"deep": ["x"]}], "empty": {}}

@@ -18,9 +18,8 @@ from soong.shared.agents.definition import AgentLimits, Compaction, CompactionSt
 from soong.shared.agents.fallbacks import Fallbacks, RunModel
 from soong.shared.agents.loop import run_agent
 from soong.shared.agents.ports import AgentEnd, AgentTask
-from soong.shared.agents.replay.differences import Difference
 from soong.shared.agents.replay.lives import RunRecord, lives_of
-from soong.shared.agents.replay.replay import ReplayedRun, replay_run
+from soong.shared.agents.replay.replay import Difference, ReplayedRun, replay_run
 from soong.shared.agents.runtime.agent_task import ModelRules
 from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config

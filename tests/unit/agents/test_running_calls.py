@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from soong.shared.agents.runtime.running_calls import AbortableCalls, RunningCalls
+from soong.shared.agents.runtime.stop_signal import AbortableCalls, RunningCalls
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.tools.definition import HandlerOutput, Permission, ToolContext, ToolDefinition
 from soong.shared.tools.ports import CallRecord, ToolCall

@@ -8,7 +8,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from soong.orchestrator.approvals.question_status import status_of_question
+from soong.orchestrator.approvals.approval import status_of_question
 from soong.orchestrator.cli import approvals
 from soong.orchestrator.cli.application import build
 from tests.unit.orchestrator.test_endings import WAYS

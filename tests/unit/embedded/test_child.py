@@ -10,7 +10,7 @@ import pytest
 
 from soong.orchestrator.embedded.child import EXIT_RETIRED, EXIT_USAGE, ServiceChild, exit_words
 from soong.orchestrator.embedded.environment import STATUS_FD
-from soong.worker import retirement
+from soong.worker import lifetime
 
 REPORTING = """
 import os, sys
@@ -85,7 +85,7 @@ def test_only_an_added_worker_that_had_the_time_for_it_has_retired(
 
 
 def test_both_sides_mean_the_same_exit_code() -> None:
-    assert EXIT_RETIRED == retirement.EXIT_RETIRED
+    assert EXIT_RETIRED == lifetime.EXIT_RETIRED
 
 
 async def test_a_worker_starts_until_it_says_that_it_is_ready(tmp_path: Path) -> None:

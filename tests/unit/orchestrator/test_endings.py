@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from soong.orchestrator.approvals.question_status import WAITS, denial_sentence, status_of_question
+from soong.orchestrator.approvals.approval import WAITS, denial_sentence, status_of_question
 from soong.shared.permissions.request import Answer, Choice, Decision, Question, RequestState
 from soong.shared.tools.result import ErrorType
 from tests.unit.cli.test_prompt import make_request

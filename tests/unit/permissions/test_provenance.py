@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from soong.shared.permissions.provenance import Provenance, provenance_from
+from soong.shared.permissions.request import Provenance, provenance_from
 from tests.model.builders import make_provenance
 
 pytestmark = pytest.mark.spec("PER-13.h")

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from soong.orchestrator.cli.console import visible
-from soong.shared.permissions.grants import Grant, GrantBook
-from soong.shared.permissions.scope import Scope, ScopeKind, is_within, offered_scope
+from soong.shared.permissions.scope import Grant, GrantBook, Scope, ScopeKind, is_within, offered_scope
 from soong.shared.tools.definition import Target
 from tests.unit.permissions.calls import make_path
 

@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from soong.shared.core.errors import ForgedError, InvalidConfigError
 from soong.shared.core.jsontext import Json, dump, parse_strict
 from soong.shared.permissions.gate import request_of
-from soong.shared.permissions.keys import SigningKey
 from soong.shared.permissions.policy import Policy, evaluate
 from soong.shared.permissions.request import Choice, Decision, PermissionRequest
-from soong.shared.permissions.signing import KeyFile, Signer, check_proof, prove, verify
+from soong.shared.permissions.signing import KeyFile, Signer, SigningKey, check_proof, prove, verify
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.result import ErrorType
 from tests.model.builders import make_decision

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.sandbox.links import is_linked_elsewhere, stands_linked
+from soong.shared.sandbox.paths import is_linked_elsewhere, stands_linked
 
 
 @pytest.mark.spec("FS-06")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from soong.shared.sandbox.live_text import LiveText
 from soong.shared.sandbox.redact import MARK, redactor
+from soong.shared.sandbox.terminal_text import LiveText
 
 pytestmark = pytest.mark.spec("EVT-05")
 

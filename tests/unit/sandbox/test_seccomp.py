@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.shared.sandbox.bubblewrap.seccomp import MACHINES, filter_program
+from soong.shared.sandbox.bubblewrap.wrapped import MACHINES, filter_program
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux") or platform.machine() not in MACHINES, reason="seccomp of a known machine"

@@ -3,7 +3,7 @@
 import json
 from dataclasses import fields
 
-from soong.orchestrator.telemetry.open_work import OpenSpan, OpenWork
+from soong.orchestrator.telemetry.spans import OpenSpan, OpenWork
 
 
 def test_what_is_open_is_stored_whole_and_read_again() -> None:

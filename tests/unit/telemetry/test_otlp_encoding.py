@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from soong.orchestrator.telemetry.otlp_encoding import NANO, encode, resource_of
+from soong.orchestrator.telemetry.otlp import NANO, encode, resource_of
 from soong.orchestrator.telemetry.spans import Attribute, Span, SpanEvent
 
 pytestmark = pytest.mark.spec("OPS-05.a")

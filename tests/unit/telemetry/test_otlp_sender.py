@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from soong.orchestrator.telemetry.otlp import OtlpCollector
-from soong.orchestrator.telemetry.otlp_sender import OtlpSender
+from soong.orchestrator.telemetry.otlp import OtlpCollector, OtlpSender
 from soong.orchestrator.telemetry.spans import Span
 from soong.shared.core.telemetry import OtlpTarget, load_telemetry
 from tests.otlp_receiver import otlp_receiver

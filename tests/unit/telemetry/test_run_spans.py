@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from soong.orchestrator.telemetry.open_work import MAX_OPEN, OpenWork
 from soong.orchestrator.telemetry.run_spans import RunSpans
-from soong.orchestrator.telemetry.spans import Span, TraceOrigin, parse_trace_parent
+from soong.orchestrator.telemetry.spans import MAX_OPEN, OpenWork, Span, TraceOrigin, parse_trace_parent
 from soong.shared.core.identity import Role, RunIdentity
 from soong.shared.core.jsontext import Json
 from soong.shared.core.telemetry import load_telemetry

@@ -17,7 +17,7 @@ from soong.shared.tools.hooks import sdk
 from soong.shared.tools.hooks.command import _ElicitationHookAnswer, _PostAnswer, _PreAnswer
 from soong.shared.tools.hooks.hook import ELICITATION_ACTIONS, STRENGTH
 from soong.shared.tools.result import ErrorType
-from soong.shared.toolsets.mcp.server_question import ServerQuestion
+from soong.shared.toolsets.mcp.elicitation import ServerQuestion
 from tests.unit.tools.hook_programs import Programs
 from tests.unit.tools.parts import TEXT_INPUT, make_bench, make_tool
 

@@ -13,7 +13,7 @@ from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.tools.definition import Target, ToolDefinition
 from soong.shared.tools.result import ErrorType, ToolResult
-from soong.shared.toolsets.declarative.toolset import DeclarativeTools
+from soong.shared.toolsets.declarative.running import DeclarativeTools
 from tests.unit.tools.parts import PipelineHarness, make_bench
 
 ANY_TEXT: dict[str, Any] = {

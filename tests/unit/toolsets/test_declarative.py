@@ -14,7 +14,7 @@ from soong.shared.core.errors import InvalidConfigError
 from soong.shared.sandbox.process import ProcessRunner
 from soong.shared.tools.definition import Permission, ToolDefinition
 from soong.shared.tools.registry import ToolRegistry
-from soong.shared.toolsets.declarative.toolset import DeclarativeTools
+from soong.shared.toolsets.declarative.running import DeclarativeTools
 from soong.shared.toolsets.sources import ToolEnvironment, make_registry
 from tests.unit.tools.parts import make_tool
 

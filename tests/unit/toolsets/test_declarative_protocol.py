@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from soong.shared.tools.result import ErrorType, JsonBlock, TextBlock, ToolError, ToolResult
-from soong.shared.toolsets.declarative.plaintext import in_a_line, last_lines
-from soong.shared.toolsets.declarative.protocol import read_result
+from soong.shared.toolsets.declarative.protocol import in_a_line, last_lines, read_result
 
 ESC = "\x1b"
 

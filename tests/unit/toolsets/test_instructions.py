@@ -6,8 +6,7 @@ import pytest
 
 from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.result import ContextNode
-from soong.shared.toolsets.code.instructions import MAX_INSTRUCTION_BYTES
-from soong.shared.toolsets.code.read_file import read_file_tool
+from soong.shared.toolsets.code.read_file import MAX_INSTRUCTION_BYTES, read_file_tool
 from tests.unit.tools.parts import make_bench
 from tests.unit.toolsets.parts import Project
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code.apply_hunks import apply_diff
-from soong.shared.toolsets.code.diff_fault import STRICTER_THAN_GIT, DiffError, Fault
-from soong.shared.toolsets.code.diff_names import FileNames
+from soong.shared.toolsets.code.diff_header import STRICTER_THAN_GIT, DiffError, Fault, FileNames
 from soong.shared.toolsets.code.exact_edits import Edit, apply_edits
 from soong.shared.toolsets.code.unified_diff import parse_diff
 from tests.spec_document import ROOT

@@ -17,7 +17,7 @@ from soong.shared.sandbox.redact import redactor
 from soong.shared.tools.definition import Permission, Traits
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code import code_tools
-from soong.shared.toolsets.code.quoting import quoted
+from soong.shared.toolsets.code.named_files import quoted
 from soong.shared.toolsets.code.run_command import DEFAULT_TIMEOUT, PROGRESS_EVERY
 from tests.model.clock import FakeClock
 from tests.simulation.loop import VirtualLoop

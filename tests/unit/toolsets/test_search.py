@@ -11,7 +11,7 @@ from soong.shared.sandbox.paths import PathPolicy
 from soong.shared.tools.result import ErrorType
 from soong.shared.toolsets.code import code_tools
 from soong.shared.toolsets.code.rg import Match, program
-from soong.shared.toolsets.code.verify_matches import confirmed
+from soong.shared.toolsets.code.search import confirmed
 from tests.unit.tools.parts import make_bench, make_run_dirs
 from tests.unit.toolsets.parts import Project, make_project, text_of
 

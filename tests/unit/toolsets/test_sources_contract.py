@@ -33,7 +33,7 @@ from soong.shared.tools.result import ErrorType, ToolError
 from soong.shared.tools.risk import effective_traits, risk_of
 from soong.shared.tools.schema import schema_problems
 from soong.shared.tools.toolset import Toolset
-from soong.shared.toolsets.declarative.toolset import DeclarativeTools
+from soong.shared.toolsets.declarative.running import DeclarativeTools
 from soong.shared.toolsets.foreign import from_langchain, from_pydantic_ai
 from soong.shared.toolsets.mcp.toolset import McpTools, servers_of
 from soong.shared.toolsets.modules import check_foreign, register_modules

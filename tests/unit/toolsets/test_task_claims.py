@@ -24,7 +24,7 @@ from soong.shared.tools.surface import CHILD_TASK_TOOLS
 from soong.shared.toolsets.tasks import TaskTools
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from tests.model.builders import make_session, make_step, make_task, open_session
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore

@@ -5,8 +5,8 @@ import pytest
 from soong.shared.core.identity import Role
 from soong.shared.tools.result import ErrorType
 from soong.shared.tools.surface import SurfaceRequest, compute_surface
-from soong.shared.toolsets.web.html_text import markdown_of
-from soong.shared.toolsets.web.robots import is_allowed
+from soong.shared.toolsets.web.document import markdown_of
+from soong.shared.toolsets.web.fetch import is_allowed
 from soong.shared.toolsets.web.toolset import WebTools
 from tests.unit.toolsets.web_scene import HOST, answer, redirect, serving_web
 

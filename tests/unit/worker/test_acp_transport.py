@@ -11,8 +11,13 @@ from acp import schema
 
 from soong.shared.agents.acp_agents import AcpAgent
 from soong.shared.sandbox.command import CommandAccess
-from soong.worker.acp.connection import AgentConnection, AgentProgram
-from soong.worker.acp.transport import MAX_GARBAGE_LINES, AgentProtocolError, ProcessTransport
+from soong.worker.acp.connection import (
+    MAX_GARBAGE_LINES,
+    AgentConnection,
+    AgentProgram,
+    AgentProtocolError,
+    ProcessTransport,
+)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from soong.shared.sandbox.redact import Redactor
 from soong.worker.additional_steps import AdditionalSteps
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from soong.worker.slots import Slots
 from tests.model.builders import make_session, make_step, make_task, open_session
 from tests.model.memory.notifier import MemoryBus

@@ -7,7 +7,7 @@ from typing import Any
 from soong.shared.core.clock import SystemClock
 from soong.shared.engine.tasks.step import Advance, StepEnd
 from soong.worker.claim_loop import ClaimLoop
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from tests.model.builders import make_session, make_task
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore

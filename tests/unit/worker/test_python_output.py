@@ -12,8 +12,7 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd
-from soong.worker.function_step import FunctionStepRunner
-from soong.worker.isolated_call import MAX_OUTPUT_BYTES
+from soong.worker.function_step import MAX_OUTPUT_BYTES, FunctionStepRunner
 from tests.model.builders import make_identity
 
 

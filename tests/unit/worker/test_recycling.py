@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from soong.shared.core.settings import Settings
-from soong.worker.recycling import JITTER, RecycleLimits, resident_mib
+from soong.worker.lifetime import JITTER, RecycleLimits, resident_mib
 
 
 def test_each_process_waits_for_at_least_what_it_is_configured_to_and_not_for_much_more() -> None:

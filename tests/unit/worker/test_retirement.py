@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from soong.worker.retirement import Retirement
+from soong.worker.lifetime import Retirement
 
 
 @dataclass

@@ -17,7 +17,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, NewTask, Step, StepEnd, StepError
 from soong.worker.claim_loop import BATCH, ClaimLoop
 from soong.worker.flower import NoFlower
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from soong.worker.slots import Slots
 from tests.model.builders import make_session, make_step, make_task
 from tests.model.memory.notifier import MemoryBus

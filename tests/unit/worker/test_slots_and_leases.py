@@ -12,7 +12,7 @@ from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease, StepEnd
 from soong.worker.claim_loop import ClaimLoop
 from soong.worker.flower import NoFlower
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from soong.worker.slots import Slots
 from tests.model.builders import make_session, make_task
 from tests.model.memory.notifier import MemoryBus

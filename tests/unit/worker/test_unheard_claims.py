@@ -11,7 +11,7 @@ from soong.shared.core.errors import UnavailableError
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Advance, Claim, StepEnd
 from soong.worker.claim_loop import ClaimLoop
-from soong.worker.incarnation import Incarnation
+from soong.worker.heartbeat import Incarnation
 from tests.model.builders import make_session, make_task
 from tests.model.memory.notifier import MemoryBus
 from tests.model.memory.store import MemoryStore

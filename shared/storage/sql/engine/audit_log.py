@@ -18,7 +18,7 @@ from soong.shared.core.value import Value
 from soong.shared.engine.runs.events import NewEvent
 from soong.shared.permissions.audit_log.entry import AuditEntry, AuditNote, Head, linked
 from soong.shared.permissions.audit_log.notes import REPORTED, of_malformed_report, of_report, redacted
-from soong.shared.permissions.audit_log.uses import Use
+from soong.shared.permissions.audit_log.store import Use
 from soong.shared.sandbox.redact import Redactor
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.rows import decision_of, identity_of, pack, unpack

@@ -34,9 +34,8 @@ from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, 
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, Step, StepError, Task
-from soong.shared.permissions.decision_text import decision_from, fields_of
-from soong.shared.permissions.provenance import Provenance, provenance_from
-from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest
+from soong.shared.permissions.explain import decision_from, fields_of
+from soong.shared.permissions.request import Answer, Choice, Decision, PermissionRequest, Provenance, provenance_from
 from soong.shared.storage.sql.engine.json_encoding import encode, encode_ascii
 from soong.shared.storage.sql.engine.strict import (
     MAX_TEXT_CHARS,

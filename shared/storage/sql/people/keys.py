@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from soong.shared.core.errors import ConflictError, NotFoundError
 from soong.shared.engine.runs.events import EventType
 from soong.shared.permissions.audit_log.notes import of_key_published, of_key_retired
-from soong.shared.permissions.keys import ExpiredDecision, SigningKey
+from soong.shared.permissions.signing import ExpiredDecision, SigningKey
 from soong.shared.storage.sql.engine.audit_log import AuditTrail
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.rows import plain, unpack

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import URL, text
 
-from soong.shared.permissions.access.database_rights import DatabaseRights
+from soong.shared.permissions.access.store import DatabaseRights
 from soong.shared.storage.sql.engine.engine import make_engine, our_errors
 
 _RIGHTS: Final = text(

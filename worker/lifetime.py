@@ -1,9 +1,9 @@
-"""Recycling: a process that has run long enough, or grown too large, ends in order and restarts.
+"""The lifetime of a worker process: recycling, retirement and the pulse by which its parent sees that it lives.
 
-The same process executes the program again: its id, its starter and its standing with a supervisor, with Docker or with
-Kubernetes stay, so nobody counts a crash, waits for a back-off or starts a second one. Until then it beats, claims
-nothing and waits for what it holds, however long that takes: a step that is longer than the time between two
-recyclings would otherwise never come to its end.
+A process that has run long enough, or has grown too large, ends in order and executes the program again: its id, its
+starter and its standing with a supervisor, with Docker or with Kubernetes stay, so nobody counts a crash, waits for a
+back-off or starts a second one. Until then it beats, claims nothing and waits for what it holds, however long that
+takes: a step that is longer than the time between two recyclings would otherwise never end.
 """
 
 import asyncio
@@ -12,12 +12,13 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from soong.shared.core.clock import Clock
 from soong.shared.core.log import get_logger
 from soong.shared.core.settings import Settings
 
@@ -32,6 +33,14 @@ STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 """Signals that must not be lost between the old program and the new one."""
 
 _STATM: Final = Path("/proc/self/statm")
+
+EXIT_RETIRED: Final = 3
+"""By this its service knows the end from a failure (:mod:`soong.orchestrator.embedded.child`)."""
+
+PULSE_FD: Final = "SOONG_PULSE_FD"
+LONGEST_PAUSE_S: Final = 1.0
+PAUSES: Final = 5
+"""Signs within the time after which a process counts as hanging."""
 
 
 def resident_mib() -> int:
@@ -55,7 +64,7 @@ class RecycleLimits:
     is_over: bool = False
     """Recycling has begun."""
     left: str = ""
-    """The incarnation whose steps the next program hands back (:mod:`soong.worker.handover`)."""
+    """The incarnation whose steps the next program hands back (:mod:`soong.worker.bootstrap`)."""
     demanded: str = ""
     """Why it is time, whatever has been run."""
     memory: Callable[[], int] = resident_mib
@@ -146,3 +155,70 @@ def unblock_signals() -> None:
 
 def _more(limit: int, choice: random.Random) -> int:
     return limit + choice.randint(0, int(limit * JITTER)) if limit else 0
+
+
+@dataclass(slots=True)
+class Retirement:
+    """Counts the runs that one process holds. ``after_s``: how long it may hold none; 0: as long as it likes."""
+
+    clock: Clock
+    after_s: float = 0.0
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    is_due: bool = False
+    _held: int = 0
+    _idle_since_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._idle_since_s = self.clock.monotonic_s()
+
+    def started(self) -> None:
+        """Take note of a run that begins."""
+        self._held += 1
+
+    def ended(self) -> None:
+        """Take note of a run that has ended."""
+        self._held -= 1
+        self._idle_since_s = self.clock.monotonic_s()
+
+    async def until_due(self) -> None:
+        """Wait until the process has been idle for long enough; it wakes once in that time."""
+        while (left_s := self._left_s()) > 0:
+            await self.sleep(left_s)
+        self.is_due = True
+
+    def _left_s(self) -> float:
+        return self.after_s if self._held else self._idle_since_s + self.after_s - self.clock.monotonic_s()
+
+
+class Pulse:
+    """The inherited pipe to the subreaper, if there is one. Made once, before any child of ours could inherit it."""
+
+    def __init__(self, hang_s: float) -> None:
+        text = os.environ.pop(PULSE_FD, "")
+        self._descriptor = int(text) if text.isdigit() else -1
+        self._hang_s = hang_s
+        if self._descriptor >= 0:
+            os.set_inheritable(self._descriptor, False)
+            os.set_blocking(self._descriptor, False)
+
+    async def beat(self) -> None:
+        """Give signs of life until cancelled; from then on none is expected."""
+        if self._descriptor < 0 or not self._hang_s:
+            return
+        try:
+            while True:
+                self._say(self._hang_s)
+                await asyncio.sleep(min(LONGEST_PAUSE_S, self._hang_s / PAUSES))
+        finally:
+            self._say(0)
+
+    def pass_on(self) -> None:
+        """Leave the pipe to the program that this process executes next; until it beats, no sign is expected."""
+        if self._descriptor >= 0:
+            self._say(0)
+            os.set_inheritable(self._descriptor, True)
+            os.environ[PULSE_FD] = str(self._descriptor)
+
+    def _say(self, silent_s: float) -> None:
+        with suppress(OSError):  # the subreaper is gone, and we with it; or it is stopped, and the pipe full
+            os.write(self._descriptor, f"{silent_s:g}\n".encode())

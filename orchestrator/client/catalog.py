@@ -29,8 +29,9 @@ from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, PlanStep, Registered
+from soong.shared.engine.tasks.plan.plan import ModuleLoader, PlanNames, Registered
 from soong.shared.engine.tasks.planner import Planner
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.configured import policy_of, surface_request
 from soong.shared.permissions.policy import Policy
 from soong.shared.permissions.rules import written_out
@@ -158,7 +159,7 @@ class Catalogue(Value, dict=True):
 
         return replace(self.planner(default_model, max_children), of_project=of_project)
 
-    def surface_of(self, step: PlanStep) -> JsonObject:
+    def surface_of(self, step: StepSpec) -> JsonObject:
         """Return the stored surface of a step's run; a step that runs no agent has no tools."""
         if step.kind is not StepKind.AGENT:
             return {}
@@ -183,7 +184,7 @@ class Catalogue(Value, dict=True):
         more: JsonObject = {DEFERRED: list(deferred)} if deferred else {}
         return {**surface.to_json(), DEFINITION: definition.to_json(), **more}
 
-    def _request(self, step: PlanStep, definition: AgentDefinition) -> SurfaceRequest:
+    def _request(self, step: StepSpec, definition: AgentDefinition) -> SurfaceRequest:
         return surface_request(
             self.config,
             step.role,

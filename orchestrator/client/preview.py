@@ -11,7 +11,8 @@ from soong.orchestrator.client.explanation import Explainer
 from soong.shared.core.jsontext import Json
 from soong.shared.core.settings import Settings
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
-from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.consent import Preview
 from soong.shared.permissions.preview import Previewer
 from soong.shared.tools.definition import ToolDefinition
@@ -41,7 +42,7 @@ def preview_of(
     )
     by_name = {tool.name: tool for tool in catalogue.tools}
 
-    def tools_of(step: PlanStep) -> tuple[ToolDefinition, ...]:
+    def tools_of(step: StepSpec) -> tuple[ToolDefinition, ...]:
         surface = catalogue.surface_of(step)
         return tuple(by_name[name] for name in Surface.from_json(surface).tools) if surface else ()
 

@@ -27,7 +27,6 @@ from soong.shared.engine.runs.budgets import NO_BUDGET, Budget, configured_budge
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ApprovalMode, Session
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.new_tasks import models_of, new_ask, new_task
 from soong.shared.engine.tasks.plan.inputs import bind_inputs
 from soong.shared.engine.tasks.plan.model_settings import with_settings
@@ -286,7 +285,7 @@ def _ask(
 ) -> NewTask:
     role = Role.ORCHESTRATOR if definition.id == ORCHESTRATOR else Role.MAIN
     made = new_ask(
-        StepSpec(id="ask", kind=StepKind.AGENT, instructions=goal),
+        StepSpec(id="ask", instructions=goal),
         session,
         title=title_of(goal),
         role=role,

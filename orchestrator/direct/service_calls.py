@@ -22,7 +22,6 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings
 from soong.shared.engine.sessions.session import Session
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR
 from soong.shared.engine.tasks.spec import StepSpec
@@ -130,7 +129,7 @@ class ServiceCalls:
 
     def _task(self, tool: str, arguments: JsonObject) -> NewTask:
         calls: JsonObject = {"calls": [{"call": tool, "with": dict(arguments)}]}
-        spec = StepSpec(id="ask", kind=StepKind.AGENT, script=SCRIPTED_AGENT, inputs=calls)
+        spec = StepSpec(id="ask", script=SCRIPTED_AGENT, inputs=calls)
         definition = builtin_definitions().get(ORCHESTRATOR)
         return new_ask(
             spec,

@@ -46,10 +46,10 @@ from soong.shared.engine.tasks.plan.graph import mermaid
 from soong.shared.engine.tasks.plan.model_settings import read_settings
 from soong.shared.engine.tasks.plan.models import TaskLimitsDocument
 from soong.shared.engine.tasks.plan.picture import svg
-from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.plan.reader import planned_limits
 from soong.shared.engine.tasks.pull_workers import SAYS_WHAT_TO_DO
 from soong.shared.engine.tasks.service import TaskService
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import Task
 from soong.shared.engine.tasks.update_models import MAX_PULL_WORKERS
 from soong.shared.permissions.access.token import Right
@@ -333,7 +333,7 @@ async def task_graph(
     def draw() -> str:
         plan = planned_task(task, steps)
         if left > 0:
-            plan = replace(plan, steps=(*plan.steps, PlanStep("…", title=f"{left} more steps, not drawn")))
+            plan = replace(plan, steps=(*plan.steps, StepSpec("…", title=f"{left} more steps, not drawn")))
         return mermaid(plan, statuses) if format == "mermaid" else svg(plan, statuses)
 
     media_type = "text/plain" if format == "mermaid" else "image/svg+xml"

@@ -41,7 +41,7 @@ from soong.shared.engine.runs.store import RunStore
 from soong.shared.engine.sessions.session import Ownership, Session
 from soong.shared.engine.sessions.store import SessionStore
 from soong.shared.engine.tasks.asks import spec_of_ask
-from soong.shared.engine.tasks.kinds import StepKind, TaskKind
+from soong.shared.engine.tasks.kinds import TaskKind
 from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
@@ -158,7 +158,6 @@ class MemoryJob:
         model = SCRIPT if self.script else self.config.model or last.identity.model
         spec = StepSpec(
             id="ask",
-            kind=StepKind.AGENT,
             instructions=_GOAL,
             inputs={"session": session.id, "project": session.project, "conversation": conversation},
             output=OUTPUT_SCHEMA,

@@ -14,6 +14,7 @@ from soong.shared.agents.replay.lives import RunRecord
 from soong.shared.agents.replay.replay import Difference, first_difference, replay_run
 from soong.shared.agents.runtime.agent_task import ModelRules, agent_task
 from soong.shared.core.errors import InvalidTransitionError, SoongError
+from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import Settings, secret_values
 from soong.shared.core.value import Value
@@ -22,9 +23,9 @@ from soong.shared.engine.runs.record import Run
 from soong.shared.engine.tasks.expansion import expand_map
 from soong.shared.engine.tasks.kinds import StepKind, TaskKind
 from soong.shared.engine.tasks.plan.inputs import bind_step
-from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, PlanNames, PlanStep, spec_of
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, PlanNames
 from soong.shared.engine.tasks.plan.reader import plan_from_json
-from soong.shared.engine.tasks.spec import BoundStep
+from soong.shared.engine.tasks.spec import BoundStep, StepSpec
 from soong.shared.engine.tasks.status import StepEvent, StepStatus, advance_step
 from soong.shared.engine.tasks.step import Step, StepResult, Task
 from soong.shared.sandbox.redact import Redactor, redactor
@@ -249,16 +250,21 @@ def _of_plan(record: TaskRecord) -> Iterator[Difference]:
             yield difference
 
 
-def _of_step(planned: PlanStep, step: Step, names: Mapping[str, str]) -> Difference | None:
+def _of_step(planned: StepSpec, step: Step, names: Mapping[str, str]) -> Difference | None:
     edges = sorted(names[key] for key in step.depends_on)
     if edges != sorted(planned.depends_on):
         return Difference(f"step {step.step_id}, edges", ", ".join(edges), ", ".join(planned.depends_on))
-    was, now = step.spec.to_json(), spec_of(planned).to_json()
-    stored = ("child_surface", "backoff_s", "priority", "title")
-    field = next((name for name in sorted({*was, *now} - set(stored)) if was.get(name) != now.get(name)), None)
+    was, now = _as_written(step.spec).as_json(), _as_written(planned).as_json()
+    field = next((name for name in sorted({*was, *now}) if was.get(name) != now.get(name)), None)
     if field is None:
         return None
     return Difference(f"step {step.step_id}, {field}", str(was.get(field)), str(now.get(field)))
+
+
+def _as_written(spec: StepSpec) -> StepSpec:
+    """Return a spec without what is not in the plan's document."""
+    child = spec.step and _as_written(spec.step)
+    return replace(spec, depends_on=(), model="", role=Role.WORKER, child_surface={}, is_limited=False, step=child)
 
 
 def _changed_later(record: TaskRecord) -> frozenset[str]:
@@ -277,13 +283,13 @@ def _of_maps(record: TaskRecord) -> Iterator[Difference]:
         children = [child for child in record.steps if child.map_key == step.key]
         if not children and step.error is not None:
             continue  # it could not be expanded then, and no child tells of another result
-        was = [f"{child.step_id} {child.spec.to_json()}" for child in sorted(children, key=_place)]
+        was = [f"{child.step_id} {child.spec.as_json()}" for child in sorted(children, key=_place)]
         try:
             made = expand_map(step, record.task, record.dependencies(step), root)
         except SoongError as error:
             yield Difference(f"step {step.step_id}, items", f"{len(was)} items", str(error))
             continue
-        now = [f"{child.step_id} {child.spec.to_json()}" for child in made]
+        now = [f"{child.step_id} {child.spec.as_json()}" for child in made]
         if (difference := first_difference(f"step {step.step_id}, item", was, now)) is not None:
             yield difference
 

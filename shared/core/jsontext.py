@@ -9,14 +9,17 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import rfc8785
 
 from soong.shared.core.errors import InvalidJsonError
 
-Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
-"""A JSON value as plain Python data. Treated as immutable once it has left its maker."""
+if TYPE_CHECKING:
+    Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+    """A JSON value as plain Python data. Treated as immutable once it has left its maker."""
+else:
+    Json = Any  # msgspec reads no type that names itself
 
 JsonObject: TypeAlias = Mapping[str, Json]
 

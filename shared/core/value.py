@@ -5,7 +5,8 @@ hundreds, and an instance a fraction of a data class's time. Objects that change
 library.
 """
 
-from typing import ClassVar, dataclass_transform
+from collections.abc import Mapping
+from typing import Any, ClassVar, dataclass_transform
 
 import msgspec
 from msgspec import field
@@ -17,6 +18,11 @@ class Value(msgspec.Struct, frozen=True):
 
     UNSHOWN: ClassVar[frozenset[str]] = frozenset()
     """Fields that :func:`repr` leaves out: secrets, and texts of any size."""
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return the fields as JSON; :func:`msgspec.convert` reads them."""
+        fields: Mapping[str, Any] = msgspec.to_builtins(self)
+        return fields
 
     def __repr__(self) -> str:
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in self.UNSHOWN)

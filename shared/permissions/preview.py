@@ -29,9 +29,10 @@ from soong.shared.engine.tasks.plan.permissions import (
     run_problem,
     write_problem,
 )
-from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
+from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.template import Scope as Names
 from soong.shared.engine.tasks.plan.template import render
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepPreview, distinct
 from soong.shared.permissions.policy import Policy, PolicyVerdict, judge
 from soong.shared.permissions.rules import CallFacts, Effect, Rule
@@ -67,7 +68,7 @@ class Previewer(Value):
     policy: Policy
     paths: PathPolicy
     run_dirs: RunDirs
-    tools_of: Callable[[PlanStep], Sequence[ToolDefinition]]
+    tools_of: Callable[[StepSpec], Sequence[ToolDefinition]]
     home: str
 
     def preview(self, plan: Plan, inputs: JsonObject) -> Preview:
@@ -76,7 +77,7 @@ class Previewer(Value):
         scope = scope_of(inputs, {})
         return Preview(plan.title, tuple(self._step(step, scope, budget) for step in plan.steps))
 
-    def _step(self, step: PlanStep, scope: Names, budget: ExpansionBudget) -> StepPreview:
+    def _step(self, step: StepSpec, scope: Names, budget: ExpansionBudget) -> StepPreview:
         work = step.step or step
         if work.kind is not StepKind.AGENT:
             return StepPreview(step.id, step.title, str(step.kind))
@@ -92,7 +93,7 @@ class Previewer(Value):
         return StepPreview(step.id, step.title, str(step.kind), asks, tuple(may_ask))
 
     def _asks(
-        self, work: PlanStep, names: Names | None, tools: Sequence[ToolDefinition], budget: ExpansionBudget
+        self, work: StepSpec, names: Names | None, tools: Sequence[ToolDefinition], budget: ExpansionBudget
     ) -> Iterator[CheckedPermission]:
         for kind, words in _declared(work):
             given = shlex.join(words) if kind is PermissionKind.RUN else words[0]
@@ -235,7 +236,7 @@ class Previewer(Value):
         return ToolContext(_NOBODY, self.run_dirs, "call_preview", "preview", 0, NO_PROGRESS)
 
 
-def _declared(work: PlanStep) -> Iterator[tuple[PermissionKind, Sequence[str]]]:
+def _declared(work: StepSpec) -> Iterator[tuple[PermissionKind, Sequence[str]]]:
     yield from ((PermissionKind.WRITE, (path,)) for path in work.permissions.write)
     yield from ((PermissionKind.HOSTS, (host,)) for host in work.permissions.hosts)
     yield from ((PermissionKind.RUN, words) for words in work.permissions.run)
@@ -256,7 +257,7 @@ def _known(words: Sequence[str], names: Names, budget: ExpansionBudget) -> tuple
         return None
 
 
-def _names_of(step: PlanStep, scope: Names) -> Iterator[Names | None]:
+def _names_of(step: StepSpec, scope: Names) -> Iterator[Names | None]:
     """Yield what a step's references may name before the start: for a map once an item, None where those come later."""
     work = step.step or step
     if step.kind is not StepKind.MAP or not any(REFERENCE in word for _, words in _declared(work) for word in words):

@@ -25,7 +25,7 @@ def pulled(step_id: str, **overrides: Any) -> NewStep:
 
 def pull_worker(step_id: str = "pull-worker", *, spec: JsonObject | None = None, **overrides: Any) -> NewStep:
     """Return the step of a run that takes others."""
-    return work(step_id, is_pull_worker=True, spec={"v": 1, "id": step_id, **(spec or {})}, **overrides)
+    return work(step_id, is_pull_worker=True, spec=spec, **overrides)
 
 
 async def further(

@@ -30,7 +30,7 @@ NODE = NewNode(NodeKind.USER, {"v": 1, "text": "hello"})
 async def ask(scene: ContractHarness, goal: str = "find the bug") -> str:
     session = await scene.store.sessions.session(scene.own.session_id)
     task = new_ask(
-        StepSpec(id="ask", kind=StepKind.AGENT, instructions=goal),
+        StepSpec(id="ask", instructions=goal),
         session,
         title=goal,
         role=Role.ORCHESTRATOR,
@@ -216,7 +216,7 @@ async def test_ask_that_ended_goes_on_when_it_is_tried_again(scene: ContractHarn
 def test_child_answers_no_ask() -> None:
     with pytest.raises(ValueError, match="worker agent answers no ask"):
         new_ask(
-            StepSpec(id="ask", kind=StepKind.AGENT),
+            StepSpec(id="ask"),
             None,  # type: ignore[arg-type]  # refused before it is looked at
             title="x",
             role=Role.WORKER,

@@ -9,7 +9,7 @@ from soong.shared.engine.sessions.session import CommandKind
 from soong.shared.engine.tasks.attempts import retried_step
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.kinds import FailurePolicy, StepKind
-from soong.shared.engine.tasks.plan.plan import PlanStep
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus
 from soong.shared.engine.tasks.step import NewStep
 from tests.contract.scene import ContractHarness
@@ -31,7 +31,7 @@ async def grow(scene: ContractHarness, task_id: str, *steps: NewStep | str) -> N
     await update(scene, task_id, TaskChange(steps=await added(scene, task_id, *steps)))
 
 
-async def attempt(scene: ContractHarness, step_key: str, plan: PlanStep | None = None) -> NewStep:
+async def attempt(scene: ContractHarness, step_key: str, plan: StepSpec | None = None) -> NewStep:
     step = await scene.store.tasks.step(step_key)
     return retried_step(step, await scene.store.runs.run(step.run_id), plan, lambda _: {"v": 1, "tools": []})
 
@@ -203,7 +203,7 @@ async def test_failed_step_is_tried_again_by_another_agent_while_its_dependents_
     first = (await scene.claim(1))[0]
     await scene.fail(first)
 
-    plan = PlanStep("a", agent="strong", model="big", instructions="Look again.", allowed_tools=("code.search",))
+    plan = StepSpec("a", agent="strong", model="big", instructions="Look again.", allowed_tools=("code.search",))
     await update(scene, task_id, TaskChange(attempts=(await attempt(scene, first.step_key, plan),)))
 
     steps = await scene.steps(task_id)

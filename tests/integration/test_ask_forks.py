@@ -22,7 +22,6 @@ from soong.shared.core.identity import Role
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.record import Run
 from soong.shared.engine.sessions.session import Ownership, Session
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec
@@ -51,7 +50,7 @@ class Owner:
         own = self.opened.get(session.id) or await open_session(self.store, session)
         self.opened[session.id] = own
         task = new_ask(
-            StepSpec(id="ask", kind=StepKind.AGENT, instructions="Look.", script="tests.asks.look"),
+            StepSpec(id="ask", instructions="Look.", script="tests.asks.look"),
             session,
             title="Look.",
             role=Role.ORCHESTRATOR,

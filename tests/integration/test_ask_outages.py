@@ -17,7 +17,6 @@ from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.settings import load_settings
 from soong.shared.engine.runs.store import Appended
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.scripted import AgentHandle, scripted_agent
 from soong.shared.engine.tasks.service import TaskService
@@ -66,7 +65,7 @@ async def test_an_agent_continues_when_the_database_is_back(tmp_path: Path) -> N
     asks = owner_agents(settings, Config(), store, board, inbox, artifacts, service, lambda _project: definitions)
     own = await open_session(store)
     task = new_ask(
-        StepSpec(id="ask", kind=StepKind.AGENT, instructions="Look.", script="tests.asks.look"),
+        StepSpec(id="ask", instructions="Look.", script="tests.asks.look"),
         await store.sessions.session(own.session_id),
         title="Look.",
         role=Role.ORCHESTRATOR,

@@ -16,7 +16,6 @@ from soong.shared.core.clock import SystemClock
 from soong.shared.core.config import Config
 from soong.shared.core.identity import Role
 from soong.shared.core.settings import load_settings
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.new_tasks import new_ask
 from soong.shared.engine.tasks.service import TaskService
 from soong.shared.engine.tasks.spec import StepSpec
@@ -50,7 +49,7 @@ async def ask_in(store: MemoryStore, session_id: str) -> str:
     session = make_session(session_id)
     await store.sessions.open_session(session)
     task = new_ask(
-        StepSpec(id="ask", kind=StepKind.AGENT, instructions="Look.", script="tests.asks.look"),
+        StepSpec(id="ask", instructions="Look.", script="tests.asks.look"),
         session,
         title="Look.",
         role=Role.ORCHESTRATOR,

@@ -5,6 +5,7 @@ A step made here knows its task by no name yet: ``make_task`` gives its steps th
 
 from collections.abc import Sequence
 
+from msgspec import convert
 from msgspec.structs import replace
 
 from soong.shared.core.identity import Role, RunIdentity
@@ -136,14 +137,13 @@ def make_step(
     is_pull_worker: bool = False,
 ) -> NewStep:
     """Return a step of no task; ``depends_on`` are step ids."""
+    work = replace(convert(spec or {}, StepSpec), id=step_id, kind=kind, claim=claim_mode)
     return NewStep(
         key=step_id,
         task_id="",
         session_id="",
-        step_id=step_id,
+        spec=work,
         title=f"Step {step_id}",
-        kind=kind,
-        spec=replace(StepSpec.from_json(spec or {}), id=step_id),
         depends_on=tuple(depends_on),
         priority=priority,
         pool=pool,
@@ -152,7 +152,6 @@ def make_step(
         model=model,
         max_attempts=max_attempts,
         on_failure=on_failure,
-        claim_mode=claim_mode,
         is_pull_worker=is_pull_worker,
     )
 
@@ -184,7 +183,7 @@ def make_children(map_step: Step, parent: RunIdentity, *items: NewStep | str) ->
     return tuple(
         replace(
             _homed(
-                replace(child, step_id=f"{map_step.step_id}[{child.step_id}]"),
+                replace(child, spec=replace(child.spec, id=f"{map_step.step_id}[{child.step_id}]")),
                 map_step.task_id,
                 map_step.session_id,
                 parent,
@@ -327,7 +326,6 @@ def _homed(step: NewStep, task_id: str, session_id: str, root: RunIdentity) -> N
         key=key,
         task_id=task_id,
         session_id=session_id,
-        spec=replace(step.spec, id=step.step_id),
         depends_on=tuple(step_key(task_id, needed) for needed in step.depends_on),
         run=None if step.kind is StepKind.MAP else make_run(identity),
     )

@@ -208,7 +208,7 @@ def test_a_map_of_a_thousand_items_with_small_inputs_is_far_from_its_budget() ->
 
     children = expand_map(row_of(made.steps[0]), task_of(made), {}, make_identity("sess_1"))
 
-    assert sum(len(dump(child.spec.to_json())) for child in children) < MAX_EXPANSION_BYTES // 100
+    assert sum(len(dump(child.spec.as_json())) for child in children) < MAX_EXPANSION_BYTES // 100
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ their root runs. Its root run is held as a step's run is, under a fence that eac
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from msgspec import convert
+
 from soong.shared.core.jsontext import JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.call_aborts import CallAbort
@@ -66,11 +68,9 @@ def follows(inputs: JsonObject) -> str:
 
 def ask_document(spec: StepSpec) -> JsonObject:
     """Return what an ask's task stores in place of a plan."""
-    return {SPEC: spec.to_json()}
+    return {SPEC: spec.as_json()}
 
 
 def spec_of_ask(document: JsonObject) -> StepSpec:
     """Return what the agent of an ask is to do."""
-    stored = document[SPEC]
-    assert isinstance(stored, dict), "an ask's document holds a spec"
-    return StepSpec.from_json(stored)
+    return convert(document[SPEC], StepSpec)

@@ -61,7 +61,7 @@ def expand_map(step: Step, task: Task, dependencies: Mapping[str, StepResult], r
     child = step.spec.step
     assert child is not None, "a map step's spec has the step of its items"
     template = replace(child, title="", instructions="", inputs={}, permissions=DeclaredPermissions())
-    size = budget.size_of(template.to_json())
+    size = budget.size_of(template.as_json())
     made = []
     scopes = [with_item(scope, step.spec.item_name, item) for item in map_items(step, scope, budget)]
     for index, (known, key) in enumerate(zip(scopes, _keys(step, scopes, budget), strict=True)):
@@ -86,21 +86,17 @@ def _child(step: Step, spec: StepSpec, title: str, index: int, lineage: Lineage)
         key=key,
         task_id=step.task_id,
         session_id=step.session_id,
-        step_id=spec.id,
-        title=title,
-        kind=spec.kind,
         spec=spec,
+        title=title,
         priority=spec.priority or step.priority,
         pool=step.pool,
         needs=step.needs,
         definition=step.definition,
         model=step.model,
         max_attempts=1 + spec.retries,
-        backoff_s=spec.backoff_s,
         on_failure=step.spec.on_item_failure or FailurePolicy.SKIP_DEPENDENTS,
         map_key=step.key,
         item_index=index,
-        claim_mode=spec.claim,
         run=lineage.run(key, title, step.definition, step.model, step.spec.child_surface),
     )
 

@@ -19,12 +19,12 @@ from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import Standing, check_plan
 from soong.shared.engine.tasks.plan.models import Priority
-from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, Plan, PlanInput, PlanNames, PlanStep, Report
+from soong.shared.engine.tasks.plan.plan import Plan, PlanInput, PlanNames, Report
 from soong.shared.engine.tasks.plan.reader import read_step
 from soong.shared.engine.tasks.plan.template import references
 from soong.shared.engine.tasks.plan.validation import DocumentReader
 from soong.shared.engine.tasks.problems import Hint, Problems, Unknown
-from soong.shared.engine.tasks.spec import DeclaredPermissions
+from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.tasks.update_models import AttemptDocument, EdgeDocument, UpdateHead
 
@@ -52,7 +52,7 @@ class Attempt(Value):
         """Say whether it differs from the attempt before."""
         return self != Attempt(self.step_id)
 
-    def planned(self, was: PlanStep) -> PlanStep:
+    def planned(self, was: StepSpec) -> StepSpec:
         """Return the step as it is to be tried now."""
         given = {
             name: value
@@ -65,7 +65,7 @@ class Attempt(Value):
 class Update(Value):
     """A checked document; steps are named by their ids."""
 
-    steps: tuple[PlanStep, ...] = ()
+    steps: tuple[StepSpec, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()
     """Of existing steps: (step, what it is to depend on)."""
     attempts: tuple[Attempt, ...] = ()
@@ -113,31 +113,10 @@ def standing_of(steps: Sequence[Step]) -> Standing:
     }
 
 
-def planned(step: Step) -> PlanStep:
+def planned(step: Step) -> StepSpec:
     """Return an existing step as planned: the start of another attempt."""
     spec = step.spec
-    return PlanStep(
-        id=step.step_id,
-        kind=step.kind,
-        title=step.title,
-        instructions=spec.instructions if spec.bound is None else spec.bound.instructions,
-        agent=(step.definition or DEFAULT_DEFINITION) if step.kind is StepKind.AGENT else "",
-        model=step.model,
-        settings=spec.settings,
-        allowed_tools=spec.allowed_tools,
-        permissions=spec.permissions,
-        inputs=spec.inputs,
-        output=spec.output,
-        priority=step.priority,
-        timeout_s=spec.timeout_s,
-        pool=step.pool,
-        needs=step.needs,
-        call=spec.call,
-        isolation=spec.isolation,
-        script=spec.script,
-        over=spec.over,
-        claim=step.claim_mode,
-    )
+    return replace(spec, model=step.model, instructions=(spec.bound or spec).instructions)
 
 
 def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
@@ -148,7 +127,8 @@ def planned_task(task: Task, steps: Sequence[Step]) -> Plan:
     ids = {step.key: step.step_id for step in steps}
     own = [step for step in steps if not (step.map_key or step.is_pull_worker)]
     drawn = [
-        replace(planned(step), depends_on=tuple(ids[key] for key in step.depends_on if key in ids)) for step in own
+        replace(step.spec, title=step.title, depends_on=tuple(ids[key] for key in step.depends_on if key in ids))
+        for step in own
     ]
     return Plan(task.title, (), tuple(drawn), task.plan)
 
@@ -249,7 +229,7 @@ def _check_attempt(
         output=None,
         script="builtin.echo",
         instructions=instructions,
-        agent=attempt.agent or step.definition or DEFAULT_DEFINITION,
+        agent=attempt.agent or step.spec.agent,
         allowed_tools=attempt.allowed_tools,
         depends_on=tuple(key.partition("/")[2] for key in step.depends_on),
     )
@@ -268,7 +248,7 @@ def _mentioned(text: str, steps: Mapping[str, Step]) -> set[str]:
     return {name for name in named if name is not None and name in steps}
 
 
-def _plan(task: Task, steps: tuple[PlanStep, ...]) -> Plan:
+def _plan(task: Task, steps: tuple[StepSpec, ...]) -> Plan:
     # References may name the inputs that the task was given.
     return Plan(task.title, tuple(PlanInput(name) for name in task.inputs), steps, {})
 

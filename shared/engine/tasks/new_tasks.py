@@ -21,7 +21,7 @@ from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, 
 from soong.shared.engine.tasks.lineage import Lineage, new_token
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import scope_of
-from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan, PlanStep, spec_of
+from soong.shared.engine.tasks.plan.plan import ORCHESTRATOR, Plan
 from soong.shared.engine.tasks.plan.template import Scope, render_head
 from soong.shared.engine.tasks.problems import Problems
 from soong.shared.engine.tasks.spec import StepSpec
@@ -30,7 +30,7 @@ from soong.shared.engine.wire.capabilities import declared, functions_needed, pr
 from soong.shared.engine.wire.jobs import written_in
 from soong.shared.tools.surface import Surface
 
-SurfaceOf: TypeAlias = Callable[[PlanStep], JsonObject]
+SurfaceOf: TypeAlias = Callable[[StepSpec], JsonObject]
 """Computes the stored surface of a step's run, under the session's policy (:mod:`soong.shared.tools.surface`).
 
 Of a step it looks at its kind, its agent definition and its allowed tools; nobody changes what it returns."""
@@ -130,17 +130,14 @@ def new_ask(
 
 def models_of(plan: Plan, default_model: str) -> frozenset[str]:
     """Return the models that the agents of a plan run on, those of its map steps' items among them."""
-    return frozenset(filter(None, (_model(step.step or step, default_model) for step in plan.steps)))
+    return frozenset(filter(None, (_model(step.work, default_model) for step in plan.steps)))
 
 
-def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> None:
+def check_models(steps: Sequence[StepSpec], default_model: str, source: str) -> None:
     """A script model without a script can do nothing: say so before anything is written. Raises: InvalidPlanError."""
     problems = Problems()
     for index, step in enumerate(steps):
-        work = step.step or step
-        model = work.model or default_model
-        is_own_agent = work.kind is StepKind.AGENT and work.claim is ClaimMode.ASSIGNED
-        if is_own_agent and model == "script" and not work.script:
+        if _model(step.work, default_model) == "script" and not step.work.script:
             place = f"{source}{'' if source.endswith('add_steps') else ' steps'}[{index}]{'.step' if step.step else ''}"
             problem = f"step {step.id!r} has no script and would run on the model 'script'"
             problems.add(place, problem, "choose a model (`--model provider:name`) or add a `script:`")
@@ -148,7 +145,7 @@ def check_models(steps: Sequence[PlanStep], default_model: str, source: str) -> 
 
 
 def grown(
-    steps: Sequence[PlanStep],
+    steps: Sequence[StepSpec],
     task: Task,
     root: RunIdentity,
     *,
@@ -191,7 +188,7 @@ class Surfaces(Value):
     compute: SurfaceOf
     _known: dict[tuple[object, ...], tuple[JsonObject, Sequence[str]]] = msgspec.field(default_factory=dict)
 
-    def of(self, step: PlanStep) -> tuple[JsonObject, Sequence[str]]:
+    def of(self, step: StepSpec) -> tuple[JsonObject, Sequence[str]]:
         """Return a step's surface, with the capabilities of a worker that has its tools.
 
         One that is pulled has none: the run that claims it uses its own.
@@ -205,25 +202,22 @@ class Surfaces(Value):
         return self._known[asked]
 
 
-def _new_step(step: PlanStep, lineage: Lineage, titles: Titles, surfaces: Surfaces, default_model: str) -> NewStep:
-    work = step.step or step
+def _new_step(step: StepSpec, lineage: Lineage, titles: Titles, surfaces: Surfaces, default_model: str) -> NewStep:
+    work = step.work
     surface, needed = surfaces.of(work)
     model = _model(work, default_model)
     # Of a map step it is the items' surface: its expansion needs neither registry nor policy and changes with neither.
     is_map = step.kind is StepKind.MAP
-    spec = replace(spec_of(step), child_surface=surface) if is_map else spec_of(step)
-    if lineage.is_limited:
-        child = None if spec.step is None else replace(spec.step, is_limited=True)
-        spec = replace(spec, is_limited=True, step=child)
+    spec = replace(step, depends_on=(), child_surface=surface if is_map else {}, is_limited=lineage.is_limited)
+    if spec.step is not None:
+        spec = replace(spec, step=replace(spec.step, is_limited=lineage.is_limited))
     key, title, definition = step_key(lineage.task_id, step.id), titles.of(step.title), definition_of(work)
     return NewStep(
         key=key,
         task_id=lineage.task_id,
         session_id=lineage.session_id,
-        step_id=step.id,
-        title=title,
-        kind=step.kind,
         spec=spec,
+        title=title,
         depends_on=tuple(step_key(lineage.task_id, parent) for parent in step.depends_on),
         priority=step.priority,
         pool=work.pool,
@@ -231,14 +225,12 @@ def _new_step(step: PlanStep, lineage: Lineage, titles: Titles, surfaces: Surfac
         definition=definition,
         model=model,
         max_attempts=1 + step.retries,
-        backoff_s=step.backoff_s,
         on_failure=step.on_failure or FailurePolicy.SKIP_DEPENDENTS,
-        claim_mode=step.claim,
         run=None if is_map else lineage.run(key, title, definition, model, surface, work.role),
     )
 
 
-def needs_of(step: PlanStep, needed: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
+def needs_of(step: StepSpec, needed: Sequence[str], project: Sequence[str], model: str) -> tuple[str, ...]:
     """Return what a worker must announce: what the plan asks for, and what the step is made of.
 
     It reads what this program writes, and has the function that is called; or what the tools of the step's surface
@@ -254,12 +246,11 @@ def _tools(surface: JsonObject) -> Sequence[str]:
     return Surface.from_json(surface).tools if "decisions" in surface else ()
 
 
-def definition_of(work: PlanStep) -> str:
+def definition_of(work: StepSpec) -> str:
     if work.claim is ClaimMode.PULL:
         return ""
     return work.agent if work.kind.traits.is_agent else f"{work.kind}:{work.call}"
 
 
-def _model(work: PlanStep, default_model: str) -> str:
-    is_own_agent = work.kind is StepKind.AGENT and work.claim is ClaimMode.ASSIGNED
-    return (work.model or default_model) if is_own_agent else ""
+def _model(work: StepSpec, default_model: str) -> str:
+    return (work.model or default_model) if work.is_own_agent else ""

@@ -15,13 +15,14 @@ from soong.shared.engine.tasks.attempts import retried_step
 from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.growth import Update, planned
 from soong.shared.engine.tasks.new_tasks import SurfaceOf, grown
-from soong.shared.engine.tasks.plan.plan import PlanNames, PlanStep
+from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.pull_workers import Dispatch, pull_workers
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.step import Step, Task
 from soong.shared.engine.tasks.totals import check_total
 
 
-def no_tools(_step: PlanStep) -> JsonObject:
+def no_tools(_step: StepSpec) -> JsonObject:
     """Return the surface of steps that run no agent."""
     return {}
 

@@ -17,17 +17,10 @@ from soong.shared.engine.tasks.change import TaskChange
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.checks import check_plan
-from soong.shared.engine.tasks.plan.plan import (
-    ACP_PREFIX,
-    DEFAULT_DEFINITION,
-    Plan,
-    PlanInput,
-    PlanNames,
-    PlanStep,
-    Report,
-)
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, Plan, PlanInput, PlanNames, Report
 from soong.shared.engine.tasks.plan.validation import DocumentReader
 from soong.shared.engine.tasks.problems import Hint, Problems
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import NewStep, Step, Task
 from soong.shared.engine.tasks.update_models import DispatchDocument
@@ -55,7 +48,7 @@ class Dispatch(Value):
     """What is asked for, checked: ``step`` is one pull worker as a plan would say it, without its id."""
 
     count: int
-    step: PlanStep
+    step: StepSpec
     max_steps: int | None
 
 
@@ -74,10 +67,10 @@ def read_dispatch(document: JsonObject, task: Task, known: PlanNames) -> Dispatc
     return Dispatch(asked.count, known.with_model(step), asked.max_steps)
 
 
-def _step_of(asked: DispatchDocument) -> PlanStep:
+def _step_of(asked: DispatchDocument) -> StepSpec:
     limit = "" if asked.max_steps is None else f"Take at most {asked.max_steps} of them. "
     own, tools = asked.instructions, asked.allowed_tools
-    return PlanStep(
+    return StepSpec(
         id="pull-worker",
         title="Pull worker",
         instructions=_INSTRUCTIONS.format(limit=limit) + (f"\n\n{own}" if own else ""),
@@ -102,7 +95,7 @@ def _at_dispatch(report: Report) -> Report:
     return moved
 
 
-Grow: TypeAlias = Callable[[Sequence[PlanStep], Task, RunIdentity], Sequence[NewStep]]
+Grow: TypeAlias = Callable[[Sequence[StepSpec], Task, RunIdentity], Sequence[NewStep]]
 """Makes rows of steps that are added to a task (:func:`soong.shared.engine.tasks.expansion.grown`)."""
 
 

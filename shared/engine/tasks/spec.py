@@ -1,24 +1,22 @@
-"""What a plan says about one step, as the step's row keeps it and its worker reads it (DAG-02).
+"""A step as planned: the one form that a plan is read into, a step's row keeps and its worker reads (DAG-02).
 
-Owns the stored JSON form: :meth:`StepSpec.from_json` and :meth:`StepSpec.to_json` are called where a store reads and
-writes rows, and nowhere else. What decides who runs a step and when has columns of its own (``NewStep``).
+The documents that people write are :mod:`soong.shared.engine.tasks.plan.models`. What an owner changes later (title,
+agent, model, priority, what a worker must have) has columns of its own, which rule.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from msgspec.structs import fields
 
+from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 
-VERSION: Final = 1
+DEFAULT_DEFINITION: Final = "default_worker_agent"
 
 
-class DeclaredPermissions(Value):
+class DeclaredPermissions(Value, omit_defaults=True):
     """The scopes that a step names. Each of ``run`` is a program and its arguments; nothing in it is expanded."""
 
     write: tuple[str, ...] = ()
@@ -28,22 +26,6 @@ class DeclaredPermissions(Value):
     def __bool__(self) -> bool:
         return bool(self.write or self.hosts or self.run)
 
-    def as_json(self) -> dict[str, Json]:
-        """Return the stored form; what is not declared is left out."""
-        found: dict[str, Json] = {
-            "write": list(self.write),
-            "hosts": list(self.hosts),
-            "run": [list(words) for words in self.run],
-        }
-        return {name: value for name, value in found.items() if value}
-
-    @classmethod
-    def from_json(cls, value: Json) -> "DeclaredPermissions":
-        """Read the stored form; what is not of it is nothing."""
-        if not isinstance(value, Mapping):
-            return cls()
-        return cls(_texts(value.get("write")), _texts(value.get("hosts")), tuple(map(_texts, _list(value.get("run")))))
-
 
 class BoundStep(Value):
     """The input of a step's run: instructions and inputs with every reference looked up, once."""
@@ -52,43 +34,57 @@ class BoundStep(Value):
     inputs: JsonObject
 
 
-class StepSpec(Value):
-    """The work of one step. ``instructions``, ``inputs`` and ``permissions`` are templates until they are bound.
+class StepSpec(Value, omit_defaults=True):
+    """The work of one step. Durations are in seconds.
 
-    ``call`` belongs to a python step, ``script`` to an agent step that runs without a model; ``over``, ``item_name``,
-    ``item_key``, ``max_items``, ``on_item_failure``, ``step`` and ``child_surface`` belong to a map step. ``title``,
-    ``priority`` and ``backoff_s`` are those of ``step`` alone, which has no row yet.
+    ``instructions``, ``title`` of a map's child, ``inputs`` and ``permissions`` are templates
+    (:mod:`soong.shared.engine.tasks.plan.template`) until they are bound. ``agent``, ``model``, ``settings``,
+    ``allowed_tools``, ``permissions``, ``script`` and ``claim`` belong to an agent step, ``call`` and ``isolation`` to
+    a python step, ``over``, ``item_name``, ``item_key``, ``step``, ``max_items``, ``on_item_failure`` and
+    ``child_surface`` to a map step.
     """
 
     id: str = ""
     kind: StepKind = StepKind.AGENT
     title: str = ""
     instructions: str = ""
+    depends_on: tuple[str, ...] = ()
+    """Ids of steps, as planned; a row has none here, for what it waits for may grow."""
+    agent: str = DEFAULT_DEFINITION
+    model: str = ""
+    settings: JsonObject = msgspec.field(default_factory=dict)
+    """How its model is asked, where it says so itself."""
+    allowed_tools: tuple[str, ...] | None = None
+    """None: those of the definition."""
+    permissions: DeclaredPermissions = DeclaredPermissions()
+    """What it will ask people for."""
     inputs: JsonObject = msgspec.field(default_factory=dict)
     output: JsonObject | None = None
     """The schema of the step's output."""
+    priority: int = 0
+    retries: int = 0
+    backoff_s: float = 1.0
+    timeout_s: float | None = None
+    pool: str = "default"
+    needs: tuple[str, ...] = ()
+    on_failure: FailurePolicy | None = None
+    """None: the plan says nothing, and an agent that plans the task may decide (DAG-05)."""
     call: str = ""
     isolation: str | None = None
     """``thread`` or ``process``; None: as its function was registered."""
     script: str = ""
-    settings: JsonObject = msgspec.field(default_factory=dict)
-    """How its model is asked, where it says so itself."""
-    allowed_tools: tuple[str, ...] | None = None
-    permissions: DeclaredPermissions = DeclaredPermissions()
-    timeout_s: float | None = None
-    retries: int = 0
-    priority: int = 0
-    backoff_s: float = 1.0
-    on_failure: FailurePolicy | None = None
-    """None: the plan says nothing, and an agent that plans the task may decide (DAG-05)."""
-    claim: ClaimMode = ClaimMode.ASSIGNED
+    """The scripted agent that runs without a model (:mod:`soong.shared.engine.tasks.scripted`)."""
     over: Json = None
     item_name: str = "item"
     item_key: str = ""
-    max_items: int = 1000
-    on_item_failure: FailurePolicy | None = None
     step: "StepSpec | None" = None
     """The step that is made for each item of a map step."""
+    max_items: int = 1000
+    on_item_failure: FailurePolicy | None = None
+    claim: ClaimMode = ClaimMode.ASSIGNED
+    """PULL: a run that asks for the step does it with its own agent, model and tools."""
+    role: Role = Role.WORKER
+    """What its agent is. The owner sets it; it is not read from a plan."""
     child_surface: JsonObject = msgspec.field(default_factory=dict)
     """The surface of the items' runs; stored, so that an expansion needs neither registry nor policy."""
     bound: BoundStep | None = None
@@ -98,93 +94,12 @@ class StepSpec(Value):
     is_limited: bool = False
     """Its task has limits: they are looked at before it starts, and its model turns are charged to them (DIS-07)."""
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the stored form; defaults are left out."""
-        stored: dict[str, Json] = {"v": VERSION, "id": self.id, "kind": self.kind.value}
-        for value, (name, default) in zip(_VALUES(self), _DEFAULTS, strict=True):
-            if value is not default and value != default:
-                write = _WRITERS.get(name)
-                stored[name] = value if write is None else write(value)
-        return stored
+    @property
+    def work(self) -> "StepSpec":
+        """The step that is run: of a map step that of its items."""
+        return self.step or self
 
-    @classmethod
-    def from_json(cls, stored: JsonObject) -> "StepSpec":
-        """Read the stored form. A field without a value that it can have keeps its default; unknown ones are ignored.
-
-        Raises: ValueError when a field that is a closed set holds another word.
-        """
-        readers = _READERS
-        return cls(
-            **{name: readers[name](value) for name, value in stored.items() if value is not None and name in readers}
-        )
-
-
-def _texts(value: Json) -> tuple[str, ...]:
-    return tuple(one for one in _list(value) if isinstance(one, str))
-
-
-def _list(value: Json) -> Sequence[Json]:
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _object(value: Json) -> JsonObject:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _bound(value: Json) -> BoundStep:
-    found = _object(value)
-    return BoundStep(str(found.get("instructions", "")), _object(found.get("inputs")))
-
-
-def _bound_json(bound: BoundStep) -> Json:
-    return {"instructions": bound.instructions, "inputs": bound.inputs}
-
-
-_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "id": str,
-    "kind": StepKind,
-    "title": str,
-    "instructions": str,
-    "inputs": _object,
-    "output": _object,
-    "call": str,
-    "isolation": str,
-    "script": str,
-    "settings": _object,
-    "allowed_tools": _texts,
-    "permissions": DeclaredPermissions.from_json,
-    "timeout_s": float,
-    "retries": int,
-    "priority": int,
-    "backoff_s": float,
-    "on_failure": FailurePolicy,
-    "claim": ClaimMode,
-    "over": lambda value: value,
-    "item_name": str,
-    "item_key": str,
-    "max_items": int,
-    "on_item_failure": FailurePolicy,
-    "step": StepSpec.from_json,
-    "child_surface": _object,
-    "bound": _bound,
-    "max_steps": int,
-    "is_limited": bool,
-}
-"""How each field is read; the annotation ``Any`` is this table's alone."""
-
-_WRITERS: Final[Mapping[str, Callable[[Any], Json]]] = {
-    "allowed_tools": list,
-    "permissions": DeclaredPermissions.as_json,
-    "on_failure": str,
-    "claim": str,
-    "on_item_failure": str,
-    "step": StepSpec.to_json,
-    "bound": _bound_json,
-}
-"""How the fields are written that are not JSON themselves."""
-
-_EMPTY: Final = StepSpec()
-_DEFAULTS: Final = tuple(
-    (one.name, getattr(_EMPTY, one.name)) for one in fields(StepSpec) if one.name not in ("id", "kind")
-)
-_VALUES: Final = attrgetter(*(name for name, _ in _DEFAULTS))
+    @property
+    def is_own_agent(self) -> bool:
+        """Whether an agent of its own does it; a pulled step is done by the run that takes it."""
+        return self.kind.traits.is_agent and self.claim is ClaimMode.ASSIGNED

@@ -28,37 +28,81 @@ class Outcome(StrEnum):
     PARTIAL = "partial"
 
 
-class NewStep(Value):
-    """A step as it is inserted. ``open_deps`` is the number of edges into it; 0 makes it ready (or expanding) at once.
+class StepError(Value):
+    """Why a step failed: ``type`` is an EndReason, an ErrorType or ``poisoned``.
 
-    ``spec`` is the work as the plan says it; the worker and the expander read it, the store keeps it as JSON.
-    ``needs`` are capabilities that a worker must announce. ``map_key`` and ``item_index`` are set for the children of a
-    map step. ``run`` is the first attempt's run; None for a map step. ``is_pull_worker``: it stands for a run that
-    claims other steps of its task; it is not work of the plan itself.
+    ``retryable`` says that the step, run once more, may end otherwise: only then do its ``retries`` count (DAG-05).
+    """
+
+    type: str
+    message: str
+    retryable: bool = False
+
+
+class Step(Value, kw_only=True):
+    """A step as stored: its spec, and what decides who runs it and when, which its owner may change.
+
+    Until it is inserted, what its claims and ends set is left out.
     """
 
     key: str
     task_id: str
     session_id: str
-    step_id: str
-    title: str
-    kind: StepKind
     spec: StepSpec
+    title: str
+    status: StepStatus = StepStatus.PENDING
     depends_on: tuple[str, ...] = ()
     """Keys of the steps this one waits for. For a map's child: none (its map step is already unlocked)."""
+    open_deps: int = 0
+    """How many of them have not ended; 0 makes it ready (or expanding) at once."""
     priority: int = 0
     pool: str = "default"
     needs: tuple[str, ...] = ()
+    """The capabilities that a worker must announce."""
     definition: str = ""
     model: str = ""
+    run_id: str = ""
+    attempt: int = 1
     max_attempts: int = 1
-    backoff_s: float = 1.0
     on_failure: FailurePolicy = FailurePolicy.SKIP_DEPENDENTS
+    lost_leases: int = 0
+    lost_to: str = ""
+    """Which worker lost its lease last and how that ended; empty when none did."""
+    fence: int = 0
+    worker_id: str = ""
     map_key: str = ""
+    """Of an item of a map step: the map step, and which item it is."""
     item_index: int | None = None
-    run: NewRun | None = None
-    claim_mode: ClaimMode = ClaimMode.ASSIGNED
+    outcome: Outcome | None = None
+    output: Json = None
+    """Own output; None for a map step (its value is its children's outputs, see ``TaskStore.result``)."""
+    error: StepError | None = None
+    progress: str = ""
+    started_us: int | None = None
+    ended_us: int | None = None
+    not_before_us: int | None = None
     is_pull_worker: bool = False
+    """It stands for a run that claims other steps of its task; it is not work of the plan itself."""
+    holder_run_id: str = ""
+    """The run that holds or held it in addition to its own step; empty when its own run does (DAG-03)."""
+
+    @property
+    def step_id(self) -> str:
+        return self.spec.id
+
+    @property
+    def kind(self) -> StepKind:
+        return self.spec.kind
+
+    @property
+    def claim_mode(self) -> ClaimMode:
+        return self.spec.claim
+
+
+class NewStep(Step, kw_only=True):
+    """A step to be inserted, or to be tried again, with the run of that attempt; a map step has none."""
+
+    run: NewRun | None = None
 
 
 class NewTask(Value):
@@ -133,20 +177,6 @@ class SessionWork(Value):
         return not any(more)
 
 
-class StepError(Value):
-    """Why a step failed: ``type`` is an EndReason, an ErrorType or ``poisoned``.
-
-    ``retryable`` says that the step, run once more, may end otherwise: only then do its ``retries`` count (DAG-05).
-    """
-
-    type: str
-    message: str
-    retryable: bool = False
-
-    def as_json(self) -> dict[str, Json]:
-        return {"type": self.type, "message": self.message, "retryable": self.retryable}
-
-
 class StepResult(Value):
     """What dependents see of a finished step. For a map step: the list of its children's outputs in item order.
 
@@ -164,50 +194,6 @@ class StepResult(Value):
     partial: Json = None
     malformed: str = ""
     """What is wrong with its row, which some worker wrote: what depends on it fails (OPS-12)."""
-
-
-class Step(Value):
-    """A step as stored."""
-
-    key: str
-    task_id: str
-    session_id: str
-    step_id: str
-    title: str
-    kind: StepKind
-    status: StepStatus
-    spec: StepSpec
-    depends_on: tuple[str, ...]
-    open_deps: int
-    priority: int
-    pool: str
-    needs: tuple[str, ...]
-    definition: str
-    model: str
-    run_id: str
-    attempt: int
-    max_attempts: int
-    backoff_s: float
-    on_failure: FailurePolicy
-    lost_leases: int
-    fence: int
-    worker_id: str
-    map_key: str
-    item_index: int | None
-    outcome: Outcome | None
-    output: Json
-    """Own output; None for a map step (its value is its children's outputs, see ``TaskStore.result``)."""
-    error: StepError | None
-    progress: str
-    started_us: int | None
-    ended_us: int | None
-    not_before_us: int | None = None
-    claim_mode: ClaimMode = ClaimMode.ASSIGNED
-    is_pull_worker: bool = False
-    holder_run_id: str = ""
-    """The run that holds or held it in addition to its own step; empty when its own run does (DAG-03)."""
-    lost_to: str = ""
-    """Which worker lost its lease last and how that ended; empty when none did."""
 
 
 MALFORMED: Final = "malformed_row"
@@ -267,7 +253,6 @@ class Claim(Value):
     step_key: str
     fence: int
     identity: RunIdentity
-    kind: StepKind
     spec: StepSpec
     task_inputs: JsonObject
     dependencies: Mapping[str, StepResult]
@@ -282,6 +267,10 @@ class Claim(Value):
     is_resumed: bool = False
     malformed: str = ""
     """What is wrong with the rows behind it, which some worker wrote: such a step is failed and not run (OPS-12)."""
+
+    @property
+    def kind(self) -> StepKind:
+        return self.spec.kind
 
     @property
     def run_fence(self) -> RunFence:

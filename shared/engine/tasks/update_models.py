@@ -16,8 +16,8 @@ from soong.shared.engine.tasks.plan.models import (
     Texts,
     Title,
 )
-from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION
 from soong.shared.engine.tasks.plan.validation import Expected
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION
 
 MAX_PULL_WORKERS: Final = 1000
 """Most pull workers of one dispatch; what a session may run at once, its concurrency limits say."""

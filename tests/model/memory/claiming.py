@@ -137,7 +137,6 @@ def _told(rows: Rows, step: Step, *, is_resumed: bool) -> Claim:
         step_key=step.key,
         fence=step.fence,
         identity=run.identity,
-        kind=step.kind,
         spec=step.spec,
         task_inputs=rows.task(step.task_id).inputs,
         task_title=rows.task(step.task_id).title,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from soong.shared.core.errors import ConflictError
@@ -11,7 +12,7 @@ from soong.shared.engine.runs.record import NewRun, Run, Usage
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import ProcessState, Session
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.status import StepEvent, StepStatus, TaskStatus, advance_step
+from soong.shared.engine.tasks.status import StepEvent, TaskStatus, advance_step
 from soong.shared.engine.tasks.step import NewStep, NewTask, Step, Task
 from soong.shared.engine.tasks.store import NO_PLANNER
 from soong.shared.permissions.audit_log.notes import of_session
@@ -105,41 +106,11 @@ def insert_steps(rows: Rows, news: Sequence[NewStep], now_us: int, *, done: froz
 def _insert_step(rows: Rows, new: NewStep, done: frozenset[str], now_us: int) -> None:
     if new.run is not None:
         insert_run(rows, new.run, RunStatus.QUEUED, now_us)
-    step = Step(
-        key=new.key,
-        task_id=new.task_id,
-        session_id=new.session_id,
-        step_id=new.step_id,
-        title=new.title,
-        kind=new.kind,
-        status=StepStatus.PENDING,
-        spec=new.spec,
-        depends_on=new.depends_on,
-        open_deps=len(set(new.depends_on) - done),
-        priority=new.priority,
-        pool=new.pool,
-        needs=new.needs,
-        definition=new.definition,
-        model=new.model,
-        run_id=new.run.identity.run_id if new.run else "",
-        attempt=new.run.attempt if new.run else 1,
-        max_attempts=new.max_attempts,
-        backoff_s=new.backoff_s,
-        on_failure=new.on_failure,
-        lost_leases=0,
-        fence=0,
-        worker_id="",
-        map_key=new.map_key,
-        item_index=new.item_index,
-        outcome=None,
-        output=None,
-        error=None,
-        progress="",
-        started_us=None,
-        ended_us=None,
-        claim_mode=new.claim_mode,
-        is_pull_worker=new.is_pull_worker,
-    )
+    row = structs.asdict(new)
+    del row["run"]
+    run_id, attempt = (new.run.identity.run_id, new.run.attempt) if new.run else ("", 1)
+    open_deps = len(set(new.depends_on) - done)
+    step = Step(**(row | {"open_deps": open_deps, "run_id": run_id, "attempt": attempt}))
     rows.steps[step.key] = step
     for needed in dict.fromkeys(new.depends_on):
         rows.dependents[needed] = (*rows.dependents.get(needed, ()), step.key)

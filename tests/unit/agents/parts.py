@@ -212,39 +212,7 @@ def task_of(made: NewTask) -> Task:
 
 def row_of(step: NewStep) -> Step:
     """Return the row that a store would give for a new step."""
-    return Step(
-        key=step.key,
-        task_id=step.task_id,
-        session_id=step.session_id,
-        step_id=step.step_id,
-        title=step.title,
-        kind=step.kind,
-        status=StepStatus.EXPANDING,
-        spec=step.spec,
-        depends_on=step.depends_on,
-        open_deps=0,
-        priority=step.priority,
-        pool=step.pool,
-        needs=step.needs,
-        definition=step.definition,
-        model=step.model,
-        run_id="",
-        attempt=1,
-        max_attempts=step.max_attempts,
-        backoff_s=step.backoff_s,
-        on_failure=step.on_failure,
-        lost_leases=0,
-        fence=0,
-        worker_id="",
-        map_key=step.map_key,
-        item_index=step.item_index,
-        outcome=None,
-        output=None,
-        error=None,
-        progress="",
-        started_us=None,
-        ended_us=None,
-    )
+    return replace(step, status=StepStatus.EXPANDING)
 
 
 __all__ = ["EXAMPLES", "KNOWN", "Notebook", "Outcome", "Playground", "RuleGate", "ToolDefinition", "load_example"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from msgspec.structs import fields
 
-from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.spec import StepSpec
 
 TEXT = (Path(__file__).parents[3] / "docs" / "plans.md").read_text(encoding="utf-8")
 
@@ -16,7 +16,7 @@ def test_every_field_of_a_step_is_documented() -> None:
     told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
     spelled = {"item_name": "as", "item_key": "key"}
-    assert told == {spelled.get(field.name, field.name) for field in fields(PlanStep) if field.name != "role"}
+    assert told == {spelled.get(field.name, field.name) for field in fields(StepSpec) if field.name != "role"}
 
 
 def test_the_first_example_is_a_plan() -> None:

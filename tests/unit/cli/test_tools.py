@@ -14,7 +14,7 @@ from soong.orchestrator.cli.tools import _rule
 from soong.orchestrator.client.catalog import Catalogue
 from soong.shared.core.errors import UsageError
 from soong.shared.core.settings import load_settings
-from soong.shared.engine.tasks.plan.plan import PlanStep
+from soong.shared.engine.tasks.spec import StepSpec
 from tests.unit.cli.calling import soong, started_soong
 
 TOOLS = """
@@ -134,7 +134,7 @@ def test_of_many_close_tools_three_are_named(project: Path) -> None:
 @pytest.mark.spec("ETS-08.b", "ETS-01.b", "ETS-01.e")
 def test_the_explanation_is_what_a_run_stores(project: Path) -> None:
     catalogue = Catalogue.of(load_settings(agent_home=project.parent / "soong"))
-    step = PlanStep("a", allowed_tools=("code.write_file", "code.search"))
+    step = StepSpec("a", allowed_tools=("code.write_file", "code.search"))
     stored = catalogue.surface_of(step)["decisions"]
 
     explained = told(project, "explain", "--role", "worker", "--allowed-tools", "code.write_file,code.search")

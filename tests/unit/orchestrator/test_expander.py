@@ -5,16 +5,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from soong.orchestrator.owner.expander import MAX_STARTS, Expander
 from soong.shared.core.errors import UnavailableError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.spec import StepSpec
+from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Step
 from tests.contract.scene import ContractHarness, open_scene
-from tests.model.builders import make_map
+from tests.model.builders import make_step
 from tests.model.memory import MemoryStore
 
 pytestmark = pytest.mark.spec("OPS-12", "DAG-05")
@@ -43,7 +42,7 @@ async def expanding() -> tuple[ContractHarness, FaultyStore, str]:
     store = FaultyStore()
     scene = await open_scene(store)
     spec: JsonObject = {"over": [1, 2], "step": {"kind": "python", "call": "builtin.echo"}}
-    task_id = await scene.task(replace(make_map("m"), spec=StepSpec.from_json(spec)))
+    task_id = await scene.task(make_step("m", kind=StepKind.MAP, spec=spec))
     return scene, store, f"{task_id}/m"
 
 

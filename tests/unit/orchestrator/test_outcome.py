@@ -35,7 +35,13 @@ async def outcome_of_two_maps() -> TaskOutcome:
     view: TaskSnapshot = await snapshot_of(scene.store, task_id)
     one, two = (replace(step, status=StepStatus.COMPLETED) for step in view.steps)
     children = [
-        replace(one, key=f"{each.key}[{n}]", step_id=f"{each.step_id}[{n}]", map_key=each.key, output={"n": n})
+        replace(
+            one,
+            key=f"{each.key}[{n}]",
+            spec=replace(one.spec, id=f"{each.step_id}[{n}]"),
+            map_key=each.key,
+            output={"n": n},
+        )
         for n in range(CHILDREN)
         for each in (one, two)
     ]

@@ -14,7 +14,7 @@ from soong.orchestrator.client.catalog import Catalogue, tools_of
 from soong.shared.agents.definition import AgentDefinition, AgentDefinitionRegistry
 from soong.shared.core.config import Config, ToolsConfig
 from soong.shared.core.identity import Role
-from soong.shared.engine.tasks.plan.plan import PlanStep
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.configured import surface_request
 from soong.shared.tools.definition import Permission
 from soong.shared.tools.surface import RunMode, Surface, narrow
@@ -82,7 +82,7 @@ def test_no_definition_and_no_dispatch_gives_a_child_what_it_never_has(
     config = Config(tools=ToolsConfig(dangerous=is_dangerous))
     catalogue = Catalogue(TOOLS, AgentDefinitionRegistry([definition]), config)
 
-    stored = catalogue.surface_of(PlanStep("a", agent="any", allowed_tools=allowed, role=role))
+    stored = catalogue.surface_of(StepSpec("a", agent="any", allowed_tools=allowed, role=role))
 
     tools = set(Surface.from_json(stored).tools)
     assert not tools & NEVER_A_CHILDS
@@ -130,7 +130,7 @@ def test_the_configuration_asks_for_tools_of_workers_whose_step_names_none() -> 
     catalogue = Catalogue(TOOLS, config=config)
 
     def tools(**step: object) -> set[str]:
-        stored = catalogue.surface_of(replace(PlanStep("a"), **step))  # fields of a step
+        stored = catalogue.surface_of(replace(StepSpec("a"), **step))  # fields of a step
         return set(Surface.from_json(stored).tools)
 
     asked = tools()
@@ -139,6 +139,6 @@ def test_the_configuration_asks_for_tools_of_workers_whose_step_names_none() -> 
     assert "code.edit_file" not in tools(allowed_tools=("code.read_file",))
     assert "code.edit_file" not in tools(agent="explorer")
     assert "code.edit_file" not in tools(role=Role.SUB)
-    explained = Surface.from_json(catalogue.surface_of(PlanStep("a"))).explain("code.edit_file")
+    explained = Surface.from_json(catalogue.surface_of(StepSpec("a"))).explain("code.edit_file")
     assert explained is not None
     assert explained.rule == "config tools.for_workers: code.edit_file"

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import JsonObject
-from soong.shared.engine.tasks.plan.plan import PlanStep
 from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.permissions.consent import CheckedPermission, PermissionKind, Preview, StepGrant, StepPreview
 from soong.shared.permissions.network import NetworkMode, NetworkPolicy
 from soong.shared.permissions.policy import Mode, Policy, judge
@@ -73,7 +73,7 @@ def previewer(
     given = own if tools is None else tuple(tools)
     place = RunDirs(project, project, project / "run", (project,))
 
-    def tools_of(_step: PlanStep) -> Sequence[ToolDefinition]:
+    def tools_of(_step: StepSpec) -> Sequence[ToolDefinition]:
         return given
 
     return Previewer(policy or Policy(is_dangerous_enabled=True), paths, place, tools_of, home)

@@ -1,6 +1,7 @@
 """What a step says it will ask for: read with every problem, stored, looked up, and a wish all the while (PER-17)."""
 
 import pytest
+from msgspec import convert
 
 from soong.shared.core.errors import InvalidPlanError
 from soong.shared.core.jsontext import JsonObject
@@ -9,7 +10,7 @@ from soong.shared.engine.tasks.growth import planned, read_update
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.permissions import MAX_DECLARED, rendered
-from soong.shared.engine.tasks.plan.plan import PlanNames, spec_of
+from soong.shared.engine.tasks.plan.plan import PlanNames
 from soong.shared.engine.tasks.plan.reader import parse_plan
 from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
@@ -45,9 +46,9 @@ def test_asks_are_read_stored_and_read_back() -> None:
     assert step.permissions == DeclaredPermissions(
         ("${inputs.folder}/", "out.md"), ("api.example.org",), (("git", "status"), ("pytest",))
     )
-    assert StepSpec.from_json(spec_of(step).to_json()).permissions == step.permissions
+    assert convert(step.as_json(), StepSpec).permissions == step.permissions
     silent = parse_plan("title: t\nsteps: [{id: a, instructions: x}]", "p").steps[0]
-    assert "permissions" not in spec_of(silent).to_json()
+    assert "permissions" not in silent.as_json()
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.new_tasks import new_task
 from soong.shared.engine.tasks.plan.budget import ExpansionBudget
 from soong.shared.engine.tasks.plan.inputs import bind_step
-from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
+from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.reader import parse_plan
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import NewStep, NewTask, StepResult
 from tests.unit.agents.parts import row_of, task_of
@@ -55,7 +56,7 @@ steps:
 """
 
 
-def surface_of(step: PlanStep) -> dict[str, Json]:
+def surface_of(step: StepSpec) -> dict[str, Json]:
     return {"for": step.agent, "asked": list(step.allowed_tools or ())}
 
 
@@ -274,7 +275,7 @@ def test_the_next_attempt_needs_the_tools_of_its_new_surface() -> None:
     again = retried_step(
         replace(step, attempt=1, run_id=last.id),
         last,
-        PlanStep("a", instructions="x", script="builtin.echo"),
+        StepSpec("a", instructions="x", script="builtin.echo"),
         lambda _: {"v": 1, "decisions": [["code.search", True, "asked"], ["code.edit_file", False, "not asked"]]},
     )
 

@@ -58,7 +58,14 @@ def rows(**statuses: StepStatus) -> list[Step]:
         )
         for step in made
     ]
-    item = replace(steps[0], key="t/each[0]", step_id="each[0]", map_key="t/each", item_index=0, depends_on=())
+    item = replace(
+        steps[0],
+        key="t/each[0]",
+        spec=replace(steps[0].spec, id="each[0]"),
+        map_key="t/each",
+        item_index=0,
+        depends_on=(),
+    )
     return [*steps, replace(item, status=statuses.get("item", StepStatus.COMPLETED))]
 
 

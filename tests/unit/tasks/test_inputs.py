@@ -1,4 +1,5 @@
 import pytest
+from msgspec import convert
 
 from soong.shared.core.errors import InvalidPlanError, TemplateError
 from soong.shared.core.jsontext import Json
@@ -55,7 +56,7 @@ def test_a_step_learns_the_results_it_asks_for() -> None:
     }
     results = {"a": StepResult("a", StepStatus.COMPLETED, {"x": 1}, Outcome.PARTIAL)}
 
-    bound = bind_step(StepSpec.from_json(spec), {}, results)
+    bound = bind_step(convert(spec, StepSpec), {}, results)
 
     assert bound.instructions == "see 1"
     assert bound.inputs == {

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.plan.picture import svg
-from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 
 pytestmark = pytest.mark.spec("DAG-08")
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.spec("DAG-08")
 SPACE = "{http://www.w3.org/2000/svg}"
 
 
-def plan(*steps: PlanStep, title: str = "t") -> Plan:
+def plan(*steps: StepSpec, title: str = "t") -> Plan:
     return Plan(title, (), steps, {})
 
 
@@ -35,9 +36,9 @@ def boxes(picture: str) -> dict[str, tuple[float, float, float]]:
 
 def test_every_step_is_drawn_below_what_it_waits_for_and_next_to_no_other() -> None:
     steps = [
-        PlanStep("a"),
-        *(PlanStep(f"b{n}", depends_on=("a",)) for n in range(5)),
-        PlanStep("c", depends_on=("b1", "a")),
+        StepSpec("a"),
+        *(StepSpec(f"b{n}", depends_on=("a",)) for n in range(5)),
+        StepSpec("c", depends_on=("b1", "a")),
     ]
 
     found = boxes(svg(plan(*steps)))
@@ -50,7 +51,7 @@ def test_every_step_is_drawn_below_what_it_waits_for_and_next_to_no_other() -> N
 
 @pytest.mark.spec("DAG-08.c")
 def test_every_dependency_is_an_edge() -> None:
-    picture = svg(plan(PlanStep("a"), PlanStep("b", depends_on=("a",)), PlanStep("c", depends_on=("a", "b"))))
+    picture = svg(plan(StepSpec("a"), StepSpec("b", depends_on=("a",)), StepSpec("c", depends_on=("a", "b"))))
 
     assert len(list(ET.fromstring(picture).iter(f"{SPACE}path"))) == 3
 
@@ -64,7 +65,7 @@ def strokes(picture: str) -> list[list[tuple[float, float]]]:
 
 @pytest.mark.spec("DAG-08.c")
 def test_an_edge_ends_in_a_head_that_points_at_the_step_that_waits() -> None:
-    picture = svg(plan(PlanStep("a"), PlanStep("b", depends_on=("a",))))
+    picture = svg(plan(StepSpec("a"), StepSpec("b", depends_on=("a",))))
     left, top, width = boxes(picture)["b"]
 
     (edge,) = strokes(picture)
@@ -80,8 +81,8 @@ def test_an_edge_ends_in_a_head_that_points_at_the_step_that_waits() -> None:
 @pytest.mark.spec("DAG-08.c")
 @pytest.mark.parametrize(("first", "last"), [("a", "a" * 30), ("a" * 30, "a")], ids=["to a wide one", "from one"])
 def test_an_edge_past_a_layer_runs_beside_both_of_its_ends_and_others_run_straight(first: str, last: str) -> None:
-    end = PlanStep("2", title=last, depends_on=("1", "0"))
-    picture = svg(plan(PlanStep("0", title=first), PlanStep("1", depends_on=("0",)), end))
+    end = StepSpec("2", title=last, depends_on=("1", "0"))
+    picture = svg(plan(StepSpec("0", title=first), StepSpec("1", depends_on=("0",)), end))
     ends = [box for name, box in boxes(picture).items() if name != "1"]
 
     past = [edge for edge in strokes(picture) if edge[3][1] - edge[0][1] > 60]
@@ -97,7 +98,7 @@ def test_an_edge_past_a_layer_runs_beside_both_of_its_ends_and_others_run_straig
 
 @pytest.mark.spec("DAG-08.c")
 def test_a_steps_first_line_is_its_largest_and_no_line_covers_another() -> None:
-    picture = svg(plan(PlanStep("a", title="Look", kind=StepKind.PYTHON, call="builtin.echo")))
+    picture = svg(plan(StepSpec("a", title="Look", kind=StepKind.PYTHON, call="builtin.echo")))
 
     (group,) = ET.fromstring(picture).iter(f"{SPACE}g")
     lines = group.findall(f"{SPACE}text")
@@ -109,7 +110,7 @@ def test_a_steps_first_line_is_its_largest_and_no_line_covers_another() -> None:
 
 
 def test_status_and_title_are_reported() -> None:
-    picture = svg(plan(PlanStep("a", title="Look")), {"a": StepStatus.FAILED})
+    picture = svg(plan(StepSpec("a", title="Look")), {"a": StepStatus.FAILED})
 
     assert "Look (failed)" in picture
     assert re.search(r'fill="#f9d6d5"', picture)
@@ -117,7 +118,7 @@ def test_status_and_title_are_reported() -> None:
 
 @given(st.text(max_size=60), st.sampled_from(StepKind), st.text(max_size=20))
 def test_text_of_any_kind_stays_text(title: str, kind: StepKind, over: str) -> None:
-    picture = svg(plan(PlanStep("a", kind=kind, title=title, over=over), title=title))
+    picture = svg(plan(StepSpec("a", kind=kind, title=title, over=over), title=title))
 
     tags = {element.tag.removeprefix(SPACE) for element in ET.fromstring(picture).iter()}
     assert tags <= {"svg", "title", "rect", "g", "text", "path"}
@@ -125,8 +126,8 @@ def test_text_of_any_kind_stays_text(title: str, kind: StepKind, over: str) -> N
 
 @pytest.mark.parametrize("fan", [100, 1_700, 10_000])
 def test_a_wide_plan_has_the_shape_of_a_page(fan: int) -> None:
-    steps = [PlanStep("a"), *(PlanStep(f"review-{n}", depends_on=("a",)) for n in range(fan))]
-    end = PlanStep("end", depends_on=tuple(step.id for step in steps[1:]))
+    steps = [StepSpec("a"), *(StepSpec(f"review-{n}", depends_on=("a",)) for n in range(fan))]
+    end = StepSpec("end", depends_on=tuple(step.id for step in steps[1:]))
 
     picture = svg(plan(*steps, end))
 
@@ -144,7 +145,7 @@ def test_a_wide_plan_has_the_shape_of_a_page(fan: int) -> None:
 
 
 def test_a_plan_of_ten_thousand_steps_is_drawn() -> None:
-    chain = [PlanStep("s0"), *(PlanStep(f"s{n}", depends_on=(f"s{n - 1}",)) for n in range(1, 2000))]
-    wide = [PlanStep(f"w{n}", depends_on=("s0",)) for n in range(8000)]
+    chain = [StepSpec("s0"), *(StepSpec(f"s{n}", depends_on=(f"s{n - 1}",)) for n in range(1, 2000))]
+    wide = [StepSpec(f"w{n}", depends_on=("s0",)) for n in range(8000)]
 
     assert svg(plan(*chain, *wide)).count("<g>") == 10_000

@@ -70,7 +70,10 @@ def test_a_child_that_no_worker_takes_is_an_error_that_says_why(rows: tuple[Task
 @pytest.mark.spec("EXE-04.f")
 def test_a_task_with_failed_steps_is_an_error_that_names_them_until_it_is_completed(rows: tuple[Task, Step]) -> None:
     task, step = rows
-    failed = [ended(replace(step, step_id=f"s{n}"), StepStatus.FAILED, StepError("x", "y")) for n in range(12)]
+    failed = [
+        ended(replace(step, spec=replace(step.spec, id=f"s{n}")), StepStatus.FAILED, StepError("x", "y"))
+        for n in range(12)
+    ]
 
     failure = failure_in(task_outcome(task, failed, FACTS, {}))
 

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 import pytest
+from msgspec import convert
 from msgspec.structs import replace
 
 from soong.shared.agents.runtime.stop_signal import StopSignal
@@ -11,7 +12,6 @@ from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.engine.runs.events import NodeKind
 from soong.shared.engine.runs.status import EndReason
 from soong.shared.engine.tasks.failure_report import FailureReport, StepIncidents, with_report
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.spec import BoundStep, StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, StepEnd, StepResult
@@ -46,8 +46,7 @@ def make_claim(**spec: Json) -> Claim:
         step_key="task_1/a",
         fence=1,
         identity=make_identity("sess_1"),
-        kind=StepKind.AGENT,
-        spec=StepSpec.from_json(spec),
+        spec=convert(spec, StepSpec),
         task_inputs={},
         dependencies={},
         surface={},

@@ -17,19 +17,11 @@ from soong.shared.engine.tasks.functions import known_functions
 from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.plan.graph import find_cycle
-from soong.shared.engine.tasks.plan.plan import (
-    ACP_PREFIX,
-    DEFAULT_DEFINITION,
-    ORCHESTRATOR,
-    Plan,
-    PlanNames,
-    PlanStep,
-    Registered,
-    Report,
-)
+from soong.shared.engine.tasks.plan.plan import ACP_PREFIX, ORCHESTRATOR, Plan, PlanNames, Registered, Report
 from soong.shared.engine.tasks.plan.template import Reference, references
 from soong.shared.engine.tasks.problems import MAX_WORD_CHARS, Hint, JoinedNames, Unknown
 from soong.shared.engine.tasks.scripted import WHERE, known_scripts
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION, StepSpec
 from soong.shared.tools.schema import schema_problems
 
 RESERVED = frozenset({"inputs", "steps", "run_dirs"})
@@ -100,7 +92,7 @@ def _check_edges(plan: Plan, ids: frozenset[str], report: Report, standing: Stan
         report(("steps", index, "depends_on"), f"the steps depend on each other: {chain}", "remove one of these edges")
 
 
-def _check_map(step: PlanStep, path: Path, names: "_References", report: Report) -> None:
+def _check_map(step: StepSpec, path: Path, names: "_References", report: Report) -> None:
     if step.item_name in RESERVED or step.item_name in names.results:
         report((*path, "as"), f"{step.item_name!r} already names something else", "choose another name for the item")
     if isinstance(step.over, str) or step.over is None:
@@ -113,7 +105,7 @@ def _check_map(step: PlanStep, path: Path, names: "_References", report: Report)
     _check_references(step.item_key, (*path, "key"), names.with_item(step.item_name), report)
 
 
-def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNames, report: Report) -> None:
+def _check_work(step: StepSpec, path: Path, names: "_References", known: PlanNames, report: Report) -> None:
     if step.inputs:
         _check_references(step.inputs, (*path, "inputs"), names, report)
     _check_references(step.instructions, (*path, "instructions"), names, report)
@@ -133,7 +125,7 @@ def _check_work(step: PlanStep, path: Path, names: "_References", known: PlanNam
     _check_agent(step, path, names, known, report)
 
 
-def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
+def _check_pulled(step: StepSpec, path: Path, report: Report) -> None:
     """Report fields of a pulled step that set its agent: the run that claims it does the work."""
     hint = "remove it; `soong tasks add-workers` says it for the runs that pull"
     names = ("model", "allowed_tools", "script", "timeout_s")
@@ -144,7 +136,7 @@ def _check_pulled(step: PlanStep, path: Path, report: Report) -> None:
         report((*path, name), f"a step of `claim: pull` has no {name} of its own", hint)
 
 
-def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNames, report: Report) -> None:
+def _check_agent(step: StepSpec, path: Path, names: "_References", known: PlanNames, report: Report) -> None:
     if not step.instructions.strip() and not step.script:
         report(path, "the step does not say what to do", "add `instructions:` (and a `script:` for the script model)")
     if known.definitions is not None and step.agent not in known.definitions:
@@ -162,7 +154,7 @@ def _check_agent(step: PlanStep, path: Path, names: "_References", known: PlanNa
         _check_script(step, path, known, report)
 
 
-def _check_tools(step: PlanStep, tools: frozenset[str], patterns: dict[str, bool], path: Path, report: Report) -> None:
+def _check_tools(step: StepSpec, tools: frozenset[str], patterns: dict[str, bool], path: Path, report: Report) -> None:
     """Report names of tools and globs that mean none; ``patterns`` keeps what is known of the plan's globs."""
     for index, pattern in enumerate(step.allowed_tools or ()):
         place = (*path, "allowed_tools", index)
@@ -208,7 +200,7 @@ def _with_modules(plan: Plan, known: PlanNames, report: Report) -> PlanNames:
     )
 
 
-def _check_script(step: PlanStep, path: Path, known: PlanNames, report: Report) -> None:
+def _check_script(step: StepSpec, path: Path, known: PlanNames, report: Report) -> None:
     name, place = step.script, (*path, "script")
     scripts = known.scripts if known.scripts is not None else frozenset(known_scripts())
     if name not in scripts and (known.scripts is not None or name.startswith("builtin.")):
@@ -230,7 +222,7 @@ class _References:
     """What the references of one step may name, and what is known of the plan's patterns of tools."""
 
     def __init__(
-        self, inputs: frozenset[str], step: PlanStep, ids: frozenset[str], patterns: dict[str, bool], item: str = ""
+        self, inputs: frozenset[str], step: StepSpec, ids: frozenset[str], patterns: dict[str, bool], item: str = ""
     ) -> None:
         self._step, self._ids = step, ids
         self.patterns = patterns

@@ -5,7 +5,8 @@ from typing import Final
 
 from soong.shared.core.inert import blanked
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 
 
@@ -78,7 +79,7 @@ def mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str
     return "\n".join(lines) + "\n"
 
 
-def _shape(step: PlanStep) -> str:
+def _shape(step: StepSpec) -> str:
     label = f"{_escape(step.id)}<br/><i>{_escape(step.title)}</i>" if step.title != step.id else _escape(step.id)
     if step.kind is StepKind.MAP:
         label += f"<br/>one for each of {_escape(str(step.over))}"

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from soong.shared.core.errors import UsageError
 from soong.shared.core.jsontext import Json, JsonObject
-from soong.shared.engine.tasks.kinds import ClaimMode, StepKind
 from soong.shared.engine.tasks.plan.models import SettingsDocument
-from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
+from soong.shared.engine.tasks.plan.plan import Plan
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names
 from soong.shared.engine.tasks.problems import Problems
+from soong.shared.engine.tasks.spec import StepSpec
 
 SETTING_NAMES: Final = ", ".join(field_names(SettingsDocument))
 _READER: Final = DocumentReader.of(SettingsDocument)
@@ -49,11 +49,10 @@ def with_settings(plan: Plan, settings: JsonObject) -> Plan:
     return replace(plan, steps=tuple(_with(step, settings) for step in plan.steps)) if settings else plan
 
 
-def _with(step: PlanStep, settings: JsonObject) -> PlanStep:
+def _with(step: StepSpec, settings: JsonObject) -> StepSpec:
     if step.step is not None:
         return replace(step, step=_with(step.step, settings))
-    is_own_agent = step.kind is StepKind.AGENT and step.claim is ClaimMode.ASSIGNED
-    return replace(step, settings={**step.settings, **settings}) if is_own_agent else step
+    return replace(step, settings={**step.settings, **settings}) if step.is_own_agent else step
 
 
 def _value(text: str) -> Json:

@@ -18,8 +18,9 @@ from soong.shared.engine.tasks.plan.permissions import (
     run_problem,
     write_problem,
 )
-from soong.shared.engine.tasks.plan.plan import DEFAULT_DEFINITION, DEFAULT_RETRIES, MAX_MAP_ITEMS, InputType, OnFailure
+from soong.shared.engine.tasks.plan.plan import DEFAULT_RETRIES, MAX_MAP_ITEMS, InputType, OnFailure
 from soong.shared.engine.tasks.plan.validation import Expected, branch, problem, unexpected
+from soong.shared.engine.tasks.spec import DEFAULT_DEFINITION
 
 STEP_ID: Final = r"[A-Za-z0-9_.-]{1,64}"
 NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"

@@ -12,7 +12,8 @@ from typing import Final
 from soong.shared.core.inert import blanked
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.plan.plan import Plan, PlanStep
+from soong.shared.engine.tasks.plan.plan import Plan
+from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 
 CHAR: Final = 7
@@ -44,7 +45,7 @@ COLOURS: Final[Mapping[StepStatus, str]] = {
 
 @dataclass(slots=True)
 class _Box:
-    step: PlanStep
+    step: StepSpec
     lines: tuple[str, ...]
     width: int
     x: float = 0.0
@@ -69,7 +70,7 @@ def svg(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
     return "\n".join((*parts, "</svg>")) + "\n"
 
 
-def _box(step: PlanStep) -> _Box:
+def _box(step: StepSpec) -> _Box:
     lines = [step.id] if step.title in ("", step.id) else [step.id, step.title]
     if step.kind is StepKind.MAP:
         lines = [step.id, f"for each of {step.over}"]
@@ -77,7 +78,7 @@ def _box(step: PlanStep) -> _Box:
     return _Box(step, short, max(80, CHAR * max(map(len, short)) + 24))
 
 
-def _layers(steps: Sequence[PlanStep]) -> list[list[str]]:
+def _layers(steps: Sequence[StepSpec]) -> list[list[str]]:
     """Return step ids by layer: each step one below the lowest of those it waits for."""
     known = {step.id: step for step in steps}
     children = _children(known)
@@ -97,7 +98,7 @@ def _layers(steps: Sequence[PlanStep]) -> list[list[str]]:
     return layers
 
 
-def _children(steps: Mapping[str, PlanStep]) -> Mapping[str, list[str]]:
+def _children(steps: Mapping[str, StepSpec]) -> Mapping[str, list[str]]:
     children: dict[str, list[str]] = {name: [] for name in steps}
     for name, step in steps.items():
         for parent in step.depends_on:

@@ -12,20 +12,17 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from soong.shared.core.identity import Role
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.runs.budgets import NO_BUDGET, Budget
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind
 from soong.shared.engine.tasks.paths import Path
 from soong.shared.engine.tasks.problems import Hint
-from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
+from soong.shared.engine.tasks.spec import StepSpec
 
 InputType = Literal["string", "integer", "number", "boolean", "array", "object"]
 
 INPUT_TYPES: tuple[InputType, ...] = ("string", "integer", "number", "boolean", "array", "object")
 
-DEFAULT_DEFINITION = "default_worker_agent"
 ACP_PREFIX = "acp:"
 """Before the name of an agent of others (ACP-01), as definition and as the model of its runs."""
 ORCHESTRATOR = "orchestrator"
@@ -57,58 +54,12 @@ class PlanInput(Value):
     default: Json = None
 
 
-class PlanStep(Value):
-    """A step as planned. Durations in seconds: this is the form that is stored and shown.
-
-    ``instructions``, ``title`` of a map's child, ``inputs`` and ``permissions`` are templates
-    (:mod:`soong.shared.engine.tasks.plan.template`). ``script`` names the scripted agent that runs without a model
-    (:mod:`soong.shared.engine.tasks.scripted`). ``settings`` are those of its model's requests that it
-    sets itself; ``allowed_tools`` None takes the definition's. ``permissions`` says what the step will ask people for.
-    ``output`` is the schema of the result. ``over``, ``item_name``, ``item_key``, ``step``, ``max_items`` and
-    ``on_item_failure`` belong to a map step; ``call`` and ``isolation`` to a python step.
-    ``claim``: PULL leaves an agent step to a run that asks for it, whose agent, model and tools then do it.
-    A failure policy of None is the default (:class:`OnFailure`).
-    """
-
-    id: str
-    kind: StepKind = StepKind.AGENT
-    title: str = ""
-    instructions: str = ""
-    depends_on: tuple[str, ...] = ()
-    agent: str = DEFAULT_DEFINITION
-    model: str = ""
-    settings: JsonObject = msgspec.field(default_factory=dict)
-    allowed_tools: tuple[str, ...] | None = None
-    permissions: DeclaredPermissions = msgspec.field(default_factory=DeclaredPermissions)
-    inputs: JsonObject = msgspec.field(default_factory=dict)
-    output: JsonObject | None = None
-    priority: int = 0
-    retries: int = 0
-    backoff_s: float = 1.0
-    timeout_s: float | None = None
-    pool: str = "default"
-    needs: tuple[str, ...] = ()
-    on_failure: FailurePolicy | None = None
-    call: str = ""
-    isolation: str | None = None
-    script: str = ""
-    over: Json = None
-    item_name: str = "item"
-    item_key: str = ""
-    step: "PlanStep | None" = None
-    max_items: int = 1000
-    on_item_failure: FailurePolicy | None = None
-    claim: ClaimMode = ClaimMode.ASSIGNED
-    role: Role = Role.WORKER
-    """What its agent is. The owner sets it; it is not read from a plan."""
-
-
 class Plan(Value):
     """A checked plan. ``document`` is what was read, stored with the task."""
 
     title: str
     inputs: tuple[PlanInput, ...]
-    steps: tuple[PlanStep, ...]
+    steps: tuple[StepSpec, ...]
     document: JsonObject
     source: str = "plan"
     limits: Budget = NO_BUDGET
@@ -116,7 +67,7 @@ class Plan(Value):
     modules: tuple[str, ...] = ()
     """Modules next to the plan's file that register scripted agents; workers started for it import them."""
 
-    def step(self, step_id: str) -> PlanStep:
+    def step(self, step_id: str) -> StepSpec:
         """Return a step by id. Raises: KeyError."""
         return {step.id: step for step in self.steps}[step_id]
 
@@ -159,13 +110,12 @@ class PlanNames(Value):
     choosable_models: frozenset[str] = frozenset()
     """Names and globs of the models that agents may choose, in addition to those of their own task."""
 
-    def with_model(self, step: PlanStep) -> PlanStep:
+    def with_model(self, step: StepSpec) -> StepSpec:
         """Return a step with the model of its agent definition, where it names none itself."""
         if step.step is not None:
             return replace(step, step=self.with_model(step.step))
         named = self.definition_models.get(step.agent, "")
-        is_open = step.kind is StepKind.AGENT and step.claim is ClaimMode.ASSIGNED and not step.model
-        return replace(step, model=named) if named and is_open else step
+        return replace(step, model=named) if named and step.is_own_agent and not step.model else step
 
 
 def has_type(value: Json, type_name: InputType) -> bool:
@@ -183,34 +133,3 @@ def has_type(value: Json, type_name: InputType) -> bool:
             return isinstance(value, list | tuple)
         case "object":
             return isinstance(value, Mapping)
-
-
-def spec_of(step: PlanStep) -> StepSpec:
-    """Return what the step's row keeps of it; an item of a map takes the map's policy for failures."""
-    child = step.step
-    return StepSpec(
-        id=step.id,
-        kind=step.kind,
-        title=step.title,
-        instructions=step.instructions,
-        inputs=step.inputs,
-        output=step.output,
-        call=step.call,
-        isolation=step.isolation,
-        script=step.script,
-        settings=step.settings,
-        allowed_tools=step.allowed_tools,
-        permissions=step.permissions,
-        timeout_s=step.timeout_s,
-        retries=step.retries,
-        priority=step.priority,
-        backoff_s=step.backoff_s,
-        on_failure=step.on_failure,
-        claim=step.claim,
-        over=step.over,
-        item_name=step.item_name,
-        item_key=step.item_key,
-        max_items=step.max_items,
-        on_item_failure=step.on_item_failure,
-        step=None if child is None else spec_of(replace(child, on_failure=step.on_item_failure)),
-    )

@@ -31,7 +31,6 @@ from soong.shared.engine.tasks.plan.models import (
     AgentWork,
     InputDocument,
     MapStep,
-    PermissionsDocument,
     PlanHead,
     PythonWork,
     StepDocument,
@@ -46,13 +45,12 @@ from soong.shared.engine.tasks.plan.plan import (
     Plan,
     PlanInput,
     PlanNames,
-    PlanStep,
     Report,
     has_type,
 )
 from soong.shared.engine.tasks.plan.validation import DocumentReader, field_names, kind_of
 from soong.shared.engine.tasks.problems import Hint, Problems
-from soong.shared.engine.tasks.spec import DeclaredPermissions
+from soong.shared.engine.tasks.spec import DeclaredPermissions, StepSpec
 
 _OF_THE_MAP: Final[Mapping[str, str]] = {
     "id": "the children of a map step are named after it and their key",
@@ -167,7 +165,7 @@ def _type_of(default: Json) -> InputType:
     return next((one for one in INPUT_TYPES if default is not None and has_type(default, one)), "string")
 
 
-def read_step(value: Json, path: Path, report: Report) -> PlanStep:
+def read_step(value: Json, path: Path, report: Report) -> StepSpec:
     """Read one step that is a document of its own; where it has problems, what can be read of it."""
     if not isinstance(value, Mapping):
         report(path, f"a step is {kind_of(value)}", "write a mapping with at least `id` and `instructions`")
@@ -179,7 +177,7 @@ def read_step(value: Json, path: Path, report: Report) -> PlanStep:
     return planned if planned.id != _STAND_INS["id"] else replace(planned, id="")
 
 
-def planned_step(step: StepDocument | AgentWork | PythonWork) -> PlanStep:
+def planned_step(step: StepDocument | AgentWork | PythonWork) -> StepSpec:
     """Return a validated step, or the child of a map step, as it is planned."""
     said = {**step.__dict__}
     said["kind"] = StepKind(step.kind)
@@ -190,20 +188,13 @@ def planned_step(step: StepDocument | AgentWork | PythonWork) -> PlanStep:
     elif said.get("on_failure") is not None:
         said["on_failure"] = FailurePolicy(said["on_failure"])
     if isinstance(step, AgentWork):
-        said["permissions"] = _declared(step.permissions)
+        said["permissions"] = DeclaredPermissions(**dict(step.permissions or {}))
         said["settings"] = {} if step.settings is None else step.settings.model_dump(exclude_none=True)
-    else:
-        said["agent"] = ""
     if isinstance(step, MapStep):
-        said["step"] = planned_step(step.step)
-    said.setdefault("id", "")
+        said["step"] = replace(planned_step(step.step), on_failure=step.on_item_failure)
     if not said["title"]:
-        said["title"] = said["id"]
-    return PlanStep(**said)
-
-
-def _declared(permissions: PermissionsDocument | None) -> DeclaredPermissions:
-    return DeclaredPermissions() if permissions is None else DeclaredPermissions(**dict(permissions))
+        said["title"] = said.get("id", "")
+    return StepSpec(**said)
 
 
 def _elsewhere(model: type[BaseModel], name: str) -> str:
@@ -225,7 +216,7 @@ _STAND_INS: Final[JsonObject] = {
     "step": {"instructions": "-"},
 }
 """For required fields that are missing or wrong, and in which the checks that follow find nothing else."""
-_UNREADABLE: Final = PlanStep("", instructions="-")
+_UNREADABLE: Final = StepSpec("", instructions="-")
 _HEAD: Final = DocumentReader.of(PlanHead)
 _INPUT: Final = DocumentReader.of(InputDocument)
 _STEP: Final[DocumentReader[StepDocument]] = DocumentReader(

@@ -21,7 +21,6 @@ from soong.shared.engine.tasks.additional_claims import (
     taken_meanwhile,
 )
 from soong.shared.engine.tasks.kinds import StepKind
-from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus
 from soong.shared.engine.tasks.step import Claim, Lease
 from soong.shared.storage.sql.claims.claim_context import Contexts, results_for
@@ -38,7 +37,7 @@ from soong.shared.storage.sql.claims.claiming import (
 from soong.shared.storage.sql.claims.readiness import note_claimed
 from soong.shared.storage.sql.engine.database import Database
 from soong.shared.storage.sql.engine.malformed import tell_malformed
-from soong.shared.storage.sql.engine.rows import unpack
+from soong.shared.storage.sql.engine.rows import spec_of, unpack
 from soong.shared.storage.sql.engine.run_log_buffer import RunLogBuffer
 from soong.shared.storage.sql.engine.statements import Statement
 from soong.shared.storage.sql.engine.transaction import Transaction
@@ -139,7 +138,7 @@ def _claiming_run(tx: Transaction, ask: _Ask, *, is_live: bool) -> tuple[Claimin
     had = tx.rows(TAKEN, run_id=held.run_id, task_id=task_id)
     open_ids = [name for name, status in had if StepStatus(status).is_leased]
     is_stopping = not is_live or cancel_reason is not None
-    most = StepSpec.from_json(unpack(spec)).max_steps
+    most = spec_of(spec).max_steps
     claiming = ClaimingRun(step_id, next(iter(open_ids), ""), len(had), most, is_stopping)
     return claiming, task_id, scopes_of(*place)
 

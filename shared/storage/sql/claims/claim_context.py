@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from soong.shared.core.identity import Origin, Role, RunIdentity
-from soong.shared.core.ids import step_id_of
 from soong.shared.core.jsontext import Json, JsonObject
 from soong.shared.core.value import Value
 from soong.shared.engine.tasks.failure_report import FailureReport, is_unclean, of_map
@@ -142,8 +141,7 @@ class ClaimContext(Value):
             step_key=step.key,
             fence=step.fence,
             identity=identity_of(run),
-            kind=StepKind(step.kind),
-            spec=spec_of(step.spec, step_id_of(step.key), step.kind, step.title),
+            spec=spec_of(step.spec),
             task_inputs=task_inputs,
             task_title=task_title,
             dependencies=dependencies,

@@ -9,6 +9,7 @@ import hashlib
 from functools import lru_cache
 from typing import Any, Final
 
+from msgspec import convert
 from msgspec.structs import fields
 
 from soong.shared.core.errors import ForgedError
@@ -30,7 +31,7 @@ from soong.shared.engine.sessions.session import (
     Worker,
 )
 from soong.shared.engine.tasks.failure_report import error_of
-from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, StepKind, TaskKind
+from soong.shared.engine.tasks.kinds import ClaimMode, FailurePolicy, TaskKind
 from soong.shared.engine.tasks.spec import StepSpec
 from soong.shared.engine.tasks.status import StepStatus, TaskStatus
 from soong.shared.engine.tasks.step import MALFORMED, Outcome, Step, StepError, Task
@@ -198,9 +199,9 @@ def step_of(row: Any) -> Step:
     return _step_of(row, StepStatus(row.status), output, error, times_us)
 
 
-def spec_of(text: str, step_id: str, kind: str, title: str) -> StepSpec:
-    """Return the spec of a step's row, given the columns that it does not repeat."""
-    return StepSpec.from_json({"id": step_id, "kind": kind, "title": title, **unpack(text)})
+def spec_of(text: str) -> StepSpec:
+    """Return the spec of a step's row."""
+    return convert(unpack(text), StepSpec)
 
 
 def _malformed_step(row: Any) -> Step:
@@ -231,11 +232,9 @@ def _step_of(
         key=row.key,
         task_id=row.task_id,
         session_id=row.session_id,
-        step_id=row.step_id,
         title=row.title,
-        kind=StepKind(row.kind),
         status=status,
-        spec=spec_of(row.spec, row.step_id, row.kind, row.title),
+        spec=spec_of(row.spec),
         depends_on=() if row.depends_on is None else _keys_of(row.task_id, row.depends_on),
         open_deps=row.open_deps,
         priority=row.priority,
@@ -246,7 +245,6 @@ def _step_of(
         run_id=row.run_id,
         attempt=row.attempt,
         max_attempts=row.max_attempts,
-        backoff_s=row.backoff_s,
         on_failure=FailurePolicy(row.on_failure),
         lost_leases=row.lost_leases,
         lost_to=row.lost_to,
@@ -261,7 +259,6 @@ def _step_of(
         started_us=started_us,
         ended_us=ended_us,
         not_before_us=row.not_before_us,
-        claim_mode=ClaimMode(row.claim_mode),
         is_pull_worker=bool(row.is_pull_worker),
         holder_run_id=row.holder_run_id,
     )

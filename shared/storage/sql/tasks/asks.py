@@ -10,7 +10,6 @@ from soong.shared.engine.runs.events import EventType
 from soong.shared.engine.runs.status import RunStatus
 from soong.shared.engine.sessions.session import Ownership
 from soong.shared.engine.tasks.asks import OpenAsk, spec_of_ask
-from soong.shared.engine.tasks.kinds import StepKind
 from soong.shared.engine.tasks.status import StepStatus, TaskEvent, TaskStatus, advance_task
 from soong.shared.engine.tasks.step import Claim, StepEnd
 from soong.shared.storage.sql.claims.claim_context import Contexts, identity_of
@@ -117,7 +116,6 @@ class SqlAsks:
             step_key="",
             fence=fence,
             identity=identity_of(run),
-            kind=StepKind.AGENT,
             spec=spec_of_ask(unpack(tx.value(ASKED, task_id=task_id))),
             task_inputs=inputs,
             task_title=title,

@@ -138,17 +138,6 @@ def note_steps(
         run_log.note_text(run_id, type_, text)
 
 
-def spec_text(step: NewStep) -> str:
-    """Return the spec of a new step as its row holds it, without what its columns contain (``rows.spec_of``)."""
-    stored = step.spec.to_json()
-    for name, value in (("id", step.step_id), ("kind", step.kind.value), ("title", plain(step.title))):
-        if stored.get(name, "") == value:
-            stored.pop(name, None)
-        else:
-            stored.setdefault(name, "")
-    return pack(stored)
-
-
 def _dependents(steps: Sequence[NewStep]) -> dict[str, list[str]]:
     """Return the ids of these steps by the keys of what they depend on."""
     found: dict[str, list[str]] = {}
@@ -182,12 +171,12 @@ def _step_row(
         step.run.identity.run_id if step.run else "",
         step.run.attempt if step.run else 1,
         step.max_attempts,
-        step.backoff_s,
+        step.spec.backoff_s,
         step.on_failure.value,
         step.map_key,
         step.item_index,
         int(is_paused),
-        spec_text(step),
+        pack(step.spec.as_json()),
         ids_text([step_id_of(parent) for parent in dict.fromkeys(step.depends_on)]),
         ids_text(dependents.get(step.key, ())),
     )

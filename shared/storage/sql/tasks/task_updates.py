@@ -37,7 +37,6 @@ from soong.shared.storage.sql.tasks.inserts import (
     insert_steps,
     opened,
     opening,
-    spec_text,
 )
 
 LOCK_NAMED: Final = Statement(
@@ -337,7 +336,7 @@ def _planned(step: NewStep) -> dict[str, object]:
     return {
         "key": step.key,
         "title": plain(step.title),
-        "spec": spec_text(step),
+        "spec": pack(step.spec.as_json()),
         "definition": step.definition,
         "model": step.model,
         "pool": step.pool,
